@@ -89,7 +89,7 @@ fuzz: setup      ## millions of malformed inputs for every parser; ARGS="--minut
 
 lakes: setup build/lakes/bin/fake-gcs-server  ## the tests of lakes on a local one, S3, Azurite and fake-gcs-server; LAKES=azure
 	SLUICE_TEST_LAKES=$(LAKES) .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/resources/lake tests/integration \
-		tests/resources/spark/test_pack.py tests/cli/test_end_to_end.py::test_the_demo_proves_what_it_shows $(ARGS)
+		tests/resources/spark/test_pack.py tests/cli/test_end_to_end.py::test_the_demo_proves_its_figures $(ARGS)
 	SLUICE_TEST_LAKES=$(LAKES) SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -n 2 -v -m faults -k "azure or google" \
 		tests/faults/test_lakes.py $(ARGS)
 

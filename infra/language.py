@@ -9,6 +9,7 @@ Rules, counted for each folder:
     names        vague words bound as variables or parameters
     participles  functions named by a bare participle
     verbs        functions whose first word is no verb; properties, conversions and predicates are exempt
+    tests        names of tests with a word of the list
     docstrings   first sentences of more than 20 words, or that begin with a pronoun instead of an imperative or a noun
     phrases      phrases of the list in docstrings, comments, strings and pages
     paragraphs   paragraphs of more than 150 words on a page
@@ -54,6 +55,7 @@ class Words:
     prefixes: frozenset[str]
     pronouns: frozenset[str]
     participle: re.Pattern[str]
+    tests: re.Pattern[str]
     phrases: re.Pattern[str]
 
 
@@ -97,8 +99,9 @@ def load_settings(root: Path) -> tuple[Words, dict[tuple[str, str], int]]:
     raw = tomllib.loads((root / SETTINGS).read_text())
     lists = {name: frozenset(raw["words"][name].split()) for name in ("vague", "verbs", "prefixes", "pronouns")}
     participle, phrases = re.compile(raw["words"]["participle"]), re.compile("|".join(raw["words"]["phrases"]))
+    tests = re.compile(f"_(?:{'|'.join(raw['words']['tests'].split())})(?=_|$)")
     ceilings = {(folder, rule): n for folder, rules in raw["ceilings"].items() for rule, n in rules.items()}
-    return Words(**lists, participle=participle, phrases=phrases), ceilings
+    return Words(**lists, participle=participle, tests=tests, phrases=phrases), ceilings
 
 
 def lower_ceilings(settings: Path, ceilings: Mapping[tuple[str, str], int], counts: Counter[tuple[str, str]]) -> None:
@@ -149,6 +152,8 @@ def _check_node(node: ast.AST, words: Words, make_finding: Callable[[str, int, s
             yield make_finding("participles", node.lineno, node.name)
         if bare.split("_")[0] not in words.verbs | words.prefixes:
             yield make_finding("verbs", node.lineno, node.name)
+    if isinstance(node, Function) and node.name.startswith("test_") and (match := words.tests.search(node.name)):
+        yield make_finding("tests", node.lineno, f"{node.name}: {match[0].strip('_')}")
     if isinstance(node, Function | ast.ClassDef) and (text := ast.get_docstring(node)):
         sentence = re.split(r"(?<=[.:?!])\s|\n\s*\n", text, maxsplit=1)[0]
         if len(sentence.split()) > SENTENCE_WORDS or sentence.split()[0].strip(",").lower() in words.pronouns:

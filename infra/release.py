@@ -110,7 +110,7 @@ def install_wheel() -> str:
 def follow_pages() -> str:
     """Run the commands of the README and the tutorial with the installed wheel, and compare their output."""
     env = os.environ | {"SLUICE_TEST_COMMAND": str(BUILD / "env" / "bin" / "sluice")}
-    test = "tests/test_readme.py::test_what_a_newcomer_types"
+    test = "tests/test_readme.py::test_readme_and_tutorial_run_as_typed"
     return _run(PYTHON, "-m", "pytest", "-q", "-n", "0", test, env=env).strip().splitlines()[-1]
 
 

@@ -73,7 +73,7 @@ def test_kafka_python_logs_in(cloud: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert LOGINS[cloud] in login.auth_bytes()
 
 
-def test_pyspark_takes_the_address_of_databricks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pyspark_accepts_a_databricks_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
     monkeypatch.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", "dapi-secret")
@@ -96,7 +96,7 @@ def test_a_token_in_the_master_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cloud", ["EMR", "Dataproc"])
-def test_spark_takes_the_settings(cloud: str, tmp_path: Path) -> None:
+def test_spark_accepts_the_settings(cloud: str, tmp_path: Path) -> None:
     from pyspark import SparkConf
 
     from sluice.resources.spark.executors import get_master, is_connect
@@ -127,7 +127,7 @@ def test_boto3_signs_requests_to_the_lake(cloud: str, tmp_path: Path, monkeypatc
     assert client.meta.region_name == settings.region
 
 
-def test_confluents_client_takes_the_registry(tmp_path: Path) -> None:
+def test_confluent_client_accepts_the_registry(tmp_path: Path) -> None:
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
     registry = build_feed("Confluent Cloud", tmp_path).registry
@@ -136,7 +136,7 @@ def test_confluents_client_takes_the_registry(tmp_path: Path) -> None:
     SchemaRegistryClient({"url": registry.url, "basic.auth.user.info": user})
 
 
-def test_boto3_takes_the_registry_of_glue(tmp_path: Path) -> None:
+def test_boto3_accepts_the_glue_registry(tmp_path: Path) -> None:
     from sluice.resources.registry.confluent import client_of
 
     registry = build_feed("AWS Glue", tmp_path).registry
@@ -149,7 +149,7 @@ REQUESTS = {"AWS Glue": ("glue", "CreateJob"), "EMR": ("emr", "AddJobFlowSteps")
 
 
 @pytest.mark.parametrize("cloud", REQUESTS)
-def test_botocore_takes_the_job(cloud: str) -> None:
+def test_botocore_accepts_the_job(cloud: str) -> None:
     import botocore.session
     from botocore.validate import ParamValidator
 

@@ -63,7 +63,7 @@ SCHEMAS = {
 
 
 @pytest.mark.parametrize("text", list(find_blocks("yaml")))
-def test_a_feed_is_read(text: str, tmp_path: Path) -> None:
+def test_feed_examples_are_valid(text: str, tmp_path: Path) -> None:
     """A part of a feed file is completed with the required keys of a feed."""
     keys = yaml.safe_load(re.sub(r"\$\{[^}]*\}", "127.0.0.1:9", text))
     if OTHERS & {*keys}:
@@ -89,7 +89,7 @@ def build_command() -> Any:
 
 
 @pytest.mark.parametrize("words", list(find_shell_lines()))
-def test_a_command_is_one(words: list[str]) -> None:
+def test_command_examples_are_valid(words: list[str]) -> None:
     command = build_command()
     context = None
     while hasattr(command, "commands") and words and words[0] in command.commands:
@@ -113,7 +113,7 @@ def list_mentions() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("words", list(list_mentions()))
-def test_a_command_in_the_text_is_one_and_has_its_options(words: list[str]) -> None:
+def test_commands_in_text_exist_with_their_options(words: list[str]) -> None:
     command = build_command()
     while hasattr(command, "commands") and words and words[0] not in PLACEHOLDERS:
         assert words[0].startswith("-") or words[0] in command.commands, words
@@ -152,12 +152,12 @@ def test_pages_wrap_at_120_characters(page: Path) -> None:
     [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/developers/design").glob("*.md"))],
     ids=lambda page: page.stem,
 )
-def test_every_file_of_a_page_exists(page: Path) -> None:
+def test_files_named_by_pages_exist(page: Path) -> None:
     paths = re.findall(r"`((?:pipelines|resources|assets|cli|tests|infra)/[\w/.]*)`", page.read_text())
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_the_site_is_where_the_settings_say() -> None:
+def test_comment_of_mkdocs_names_the_site_folder() -> None:
     lines = (ROOT / "mkdocs.yml").read_text().splitlines()
     (folder,) = (line.removeprefix("site_dir: ") for line in lines if line.startswith("site_dir: "))
     assert f"builds it into {folder}." in lines[0]
@@ -172,7 +172,7 @@ def _import_site() -> Any:
     return site
 
 
-def test_the_site_of_each_version_stays_and_the_newest_is_latest(tmp_path: Path) -> None:
+def test_site_keeps_each_version_and_latest_is_the_newest(tmp_path: Path) -> None:
     pages, folder = tmp_path / "site", tmp_path / "all"
     for version in ("0.9.0", "v0.10.0", "v0.9.1"):
         pages.mkdir()
@@ -188,7 +188,7 @@ def test_the_site_of_each_version_stays_and_the_newest_is_latest(tmp_path: Path)
     assert texts == {"0.9": "v0.9.1", "0.10": "v0.10.0", "latest": "v0.10.0"}
 
 
-def test_every_key_of_a_feed_has_the_keys_of_each_section_that_the_parser_knows() -> None:
+def test_every_key_of_the_parser_is_documented() -> None:
     site = _import_site()
     documented_keys = {line.split("`")[1] for line in site.render_keys().splitlines() if line.startswith("| `")}
     in_files_of_their_own = {"sluice.pipelines.feed.project_files"}

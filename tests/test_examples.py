@@ -23,13 +23,13 @@ def test_slow(number):
 
 
 @pytest.mark.parametrize("profile", ["untimed", "quick"])
-def test_a_profile_times_nothing(profile: str) -> None:
+def test_profiles_have_no_deadlines(profile: str) -> None:
     loaded = settings.get_profile(profile)
     assert loaded.deadline is None
     assert HealthCheck.too_slow in loaded.suppress_health_check
 
 
-def test_this_run_times_nothing() -> None:
+def test_this_run_has_no_deadlines() -> None:
     assert settings().deadline is None
 
 
@@ -41,13 +41,13 @@ def find_overrides() -> Iterator[tuple[Path, ast.keyword]]:
         yield from ((path, k) for c in settings_calls for k in c.keywords)
 
 
-def test_no_property_has_a_deadline_of_its_own() -> None:
+def test_no_property_sets_a_deadline() -> None:
     overrides = [*find_overrides()]
     assert len(overrides) > 40
     assert [path.name for path, k in overrides if k.arg == "deadline"] == []
 
 
-def test_who_suppresses_health_checks_suppresses_the_timed_one() -> None:
+def test_suppressed_health_checks_include_the_timed_one() -> None:
     for path, keyword in find_overrides():
         if keyword.arg == "suppress_health_check":
             text = ast.unparse(keyword.value)
@@ -56,7 +56,7 @@ def test_who_suppresses_health_checks_suppresses_the_timed_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", [(), ("--hypothesis-profile=quick",)], ids=["default", "quick"])
-def test_a_property_of_300_ms_an_example_passes(profile: tuple[str, ...], tmp_path: Path) -> None:
+def test_property_with_examples_of_300_ms_passes(profile: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
     (tmp_path / "test_slow.py").write_text(SLOW)
     command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", f"--rootdir={tmp_path}", *profile]

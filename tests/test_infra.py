@@ -51,7 +51,7 @@ def list_commands(platform: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("where", ["compose", "systemd"])
-def test_processes_are_the_same_everywhere(where: str) -> None:
+def test_deployments_run_the_same_processes(where: str) -> None:
     host = LOOPBACK if where == "systemd" else EVERYWHERE
     serving = "" if where == "systemd" else f" --host {host}"
     assert list_commands(where) == {
@@ -87,7 +87,7 @@ def test_the_workspace_is_read_by_dagster(monkeypatch: pytest.MonkeyPatch) -> No
     assert (origin.host, origin.port, origin.location_name) == ("code.example", 4000, LOCATION)
 
 
-def test_the_code_server_is_where_the_others_look_for_it() -> None:
+def test_processes_use_the_address_of_the_code_server() -> None:
     assert CODE["port"] == get_code_port()
     assert CODE["dagsterApiGrpcArgs"] == ["-m", MODULE, "--location-name", LOCATION]
     assert CODE["name"] == LOCATION, "the chart's workspace takes the name of the location from the deployment"
@@ -115,12 +115,12 @@ def test_services_and_probes_name_the_ports_that_processes_listen_on() -> None:
     assert scrape["scrape_configs"][0]["static_configs"][0]["targets"] == [f"{metrics.HOST}:{metrics.PORT}"]
 
 
-def test_what_listens_on_this_host_does_so_on_loopback() -> None:
+def test_services_on_this_host_listen_on_loopback() -> None:
     published = [port for s in COMPOSE["services"].values() for port in s.get("ports", [])]
     assert published == ["127.0.0.1:3000:3000", f"127.0.0.1:{metrics.PORT}:{metrics.PORT}"]
 
 
-def test_nobody_is_root_and_nothing_more_is_allowed_than_needed() -> None:
+def test_no_process_runs_as_root_or_with_extra_privileges() -> None:
     user = re.findall(r"^USER (\d+):(\d+)$", IMAGE, re.M)[-1]
     assert f"--gid {user[1]} " in IMAGE
     assert f"--uid {user[0]} " in IMAGE
@@ -142,7 +142,7 @@ def test_nobody_is_root_and_nothing_more_is_allowed_than_needed() -> None:
     assert all("User=sluice\n" in unit and "NoNewPrivileges=yes\n" in unit for unit in UNITS.values())
 
 
-def test_one_version_everywhere() -> None:
+def test_versions_agree() -> None:
     versions = {path.name: set(re.findall(r"\bsluice[:-](\d+\.\d+\.\d+)", path.read_text())) for path in DEPLOYED}
     assert set().union(*versions.values()) == {__version__}
     assert {d["image"]["tag"] for d in (VALUES["dagsterWebserver"], VALUES["dagsterDaemon"], CODE)} == {__version__}
@@ -157,7 +157,7 @@ def read_pins(path: Path) -> dict[str, tuple[str, frozenset[str]]]:
     return pins_by_package
 
 
-def test_the_image_is_locked_as_the_checkout_is() -> None:
+def test_image_lock_matches_the_checkout_lock() -> None:
     checkout, image = read_pins(ROOT / "requirements.lock"), read_pins(INFRA / "image/requirements.lock")
     assert {name: checkout.get(name) for name in image} == image
     assert all(hashes for _, hashes in image.values())
@@ -174,12 +174,12 @@ def list_secrets(file: str) -> Iterator[str]:
             yield line.partition("=")[0]
 
 
-def test_dagster_takes_the_database_from_the_secrets() -> None:
+def test_dagster_reads_the_database_from_the_secrets() -> None:
     instance = yaml.safe_load((INFRA / "dagster.yaml").read_text())
     assert [instance["storage"]["postgres"]["postgres_url"]["env"]] == [*list_secrets("database")]
 
 
-def test_each_process_knows_only_the_secrets_that_it_needs() -> None:
+def test_each_process_gets_only_the_secrets_that_it_needs() -> None:
     """The web server and the daemon reach the database alone; `sluice metrics` asks it for runs, and Kafka for lag."""
     needed = {name: {"database", "secrets"} for name in ("code", "metrics")} | {
         name: {"database"} for name in ("web", "daemon")
@@ -218,7 +218,7 @@ def test_invalid_settings_of_dagster_name_the_command_that_shows_them(
     assert "s3same" not in str(invalid.value)
 
 
-def test_brokers_on_this_host_know_each_other_and_are_where_the_secrets_say() -> None:
+def test_broker_addresses_match_each_other_and_the_secrets() -> None:
     brokers = {name: s for name, s in COMPOSE["services"].items() if name.startswith("kafka-")}
     environments = {name: s["environment"] for name, s in brokers.items()}
     assert {f"User:CN={name}" for name in environments} < {*environments["kafka-1"]["KAFKA_SUPER_USERS"].split(";")}
@@ -238,7 +238,7 @@ def test_brokers_on_this_host_know_each_other_and_are_where_the_secrets_say() ->
     assert {s["image"] for s in brokers.values()} == {f"apache/kafka:{VERSION}"}
 
 
-def test_spark_on_this_host_is_where_the_page_says() -> None:
+def test_spark_address_matches_the_page() -> None:
     master = COMPOSE["services"]["spark-master"]["command"]
     address = f"spark://spark-master:{master[master.index('--port') + 1]}"
     assert COMPOSE["services"]["spark-worker"]["command"][-1] == address
@@ -246,7 +246,7 @@ def test_spark_on_this_host_is_where_the_page_says() -> None:
 
 
 @pytest.mark.parametrize("readme", sorted(INFRA.rglob("README.md")), ids=lambda p: p.parent.name)
-def test_a_readme_is_one_screen(readme: Path) -> None:
+def test_readme_fits_one_screen(readme: Path) -> None:
     lines = readme.read_text().splitlines()
     assert len(lines) <= 45
     for path in re.findall(r"\(((?:\.\./)+[^)#]*)", "\n".join(lines)):
@@ -293,7 +293,7 @@ def build_job() -> dict[str, Any]:
     return dict(ApiClient().sanitize_for_serialization(job))
 
 
-def test_the_pod_of_a_run_is_as_the_code_servers() -> None:
+def test_run_pod_matches_the_pod_of_the_code_server() -> None:
     import kubernetes_validate
 
     job = build_job()
@@ -325,7 +325,7 @@ def test_the_pod_of_the_code_server_is_valid() -> None:
     kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_dagster_takes_the_charts_instance() -> None:
+def test_dagster_accepts_the_instance_of_the_chart() -> None:
     """The chart appends additionalInstanceConfig to dagster.yaml, and writes the rest as in infra/dagster.yaml."""
     instance = yaml.safe_load((INFRA / "dagster.yaml").read_text())
     more = VALUES["additionalInstanceConfig"]
@@ -340,13 +340,13 @@ def test_dagster_takes_the_charts_instance() -> None:
     assert VALUES["dagsterDaemon"]["runRetries"]["maxRetries"] == instance["run_retries"]["max_retries"]
 
 
-def test_the_web_servers_probe_has_the_services_port() -> None:
+def test_web_server_probe_uses_the_port_of_the_service() -> None:
     """The chart's probe has port 80 by default, for any port of the service."""
     web = VALUES["dagsterWebserver"]
     assert web["readinessProbe"]["httpGet"]["port"] == web["service"]["port"]
 
 
-def test_the_policies_reach_the_pods_of_runs() -> None:
+def test_network_policies_select_run_pods() -> None:
     policy = next(m for m in MANIFESTS if m["kind"] == "NetworkPolicy" and m["metadata"]["name"] == "sluice-run")
     labels = build_job()["spec"]["template"]["metadata"]["labels"]
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()

@@ -113,7 +113,7 @@ def is_below(module: str, prefix: str) -> bool:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
-def test_a_module_uses_internals_only_where_it_is_named(path: Path) -> None:
+def test_only_listed_modules_use_internals(path: Path) -> None:
     tree = ast.parse((ROOT / path).read_text())
     name = path.as_posix()
     used = {m for m in find_imports(tree) if any(is_below(m, i) for i in INTERNALS)}
@@ -127,7 +127,7 @@ def test_a_module_uses_internals_only_where_it_is_named(path: Path) -> None:
     )
 
 
-def test_who_is_named_here_still_uses_internals() -> None:
+def test_listed_modules_still_use_internals() -> None:
     for name, prefixes in MAY_IMPORT.items():
         imports = set(find_imports(ast.parse((ROOT / name).read_text())))
         unused = [p for p in prefixes if not any(is_below(m, p) for m in imports)]
@@ -137,7 +137,7 @@ def test_who_is_named_here_still_uses_internals() -> None:
         assert not unused, f"{name} uses {', '.join(unused)} no more: take it out of MAY_REACH_INTO"
 
 
-def test_private_names_of_dagster_are_few_and_there() -> None:
+def test_private_names_of_dagster_are_listed_and_exist() -> None:
     """A name that a new Dagster lacks costs a picture in its UI: find its successor, or take it out."""
     from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
     from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION

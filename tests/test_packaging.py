@@ -53,13 +53,13 @@ def list_modules() -> set[str]:
     return paths
 
 
-def test_every_folder_of_the_package_is_a_link_to_the_one_at_the_root() -> None:
+def test_package_folders_are_links_to_root_folders() -> None:
     links = {path.name: path.readlink().as_posix() for path in (ROOT / "src/sluice").iterdir() if path.is_symlink()}
     assert links == {folder: f"../../{folder}" for folder in LINKED}
     assert all((ROOT / folder).is_dir() and not (ROOT / folder).is_symlink() for folder in LINKED)
 
 
-def test_a_checkout_without_links_says_so(tmp_path: Path) -> None:
+def test_checkout_without_links_is_an_error(tmp_path: Path) -> None:
     package = tmp_path / "sluice"
     package.mkdir()
     shutil.copy(ROOT / "src/sluice/__init__.py", package)
@@ -87,7 +87,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_wheel_holds_every_module_once_and_nothing_else(tmp_path: Path) -> None:
+def test_wheel_contains_every_module_once_and_nothing_else(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path)
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
@@ -190,7 +190,7 @@ DECODE = (
 """Modules of the pipelines that decode or encode Kafka records and may need the extra `kafka`."""
 
 
-def test_everything_that_looks_is_imported_without_any_extra() -> None:
+def test_reading_modules_import_without_extras() -> None:
     script = f"""import importlib, pkgutil, sys
 from fnmatch import fnmatch
 sys.modules |= dict.fromkeys({list_missing_modules()!r})
@@ -210,7 +210,7 @@ for name in ("reading", "resources.open_ports", "resources.lake"):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_plain_install_has_neither_numba_nor_a_client_of_kafka() -> None:
+def test_plain_install_has_neither_numba_nor_kafka_client() -> None:
     assert {"numba", "llvmlite", "kafka", "cramjam", "crc32c", "cryptography"} <= set(list_missing_modules())
 
 
@@ -218,7 +218,7 @@ SHARED = ("kafka", "llvmlite", "py4j", "botocore", "opentelemetry", "openlineage
 """Packages that come with another, are namespaces of several distributions, or have another name on PyPI."""
 
 
-def test_every_extra_brings_what_errors_say() -> None:
+def test_extras_bring_the_packages_that_errors_name() -> None:
     wishes = PROJECT["project"]["optional-dependencies"]
     brought = {_normalize(Requirement(w).name): extra for extra in wishes if extra != "dev" for w in wishes[extra]}
     for package, extra in extras.BRINGS.items():
@@ -228,7 +228,7 @@ def test_every_extra_brings_what_errors_say() -> None:
     assert set(extras.BRINGS.values()) - {"airflow", "compile"} == set(Requirement(wishes["all"][0]).extras)
 
 
-def test_the_lock_has_each_requirement_in_a_version_that_fits_and_nothing_of_this_machine() -> None:
+def test_lock_satisfies_requirements_and_names_no_machine() -> None:
     text = (ROOT / "requirements.lock").read_text()
     locked: dict[str, list[str]] = {}
     for name, version in re.findall(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)", text, re.MULTILINE):

@@ -89,7 +89,7 @@ def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.slow
-def test_what_a_newcomer_types(newcomer: Newcomer, capfd: pytest.CaptureFixture[str]) -> None:
+def test_readme_and_tutorial_run_as_typed(newcomer: Newcomer, capfd: pytest.CaptureFixture[str]) -> None:
     newcomer.follow(README)
     newcomer.follow(TUTORIAL)
     capfd.readouterr()
@@ -105,7 +105,7 @@ def test_what_a_newcomer_types(newcomer: Newcomer, capfd: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("page", [README, TUTORIAL], ids=["README", "tutorial"])
-def test_the_feeds_shown_are_feeds(page: Path, tmp_path: Path) -> None:
+def test_feeds_in_readme_and_tutorial_are_valid(page: Path, tmp_path: Path) -> None:
     (block,) = find_blocks(page, "yaml")
     path = tmp_path / "feeds" / "orders.yaml"
     path.parent.mkdir()
@@ -113,14 +113,14 @@ def test_the_feeds_shown_are_feeds(page: Path, tmp_path: Path) -> None:
     assert load_feed(path, {"KAFKA_BOOTSTRAP": "127.0.0.1:9"}).columns is not None
 
 
-def test_the_report_of_the_tutorial_is_one(tmp_path: Path) -> None:
+def test_report_of_the_tutorial_is_valid(tmp_path: Path) -> None:
     (tmp_path / "reports").mkdir()
     (tmp_path / "reports" / "revenue.sql").write_text(find_blocks(TUTORIAL, "sql")[0])
     reports = read_reports(Project(tmp_path), {"orders"})
     assert (list(reports.reports), dict(reports.broken)) == (["revenue"], {})
 
 
-def test_figures_are_those_of_the_page_of_performance() -> None:
+def test_figures_match_the_performance_page() -> None:
     page = (ROOT / "docs/developers/performance.md").read_text()
     rows = re.findall(r"^\| (.*?) \| ([\d,]+) \| ([\d,]+) \|", README.read_text().replace("*", ""), re.M)
     assert len(rows) == 7
@@ -128,7 +128,7 @@ def test_figures_are_those_of_the_page_of_performance() -> None:
         assert f"| {rate} | {cpu} |" in page, name
 
 
-def test_badges_say_what_is_true() -> None:
+def test_badges_match_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     first, last = re.findall(r"3\.(\d+)", project["requires-python"])
     badges = {p.stem: p.read_text() for p in (ROOT / "docs/images").glob("badge-*.svg")}
@@ -137,7 +137,7 @@ def test_badges_say_what_is_true() -> None:
     assert project["license"] == "Apache-2.0"
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_resolve() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)|src=\"([^\"]+)\"", README.read_text())
     assert links
     assert not [path for pair in links for path in pair if path and not (ROOT / path).exists()]

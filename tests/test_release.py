@@ -44,7 +44,7 @@ def test_a_commit_without_a_tag_is_checked_without_one(release: ModuleType) -> N
 
 
 @pytest.mark.parametrize("kind", [[], ["-a", "-m", "1.2.3"]], ids=["lightweight", "annotated"])
-def test_a_tag_that_nobody_signed_is_no_missing_tag(release: ModuleType, tmp_path: Path, kind: list[str]) -> None:
+def test_unsigned_tag_is_not_a_missing_tag(release: ModuleType, tmp_path: Path, kind: list[str]) -> None:
     run_git(tmp_path, *AUTHOR, "tag", *kind, "v1.2.3")
     assert release._find_tag() == "v1.2.3"
     with pytest.raises(release.StepFailed, match="no valid signature"):
@@ -63,7 +63,7 @@ def test_a_tag_of_another_version_or_without_a_section_is_refused(release: Modul
         release.check_version("v1.2.3")
 
 
-def test_nothing_of_a_tag_is_published_before_its_checks() -> None:
+def test_release_publishes_only_after_its_checks() -> None:
     workflows = {path.stem: yaml.safe_load(path.read_text()) for path in (GITHUB / "workflows").glob("*.yml")}
     # YAML takes the key `on` for true.
     assert [name for name, flow in workflows.items() if "tags" in (flow[True].get("push") or {})] == ["release"]

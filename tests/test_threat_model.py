@@ -10,7 +10,7 @@ MODEL = TESTS.parent / "docs/developers/threat-model.md"
 REFERENCE = re.compile(r"`([a-z0-9_/]+\.py)::(\w+)`")
 
 
-def test_every_test_that_is_named_exists() -> None:
+def test_every_named_test_exists() -> None:
     references = REFERENCE.findall(MODEL.read_text())
     assert len(references) > 70
     missing = [f"{file}::{test}" for file, test in references if not _has(TESTS / file, test)]

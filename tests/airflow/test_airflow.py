@@ -302,7 +302,7 @@ def test_the_next_run_finishes_a_killed_one(point: str, sign: signal.Signals, ai
     assert count_compared(sluice) > 0
 
 
-def test_of_two_runs_of_an_hour_one_lands(airflow: Airflow, sluice: Sluice) -> None:
+def test_one_of_two_runs_of_an_hour_lands(airflow: Airflow, sluice: Sluice) -> None:
     """Each has its own database: Airflow's has a race at a DAG's first run."""
     other = replace(airflow, home=airflow.home.with_name("other"))
     shutil.copytree(airflow.home, other.home, ignore=shutil.ignore_patterns("airflow.cfg"))
@@ -373,6 +373,6 @@ def _wait_for(condition: Callable[[], object], every: float = 0.5) -> None:
         time.sleep(every)
 
 
-def test_the_provider_is_known(airflow: Airflow) -> None:
+def test_provider_is_registered(airflow: Airflow) -> None:
     listed = json.loads(airflow.call("providers", "list", "--output", "json").strip().splitlines()[-1])
     assert "kafka-sluice" in {p["package_name"] for p in listed}

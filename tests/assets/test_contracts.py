@@ -99,7 +99,7 @@ def test_a_raw_feed_with_a_contract_can_quarantine(world: World) -> None:
 # -- a window's run
 
 
-def test_what_rows_broke_shows_in_their_group(world: World, instance: dg.DagsterInstance) -> None:
+def test_broken_row_expectations_show_in_their_group(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, *ALL)
     world.engine.bad, world.engine.refusal = (
         2,
@@ -145,7 +145,7 @@ def test_info_fails_no_check(world: World, instance: dg.DagsterInstance) -> None
     assert evaluation.metadata["unexpected"].value == 14
 
 
-def test_a_landed_window_has_numbers_to_plot(world: World, instance: dg.DagsterInstance) -> None:
+def test_landed_window_has_plottable_metadata(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, *ALL)
     world.engine.bad, world.engine.refusal = (
         2,
@@ -165,7 +165,7 @@ def test_a_landed_window_has_numbers_to_plot(world: World, instance: dg.DagsterI
 # -- other windows
 
 
-def test_a_catch_up_tells_of_every_window_that_it_completes(world: World, instance: dg.DagsterInstance) -> None:
+def test_catch_up_reports_every_window_that_it_completes(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, NULLS)
     world.engine.observe = build_tallies(1)
     run = world.run().run_id
@@ -178,7 +178,7 @@ def test_a_catch_up_tells_of_every_window_that_it_completes(world: World, instan
     assert evaluations[f"{DAY}03:00"].metadata["unexpected"].value == 2
 
 
-def test_a_window_is_judged_once(world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_window_is_checked_once(world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     agree(world, *ALL)
     world.engine.observe = build_tallies(5, 2, 1)
     judged, judge = list[int](), LedgerView._judge
@@ -192,7 +192,7 @@ def test_a_window_is_judged_once(world: World, instance: dg.DagsterInstance, mon
     assert sorted(judged) == [at_hour(0), at_hour(4)], "that one, and the quiet one, which is whole"
 
 
-def test_windows_that_dead_runs_left_are_judged_by_the_next(world: World, instance: dg.DagsterInstance) -> None:
+def test_windows_of_dead_runs_are_checked_by_the_next(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, NULLS)
     world.engine.observe = build_tallies(1)
     world.land_unrecorded(in_hour(0))
@@ -206,9 +206,7 @@ def test_windows_that_dead_runs_left_are_judged_by_the_next(world: World, instan
     assert second[f"{DAY}00:00"].passed
 
 
-def test_a_window_is_judged_by_the_contract_that_it_was_held_against(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_window_result_names_the_contract_of_its_landing(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, OFFSETS, NULLS)
     world.engine.observe = build_tallies(0, 3)
     world.land_unrecorded(in_hour(0))
@@ -242,9 +240,7 @@ def test_a_window_that_landed_under_two_contracts_shows_both(world: World, insta
     )
 
 
-def test_rows_that_landed_before_there_was_a_contract_are_judged_by_none(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_rows_landed_without_a_contract_have_no_result(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded(in_hour(0))
     agree(world, NULLS)
     world.engine.observe = build_tallies(1)
@@ -254,7 +250,7 @@ def test_rows_that_landed_before_there_was_a_contract_are_judged_by_none(
     assert evaluation.description == "no expectation of this group applied to these rows"
 
 
-def test_what_landed_again_is_judged_by_the_newer_batch(world: World, instance: dg.DagsterInstance) -> None:
+def test_replaced_window_has_the_result_of_the_newer_batch(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, build_expectation("table_row_count_to_be_between", "warning", min_value=90))
     run = world.run(in_hour(0)).run_id
     assert not read_window_check(instance, run, "contract_volume").passed
@@ -285,7 +281,7 @@ def test_a_run_has_the_checks_that_the_code_location_loaded(world: World, instan
 
 
 @pytest.mark.parametrize("first", [(), (NULLS,)])
-def test_what_a_code_location_loads_reaches_its_runs(world: World, first: tuple[dict[str, Any], ...]) -> None:
+def test_loaded_contracts_reach_the_runs_of_the_code_location(world: World, first: tuple[dict[str, Any], ...]) -> None:
     """Dagster builds a run's definitions with the reconstruction metadata of its code location."""
     if first:
         agree(world, *first)
@@ -360,7 +356,7 @@ def test_too_many_quarantined_rows_are_an_error_in_their_group(root: Path) -> No
     assert row["examples"].startswith("orders:0:23")
 
 
-def test_drift_that_the_feed_does_not_take_is_an_error_of_the_schema(root: Path) -> None:
+def test_drift_refused_by_the_feed_is_a_schema_error(root: Path) -> None:
     world = World(root, {"orders": TYPED + "policies: {on_drift: fail}\n"})
     world.engine.observe = lambda s: ((), (Drift(DriftKind.WRONG, "n", 2, s.start),))
     outcome = world.run(in_hour(0))
@@ -372,7 +368,7 @@ def test_drift_that_the_feed_does_not_take_is_an_error_of_the_schema(root: Path)
 
 
 @pytest.mark.parametrize("count", [60])
-def test_a_long_contract_is_cut_in_the_description(world: World, count: int) -> None:
+def test_long_contract_is_truncated_in_the_description(world: World, count: int) -> None:
     agree(
         world, *(build_expectation("column_values_to_be_between", column="offset", min_value=i) for i in range(count))
     )

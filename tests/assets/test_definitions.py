@@ -77,7 +77,7 @@ def test_jobs_run_in_one_process_and_the_schedule_is_off(tmp_path: Path) -> None
     assert schedule.job_name == "land_orders"
 
 
-def test_of_two_feeds_with_one_table_the_later_shows_as_broken(tmp_path: Path) -> None:
+def test_second_feed_with_the_same_table_shows_as_broken(tmp_path: Path) -> None:
     table = "table: {iceberg: {name: db.orders%s}}\n"
     defs = build(make_project(tmp_path, one=FEED + table % "", other=FEED, two=FEED + table % "_windows"))
     assert {"one/table", "other/landed"} <= list_keys(defs)
@@ -99,23 +99,23 @@ def test_a_broken_feed_shows_and_the_others_load(tmp_path: Path) -> None:
     assert not any(j.name == "land_clicks" for j in defs.resolve_all_job_defs())
 
 
-def test_two_files_for_one_feed_or_one_group_show_on_the_later(tmp_path: Path) -> None:
+def test_duplicate_feed_or_group_shows_on_the_second_file(tmp_path: Path) -> None:
     same_group = FEED + "group: sluice-orders\n"
     defs = build(make_project(tmp_path, orders=FEED, rivals=same_group, zorders="feed: orders\n" + FEED))
     assert "shared with feed `orders`" in get_description(defs, "rivals/landed")
     assert f"is `orders` in {tmp_path / 'feeds' / 'orders.yaml'} too" in get_description(defs, "zorders/landed")
 
 
-def test_nothing_that_loads_is_one_clear_error(tmp_path: Path) -> None:
+def test_project_without_a_valid_feed_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(FeedError, match=r"(?s)a\.yaml.*b\.yaml"):
         build(make_project(tmp_path, a="topics: [\n", b="start: never\n"))
 
 
-def test_no_feeds_yet_is_no_error(tmp_path: Path) -> None:
+def test_project_without_feeds_is_not_an_error(tmp_path: Path) -> None:
     assert list_keys(build(make_project(tmp_path))) == set()
 
 
-def test_no_project_is_a_clear_error(tmp_path: Path) -> None:
+def test_missing_project_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no folder `feeds/`"):
         Project.find(tmp_path)
 
@@ -145,13 +145,13 @@ def test_patterns_show_the_topics_in_the_ledger(tmp_path: Path) -> None:
         "[" * 100_000,
     ],
 )
-def test_a_damaged_tip_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+def test_damaged_tip_is_ignored(tmp_path: Path, text: str) -> None:
     sample = make_project(tmp_path, orders=PATTERN)
     leave_tip(sample, text.encode())
     assert list_keys(build(sample)) == {"orders/landed", "orders/committed"}
 
 
-def test_an_unforeseen_error_of_one_ledger_costs_no_other(root: Path) -> None:
+def test_unexpected_error_of_one_ledger_affects_no_other(root: Path) -> None:
     files = read_feeds(World(root, dict.fromkeys("abcdefghij", FEED)).project, {})
 
     def open_wrongly(feed: Feed) -> Lake:
@@ -165,7 +165,7 @@ def test_an_unforeseen_error_of_one_ledger_costs_no_other(root: Path) -> None:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_lake_that_is_away_costs_a_warning(
+def test_unreachable_lake_is_a_warning(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     (world.project.feeds_folder / "orders.yaml").write_text(FEED.replace("2024-05-01T00:00:00Z", "earliest"))
@@ -200,9 +200,7 @@ def test_a_lake_that_is_away_costs_a_warning(
         "lake: gs://lake/x\ngcs: {token: '${LAKE_OF_NOBODY}'}\n",
     ],
 )
-def test_an_unknown_address_of_the_lake_costs_a_warning(
-    lake: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unknown_lake_address_is_a_warning(lake: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sample = make_project(tmp_path, orders=FEED + lake)
     assert "orders/landed" in list_keys(build(sample))
     (warning,) = (r.getMessage() for r in caplog.records if "ledger" in r.getMessage())

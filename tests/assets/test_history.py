@@ -16,7 +16,7 @@ SOON = timedelta(hours=1)
 
 
 @ON_FILES
-def test_the_logs_of_old_runs_go_and_windows_stay_green(world: World, instance: dg.DagsterInstance) -> None:
+def test_logs_of_old_runs_are_removed_and_windows_stay_green(world: World, instance: dg.DagsterInstance) -> None:
     ran = [world.run(in_hour(n)).run_id for n in (0, 1)]
     now = datetime.now(UTC)
     assert not list(storage.old_logs(instance, world.project, now - SOON))

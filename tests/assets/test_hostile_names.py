@@ -49,7 +49,7 @@ def render_text(markdown: str) -> str:
 @example("12) list")
 @example(EVIL[1])
 @example(EVIL[5])
-def test_plain_text_is_shown_and_nothing_is_made_of_it(text: str) -> None:
+def test_plain_text_is_shown_without_markup(text: str) -> None:
     text = text.strip()
     assert list_markup_types(plain(text)) == set()
     assert render_text(plain(text)) == text
@@ -62,13 +62,13 @@ def test_no_address_becomes_a_link(text: str) -> None:
     assert "www.evil" not in plain(text)
 
 
-def test_what_is_usual_reads_the_same_where_it_is_not_rendered() -> None:
+def test_common_text_is_readable_where_not_rendered() -> None:
     for text in ("user_id (int64) is not in the schema, 3 records", "orders:0 [1000, 1400) are gone (log start 1400)"):
         assert plain(text) == text
 
 
 @pytest.mark.parametrize("name", EVIL)
-def test_a_field_of_a_record_is_no_markup_in_a_check(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+def test_field_of_a_record_is_escaped_in_a_check(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     text = FEED + "format: json\nschema: {a: string}\n"
     world = World(tmp_path_factory.mktemp("project"), {"orders": text})
     drift = Drift(DriftKind.NEW, name, 1, 0, "string")
@@ -84,7 +84,7 @@ def test_a_field_of_a_record_is_no_markup_in_a_check(tmp_path_factory: pytest.Te
 
 
 @pytest.mark.parametrize("text", EVIL)
-def test_an_error_of_a_catalog_is_no_markup_in_a_check(text: str) -> None:
+def test_error_of_a_catalog_is_escaped_in_a_check(text: str) -> None:
     error = CatalogUnavailable(f"the catalog answers {text}", remedy=f"see {text}")
     description = table_step._report_failure(error)["description"]
     assert list_markup_types(description) == set()
@@ -94,7 +94,7 @@ def test_an_error_of_a_catalog_is_no_markup_in_a_check(text: str) -> None:
 @given(st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z"), include_characters=" "), max_size=60))
 @example(EVIL[0])
 @example(r"a\|b|c")
-def test_rows_of_a_report_s_preview_are_text(text: str) -> None:
+def test_rows_of_a_report_preview_are_escaped(text: str) -> None:
     text = text.strip() or "x"
     blocks = UI.enable("table").parse(report_assets._format_table(pa.table({text: [text, None]})))
     cells = [b.children for b in blocks if b.type == "inline"]
@@ -103,7 +103,7 @@ def test_rows_of_a_report_s_preview_are_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVIL)
-def test_a_producers_transaction_is_no_markup_in_the_watch(name: str) -> None:
+def test_transactional_id_is_escaped_in_the_watch_check(name: str) -> None:
     holder = OpenTransaction(40, 77, 3, 0, name)
     finding = Finding("hanging", f"orders:0 is held back by {holder}", "ask its owner")
     assert (

@@ -35,7 +35,7 @@ class SqliteEventLogStorage:
 class SqliteRunStorage: ...
 
 
-def test_storages_of_another_dagster_stay_as_they_are() -> None:
+def test_storages_of_another_dagster_are_not_changed() -> None:
     instance: Any = SimpleNamespace(event_log_storage=SqliteEventLogStorage(), run_storage=SqliteRunStorage())
     with kept_open(instance, "a-run"):
         assert (vars(instance.event_log_storage), vars(instance.run_storage)) == ({}, {})
@@ -64,7 +64,7 @@ def test_each_feed_of_a_run_opens_no_more_files(
     assert counter.files == two
 
 
-def test_migrations_are_read_for_a_new_file_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrations_are_read_for_new_files_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_instance(world.project) as ours, kept_open(ours, "a-run"):
         pass
     names, load = list[str](), alembic.util.load_python_file
@@ -79,7 +79,7 @@ def test_migrations_are_read_for_a_new_file_alone(world: World, monkeypatch: pyt
     assert len(names) == len({*names}), "each is read once, to stamp the new run's file"
 
 
-def test_others_see_what_is_stored_and_then_files_are_dagster_s_again(world: World) -> None:
+def test_stored_events_are_visible_to_others_and_files_are_released(world: World) -> None:
     with open_instance(world.project) as ours, open_instance(world.project) as other:
         with kept_open(ours, "a-run"), kept_open(ours, "a-run"):  # nested uses open the files once
             ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="one"))
@@ -90,7 +90,7 @@ def test_others_see_what_is_stored_and_then_files_are_dagster_s_again(world: Wor
         assert other.get_materialized_partitions(KEY) == {"one", "two", "three"}
 
 
-def test_threads_that_outlast_the_run_store_their_events(world: World) -> None:
+def test_threads_that_outlive_the_run_store_their_events(world: World) -> None:
     entered, goes_on = threading.Event(), threading.Event()
 
     def read(log: Any) -> int:
@@ -115,7 +115,7 @@ def test_threads_that_outlast_the_run_store_their_events(world: World) -> None:
         assert ours.get_materialized_partitions(KEY) == {"early", "late"}
 
 
-def test_the_text_of_an_event_is_made_once_and_read_by_dagster(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_text_is_serialized_once_and_read_by_dagster(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = list[object]()
     serialize = sql_event_log.serialize_value
 
@@ -137,7 +137,7 @@ def test_the_text_of_an_event_is_made_once_and_read_by_dagster(world: World, mon
         assert by_asset.asset_entry.last_materialization_record == newest
 
 
-def test_events_have_the_rows_that_dagster_gives_them(world: World) -> None:
+def test_event_rows_match_those_of_dagster(world: World) -> None:
     with open_instance(world.project) as ours:
         ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="dagster's"))
         with kept_open(ours, "a-run"):
@@ -157,7 +157,7 @@ def test_events_have_the_rows_that_dagster_gives_them(world: World) -> None:
             assert datetime.fromisoformat(f"{stamp}+00:00").timestamp() == pytest.approx(event.timestamp, abs=1e-5)
 
 
-def test_evaluations_have_the_rows_that_dagster_gives_them(world: World) -> None:
+def test_evaluation_rows_match_those_of_dagster(world: World) -> None:
     """A run has one row for each check and partition, with the result of its last evaluation."""
 
     def build(partition: str | None, *, passed: bool) -> dg.AssetCheckEvaluation:

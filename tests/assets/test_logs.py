@@ -78,7 +78,7 @@ def test_a_run_in_lines(world: World, capfd: pytest.CaptureFixture[str]) -> None
     assert {line["message"] for line in in_dagster} <= {line["message"] for line in mine}
 
 
-def test_feeds_side_by_side_are_told_apart(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_of_concurrent_feeds_name_their_feed(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     world.project.feeds_folder.joinpath("again.yaml").write_text(
         world.project.feeds_folder.joinpath("orders.yaml").read_text()
     )
@@ -96,7 +96,7 @@ def test_text_stays_text(world: World, monkeypatch: pytest.MonkeyPatch, capfd: p
     assert "{" not in capfd.readouterr().err
 
 
-def test_a_message_that_does_not_fit_its_arguments_ends_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_malformed_log_message_ends_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("a library's")
     log.propagate = False  # pytest's own handler raises
     log.addHandler(logs.Line())

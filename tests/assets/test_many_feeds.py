@@ -192,9 +192,7 @@ def get_step_key(feed: str) -> str:
     return f"{LAND}[{feed}]"
 
 
-def test_what_many_feeds_have_pending_lands_and_is_committed_in_one_run(
-    fleet: Fleet, instance: dg.DagsterInstance
-) -> None:
+def test_pending_ranges_of_many_feeds_land_and_commit_in_one_run(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.gate = threading.Barrier(3)
     outcomes = fleet.land()
     assert [o.error for o in outcomes.values()] == [None] * 3, "in parallel: none passes the gate without the others"
@@ -234,7 +232,7 @@ def test_a_feed_that_fails_stops_no_other_and_lands_with_the_next_run(
     assert count_outcomes(fleet) == first | {(name, "success", ""): 1 for name in NAMES}
 
 
-def test_what_a_broken_run_did_not_commit_is_not_done(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncommitted_feed_of_a_failed_run_is_not_done(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run breaks between steps when the first feed fails; the other feeds have no errors themselves."""
 
     def fail(self: Feeds, feed: str) -> None:
@@ -291,7 +289,7 @@ def test_each_step_is_looked_up_once(fleet: Fleet, monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_a_feed_that_hangs_is_ended_and_the_others_are_done(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_hanging_feed_is_ended_and_others_complete(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.write_limits("feed_time: 10s\n")
     fleet.hung = "refunds"
     outcomes = fleet.land()
@@ -304,7 +302,7 @@ def test_a_feed_that_hangs_is_ended_and_the_others_are_done(fleet: Fleet, instan
     assert fleet.land("refunds")["refunds"].error is None
 
 
-def test_what_a_run_does_not_reach_stays_pending_and_is_not_red(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_feeds_that_a_run_does_not_reach_stay_pending_and_not_red(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.write_limits("deadline: 5s\nfeeds_at_once: 1\nfeed_time: 8s\n")
     fleet.hung = "orders"
     outcomes = fleet.land(request=in_hour(0))
@@ -338,7 +336,7 @@ def test_an_interrupt_reaches_every_feed(fleet: Fleet, instance: dg.DagsterInsta
 # -- without Dagster
 
 
-def test_without_dagster_feeds_land_side_by_side(fleet: Fleet) -> None:
+def test_without_dagster_feeds_land_concurrently(fleet: Fleet) -> None:
     fleet.gate = threading.Barrier(3)
     outcomes = fleet.land_without_dagster()
     assert [*outcomes] == [*NAMES]
@@ -394,13 +392,13 @@ def test_the_code_location_has_one_job_for_each_schedule_that_feeds_share(root: 
     assert "land_hourly_windows" not in schedules
 
 
-def test_a_feed_that_is_not_there_ends_it_before_anything_runs(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_missing_feed_ends_the_run_before_any_step(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     with pytest.raises(FeedError, match="no feed `ordres`"):
         fleet.land("orders", "ordres")
     assert not instance.get_runs()
 
 
-def test_a_wrong_fleet_file_says_what_is_wrong(fleet: Fleet) -> None:
+def test_invalid_fleet_file_is_reported(fleet: Fleet) -> None:
     fleet.write_limits("feeds_at_once: 0\nfeed_at_once: 2\n")
     with pytest.raises(FeedError) as error:
         fleet.project.fleet()
@@ -411,7 +409,7 @@ def test_a_wrong_fleet_file_says_what_is_wrong(fleet: Fleet) -> None:
 # -- in the UI
 
 
-def test_a_failed_feed_s_windows_alone_are_red_and_it_is_executed_again_by_itself(
+def test_only_windows_of_a_failed_feed_are_red_and_it_reruns_alone(
     fleet: Fleet, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet.away = frozenset({"refunds"})
@@ -449,7 +447,7 @@ def test_windows_of_many_feeds_are_landed_by_one_run(fleet: Fleet, instance: dg.
     assert hours == [[1, 2], [1, 2, 3], []]
 
 
-def test_of_many_feeds_a_window_that_has_not_settled_stays_open(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_unsettled_window_of_one_feed_stays_open(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     """A feed whose grace period has not passed does not fail a run of many feeds."""
     fleet.at(6, minutes=5)
     path = fleet.project.feeds_folder / "returns.yaml"
@@ -466,7 +464,7 @@ def test_of_many_feeds_a_window_that_has_not_settled_stays_open(fleet: Fleet, in
 
 
 @pytest.mark.parametrize("wrong", [{"until": "2024-05-01T03:00"}, {"window": "tomorrow"}])
-def test_wrong_words_end_such_a_run_before_any_feed_begins(
+def test_invalid_config_ends_the_run_before_any_feed(
     fleet: Fleet, instance: dg.DagsterInstance, wrong: dict[str, str]
 ) -> None:
     run = launch_run(fleet, instance, **wrong)
@@ -479,9 +477,7 @@ def list_windows(instance: dg.DagsterInstance, name: str) -> set[str]:
     return set(instance.get_materialized_partitions(dg.AssetKey([name, "landed"])))
 
 
-def test_a_run_that_is_executed_again_does_not_keep_what_its_parent_said(
-    fleet: Fleet, instance: dg.DagsterInstance
-) -> None:
+def test_reexecuted_run_does_not_keep_results_of_its_parent(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     """Dagster copies the tags of the parent run."""
     feeds = Feeds(RunSession(fleet.project, fleet.open_ports))
     run = instance.create_run_for_job(many_job(feeds), tags={FAILED_TAG: "refunds", LEFT_TAG: "returns"})
@@ -490,7 +486,7 @@ def test_a_run_that_is_executed_again_does_not_keep_what_its_parent_said(
     assert (tags[FAILED_TAG], tags[LEFT_TAG]) == ("", "")
 
 
-def test_a_thousand_feeds_are_named_by_tags_that_postgresql_takes(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_tags_of_a_thousand_feeds_fit_postgresql(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     """Dagster indexes tags; a row of the index holds 2,704 bytes."""
     feeds = Feeds(RunSession(fleet.project, fleet.open_ports))
     names = {f"f{hashlib.sha256(bytes([n % 256, n // 256])).hexdigest()[:16]}" for n in range(1000)}
@@ -527,9 +523,7 @@ def read_skip_message(fleet: Fleet, instance: dg.DagsterInstance) -> str:
     return str(evaluate_tick(fleet, instance).skip_message)
 
 
-def test_a_tick_asks_in_one_run_for_what_all_feeds_have_pending_the_oldest_first(
-    fleet: Fleet, instance: dg.DagsterInstance
-) -> None:
+def test_tick_requests_one_run_for_pending_windows_oldest_first(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.land("orders", request=in_hour(3))
     (feeds,) = list_tick_requests(fleet, instance)
     assert list(feeds.items()) == [("orders", "00:00-03:00"), ("refunds", "04:00"), ("returns", "04:00")]
@@ -541,9 +535,7 @@ def test_a_tick_asks_in_one_run_for_what_all_feeds_have_pending_the_oldest_first
     assert "3 feeds checked: no closed window is pending" in read_skip_message(fleet, instance)
 
 
-def test_a_tick_asks_for_little_where_nothing_came_and_notices_another_ledger(
-    fleet: Fleet, instance: dg.DagsterInstance
-) -> None:
+def test_idle_tick_makes_few_requests_and_detects_another_ledger(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.land()
     session = RunSession(fleet.project, fleet.open_ports)
     windows = load_windows(fleet)
@@ -565,9 +557,7 @@ def test_a_tick_asks_for_little_where_nothing_came_and_notices_another_ledger(
     assert list_feeds() == ["orders"], "its ledger begins again"
 
 
-def test_a_tick_where_nothing_came_asks_s3_twice_a_feed_and_kafka_nothing(
-    fleet: Fleet, instance: dg.DagsterInstance
-) -> None:
+def test_idle_tick_makes_two_s3_requests_per_feed_and_none_to_kafka(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     with LocalS3() as store:
         fleet.lake = S3Lake(store.lake, store.settings)  # type: ignore[assignment]
         fleet.land()
@@ -582,7 +572,7 @@ def test_a_tick_where_nothing_came_asks_s3_twice_a_feed_and_kafka_nothing(
     assert not fleet.cluster.requests
 
 
-def test_those_come_first_that_kafka_deletes_first(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_feeds_closest_to_deletion_come_first(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.land(request=in_hour(3))
     for name, hours in (("orders", 7 * 24), ("refunds", 12), ("returns", 6)):
         ledger = Ledger(fleet.lake, name, fleet.clock)
@@ -592,7 +582,7 @@ def test_those_come_first_that_kafka_deletes_first(fleet: Fleet, instance: dg.Da
     assert [*feeds] == ["returns", "refunds", "orders"]
 
 
-def test_a_feed_that_is_far_behind_goes_on_in_the_next_run(
+def test_feed_far_behind_continues_in_the_next_run(
     fleet: Fleet, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "BATCH_RANGES", 2)
@@ -610,7 +600,7 @@ def test_a_feed_that_is_far_behind_goes_on_in_the_next_run(
     assert outcome.committed is not None, "landed records are committed"
 
 
-def test_a_wrong_file_and_a_lake_that_is_away_stop_no_other_feed(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_invalid_file_and_unreachable_lake_stop_no_other_feed(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.land(request=in_hour(3))
     (fleet.project.feeds_folder / "returns.yaml").write_text("topics: [")
     fleet.no_lake = frozenset({"orders"})
@@ -621,9 +611,7 @@ def test_a_wrong_file_and_a_lake_that_is_away_stop_no_other_feed(fleet: Fleet, i
     assert "orders could not be checked: the store does not answer" in message
 
 
-def test_a_lake_that_was_away_is_read_at_the_next_tick_and_no_other_with_it(
-    fleet: Fleet, instance: dg.DagsterInstance
-) -> None:
+def test_unreachable_lake_is_read_again_alone_at_the_next_tick(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     """It does not wait until another window closes, which may take an hour."""
     fleet.land(request=in_hour(3))
     defs, done = build(fleet.project, RunSession(fleet.project, fleet.open_ports)), dg.DagsterRunStatus.SUCCESS
@@ -648,9 +636,7 @@ def test_a_lake_that_was_away_is_read_at_the_next_tick_and_no_other_with_it(
     assert "no window has closed since the last look" in ask(25)
 
 
-def test_feeds_under_way_and_those_with_a_schedule_of_their_own_are_left_alone(
-    fleet: Fleet, instance: dg.DagsterInstance
-) -> None:
+def test_active_feeds_and_feeds_with_own_schedule_are_skipped(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.land(request=in_hour(3))
     defs, started = build(fleet.project), dg.DagsterRunStatus.STARTED
     config = fleet_config(SHARED, {"orders": in_hour(0)})
@@ -664,7 +650,7 @@ def test_feeds_under_way_and_those_with_a_schedule_of_their_own_are_left_alone(
     assert "orders is left alone" in read_skip_message(fleet, instance)
 
 
-def test_a_window_that_failed_thrice_waits_and_those_at_work_when_a_run_was_killed_come_last(
+def test_window_that_failed_three_times_waits_and_killed_ones_come_last(
     fleet: Fleet, instance: dg.DagsterInstance
 ) -> None:
     fleet.land(request=in_hour(3))

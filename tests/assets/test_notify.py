@@ -86,7 +86,7 @@ def late(world: World) -> World:
     return world
 
 
-def test_a_finding_is_sent_when_it_comes_and_when_it_has_passed(
+def test_finding_is_sent_when_it_appears_and_when_it_is_resolved(
     late: World, instance: dg.DagsterInstance, chat: Chat
 ) -> None:
     configure(late, webhook=chat.address)
@@ -101,7 +101,7 @@ def test_a_finding_is_sent_when_it_comes_and_when_it_has_passed(
     assert "orders: passed: lag" in chat.heard[1]
 
 
-def test_what_nobody_took_is_sent_with_the_next_look_and_the_address_is_never_told(
+def test_undelivered_finding_is_sent_again_and_the_address_never_shown(
     late: World, instance: dg.DagsterInstance, chat: Chat
 ) -> None:
     configure(late, webhook=chat.address)
@@ -116,7 +116,7 @@ def test_what_nobody_took_is_sent_with_the_next_look_and_the_address_is_never_to
     assert second.cursor.unsent == ()
 
 
-def test_an_address_that_cannot_be_asked_shows_nowhere_and_stops_no_other_way(tmp_path: Path) -> None:
+def test_invalid_address_is_never_shown_and_stops_no_other_receiver(tmp_path: Path) -> None:
     command = [sys.executable, "-c", f"open({str(tmp_path / 'lines')!r}, 'w').write(open(0).read())"]
     settings = NotifySettings.model_validate({"webhook": f"http://127.0.0.1:9/{TOKEN} x", "command": command})
     with pytest.raises(Failed, match="does not answer") as failure:
@@ -132,14 +132,14 @@ def test_no_receiver_waits_for_another(chat: Chat, tmp_path: Path) -> None:
     assert chat.heard == ["Sluice:\n• a line"]
 
 
-def test_a_webhook_that_redirects_has_not_taken_the_lines(chat: Chat) -> None:
+def test_redirecting_webhook_counts_as_failed(chat: Chat) -> None:
     chat.answer = 301
     settings = NotifySettings.model_validate({"webhook": chat.address})
     with pytest.raises(Failed, match="the webhook answers 301"):
         notify(settings, "Sluice:", ["a line"])
 
 
-def test_names_that_are_not_unicode_go_out(tmp_path: Path) -> None:
+def test_names_that_are_not_unicode_are_sent(tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     command = [sys.executable, "-c", f"open({str(lines)!r}, 'wb').write(open(0, 'rb').read())"]
     with mail.run_server(tmp_path, "none") as server:
@@ -152,7 +152,7 @@ def test_names_that_are_not_unicode_go_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("security", ["tls", "starttls", "none"])
-def test_a_finding_goes_by_email(
+def test_finding_is_sent_by_email(
     late: World, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, security: str
 ) -> None:
     with mail.run_server(tmp_path, security) as server:
@@ -174,9 +174,7 @@ def test_a_finding_goes_by_email(
     assert server.logins == [("sluice", TOKEN)] * (2 if login else 0)
 
 
-def test_a_mail_server_that_nobody_vouches_for_gets_no_password(
-    late: World, instance: dg.DagsterInstance, tmp_path: Path
-) -> None:
+def test_untrusted_mail_server_gets_no_password(late: World, instance: dg.DagsterInstance, tmp_path: Path) -> None:
     with mail.run_server(tmp_path, "tls") as server:
         login = {"user": "sluice", "password": TOKEN, "sender": "sluice@example.com", "to": ["data@example.com"]}
         configure(late, email={"server": mail.HOST, "port": server.port, **login})
@@ -185,7 +183,7 @@ def test_a_mail_server_that_nobody_vouches_for_gets_no_password(
     assert (server.logins, server.letters) == ([], [])
 
 
-def test_a_password_is_refused_where_it_would_be_sent_plainly(late: World) -> None:
+def test_password_without_tls_is_refused(late: World) -> None:
     email = {"server": mail.HOST, "security": "none", "user": "sluice", "password": TOKEN}
     configure(late, email={**email, "sender": "sluice@example.com", "to": ["data@example.com"]})
     with pytest.raises(FeedError, match="never sent without TLS") as raised:
@@ -193,7 +191,7 @@ def test_a_password_is_refused_where_it_would_be_sent_plainly(late: World) -> No
     assert TOKEN not in str(raised.value)
 
 
-def test_dagster_mails_a_run_that_failed(
+def test_dagster_mails_a_failed_run(
     world: World, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sensor of Dagster itself, next to Sluice's definitions, as in docs/operating.md."""
@@ -235,7 +233,7 @@ def test_a_command_gets_the_lines(late: World, instance: dg.DagsterInstance, tmp
         ([sys.executable, "-c", "raise SystemExit(3)"], "ended with 3"),
     ],
 )
-def test_a_command_that_fails_fails_no_look(
+def test_failing_command_does_not_fail_the_sensor(
     late: World, instance: dg.DagsterInstance, command: list[str], reason: str
 ) -> None:
     configure(late, command=command)
@@ -245,7 +243,7 @@ def test_a_command_that_fails_fails_no_look(
     assert ended.cursor.unsent
 
 
-def test_what_others_say_calls_nobody(world: World, instance: dg.DagsterInstance, chat: Chat) -> None:
+def test_findings_of_other_programs_send_nothing(world: World, instance: dg.DagsterInstance, chat: Chat) -> None:
     configure(world, webhook=chat.address)
     (world.project.feeds_folder / "bad.yaml").write_text("topics: '<!channel>'\nstart: earliest\n")
     first = run_tick(world, instance)
@@ -255,7 +253,7 @@ def test_what_others_say_calls_nobody(world: World, instance: dg.DagsterInstance
     assert len(chat.heard) == 1, "a file that stays wrong is reported once"
 
 
-def test_a_wrong_file_is_told_and_shows_no_secret(late: World, instance: dg.DagsterInstance) -> None:
+def test_invalid_file_is_reported_without_secrets(late: World, instance: dg.DagsterInstance) -> None:
     configure(late, webhook=f"ftp://chat.example/{TOKEN}", to="me")
     ended = run_tick(late, instance)
     assert "notify.yaml" in ended.news[-1]
@@ -264,6 +262,6 @@ def test_a_wrong_file_is_told_and_shows_no_secret(late: World, instance: dg.Dags
         late.project.notify()
 
 
-def test_nothing_is_sent_where_nobody_asked(late: World, instance: dg.DagsterInstance) -> None:
+def test_nothing_is_sent_without_receivers(late: World, instance: dg.DagsterInstance) -> None:
     assert late.project.notify() == NotifySettings()
     assert run_tick(late, instance).cursor.unsent == ()

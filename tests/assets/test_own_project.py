@@ -43,7 +43,7 @@ def get_nodes(defs: dg.Definitions) -> dict[str, Any]:
     return {k.to_user_string(): graph.get(k) for k in graph.get_all_asset_keys()}
 
 
-def test_it_merges_with_what_a_project_has(tmp_path: Path) -> None:
+def test_definitions_merge_with_those_of_a_project(tmp_path: Path) -> None:
     @dg.asset
     def theirs() -> None: ...
 
@@ -59,7 +59,7 @@ def test_it_merges_with_what_a_project_has(tmp_path: Path) -> None:
     assert {"theirs", "kafka/orders", "orders/landed", "orders/committed"} == get_nodes(both).keys()
 
 
-def test_two_folders_stand_side_by_side(tmp_path: Path) -> None:
+def test_definitions_of_two_folders_coexist(tmp_path: Path) -> None:
     for name in ("eu", "us"):
         (tmp_path / name).mkdir()
     eu = own.feed_definitions(write_feeds(tmp_path / "eu", orders_eu=FEED))
@@ -75,7 +75,7 @@ def test_two_folders_stand_side_by_side(tmp_path: Path) -> None:
     assert [s.name for s in both.schedules or ()] == ["pending_of_many_feeds_windows"]
 
 
-def test_each_schedule_has_three_jobs_and_a_feed_of_its_own_schedule_one_more(tmp_path: Path) -> None:
+def test_each_schedule_has_three_jobs_and_a_feed_with_own_schedule_one_more(tmp_path: Path) -> None:
     feeds = {f"orders{i}": FEED + f"group: g{i}\ntransactional_id: t{i}\n" for i in range(20)}
     feeds["alone"] = FEED + "group: a\nschedule: own\n"
     defs = own.feed_definitions(write_feeds(tmp_path, **feeds))
@@ -87,7 +87,7 @@ def test_each_schedule_has_three_jobs_and_a_feed_of_its_own_schedule_one_more(tm
     assert {s.name for s in defs.schedules or ()} == {"pending_of_many_feeds_windows", "land_alone_windows"}
 
 
-def test_what_only_runs_need_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_needed_only_by_runs_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Definitions load without secrets, as in CI or a web server; only settings that shape assets are needed."""
     monkeypatch.delenv("KAFKA_BOOTSTRAP", raising=False)
     secret = (
@@ -107,7 +107,7 @@ def test_what_only_runs_need_may_be_missing(tmp_path: Path, monkeypatch: pytest.
         RunSession(own.definitions.find_feeds(feeds)).feed("orders")
 
 
-def test_no_folder_is_a_clear_error_and_no_other_one_is_taken(tmp_path: Path) -> None:
+def test_missing_folder_is_a_clear_error(tmp_path: Path) -> None:
     write_feeds(tmp_path, orders=FEED)
     below = tmp_path / "project" / "defs"
     below.mkdir(parents=True)
@@ -118,7 +118,7 @@ def test_no_folder_is_a_clear_error_and_no_other_one_is_taken(tmp_path: Path) ->
         own.feed_assets("refunds", tmp_path)
 
 
-def test_a_translator_says_how_each_asset_is_shown(tmp_path: Path) -> None:
+def test_translator_changes_how_assets_are_shown(tmp_path: Path) -> None:
     class PerFeed(own.FeedTranslator):
         def get_asset_spec(self, asset: own.FeedAsset) -> dg.AssetSpec:
             spec = super().get_asset_spec(asset)
@@ -198,7 +198,7 @@ def test_runs_report_under_translated_keys(project: Project, instance: dg.Dagste
     assert {k.path[0] for k in instance.get_asset_keys()} == {"raw"}
 
 
-def test_no_home_is_made_beside_the_one_that_dagster_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_second_dagster_home_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`dg` and `dagster dev` create a temporary home if none is set; the run's lock is kept in it."""
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     for name in ("home", "project"):
@@ -210,7 +210,7 @@ def test_no_home_is_made_beside_the_one_that_dagster_uses(tmp_path: Path, monkey
     assert (home / "attended").is_dir()
 
 
-def test_an_asset_downstream_takes_its_windows_rows_when_they_are_complete(
+def test_downstream_asset_reads_rows_of_complete_windows(
     project: Project,
     instance: dg.DagsterInstance,
 ) -> None:
@@ -233,9 +233,7 @@ def test_an_asset_downstream_takes_its_windows_rows_when_they_are_complete(
     assert project.executions == [(f"{DAY}02:00", 50), (f"{DAY}04:00", 0), (f"{DAY}00:00", 50)]
 
 
-def test_what_came_since_the_definitions_loaded_says_that_a_reload_is_needed(
-    project: Project, instance: dg.DagsterInstance
-) -> None:
+def test_change_after_loading_reports_that_a_reload_is_needed(project: Project, instance: dg.DagsterInstance) -> None:
     """Dagster accepts no result of a check that it has not loaded; the run lands nevertheless."""
     agree(project.world, ROWS)
     done = project.run("land_orders", 1)
@@ -246,7 +244,7 @@ def test_what_came_since_the_definitions_loaded_says_that_a_reload_is_needed(
     assert project.run("land_orders", 2).success
 
 
-def test_a_component_wraps_the_steps_that_land(world: World, instance: dg.DagsterInstance) -> None:
+def test_component_wraps_the_landing_steps(world: World, instance: dg.DagsterInstance) -> None:
     calls: list[str] = []
 
     class Wrapped(own.FeedsComponent):
@@ -298,7 +296,7 @@ def test_owners_tags_and_group_come_from_the_feed_file(tmp_path: Path) -> None:
         ("gs://bucket/p", "gcs: {token: '${UNSET}'}"),
     ],
 )
-def test_a_secret_of_the_store_that_only_runs_have_breaks_no_feed(tmp_path: Path, lake: str, store: str) -> None:
+def test_store_secret_needed_only_by_runs_may_be_missing(tmp_path: Path, lake: str, store: str) -> None:
     write_feeds(
         tmp_path, orders=f"kafka: {{bootstrap: 'a:1'}}\ntopics: orders\nstart: earliest\nlake: {lake}\n{store}\n"
     )

@@ -51,7 +51,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
         monkeypatch.setattr(SqliteEventLogStorage, call, raise_not_callable)
 
 
-def test_the_refusals_are_those_of_the_package_of_dagster_plus() -> None:
+def test_refusals_match_the_dagster_plus_package() -> None:
     """Skipped without dagster-cloud. Its agent is not started, since it needs an account."""
     if (package := importlib.util.find_spec("dagster_cloud")) is None or package.origin is None:
         pytest.skip("dagster-cloud is not installed")
@@ -118,7 +118,7 @@ def test_the_failure_shows_in_the_check(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", internals.PRIVATE)
-def test_without_any_one_private_name_feeds_land(
+def test_feeds_land_without_any_single_private_name(
     name: str,
     fleet: Fleet,  # noqa: F811 - the fixture
     monkeypatch: pytest.MonkeyPatch,
@@ -129,7 +129,7 @@ def test_without_any_one_private_name_feeds_land(
     assert fleet.run(in_hour(5)).error is None
 
 
-def test_a_dagster_without_the_private_names_lands_all_the_same(
+def test_dagster_without_the_private_names_lands(
     fleet: Fleet,  # noqa: F811 - the fixture
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -103,7 +103,7 @@ def test_a_run_is_judged_by_its_lock_then_its_heartbeat_then_its_process(
     }  # fmt: skip
 
 
-def test_a_run_that_never_began_is_dead_after_dagster_s_own_bound(
+def test_run_that_never_started_is_dead_after_the_limit_of_dagster(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched, _ = create_run(instance, Status.NOT_STARTED), create_run(instance, Status.SUCCESS)
@@ -120,7 +120,7 @@ def test_only_the_runs_of_a_feed(world: World, instance: dg.DagsterInstance) -> 
 
 @pytest.mark.parametrize(("stood", "became"), [(Status.STARTED, Status.FAILURE), (Status.CANCELING, Status.CANCELED)])
 @ON_FILES
-def test_ending_a_dead_run_says_why_and_frees_what_it_held(
+def test_ending_a_dead_run_records_the_cause_and_frees_its_slots(
     world: World, instance: dg.DagsterInstance, stood: Status, became: Status
 ) -> None:
     run = create_run(instance, stood)
@@ -151,7 +151,7 @@ def test_slots_of_runs_that_have_ended_are_freed(world: World, instance: dg.Dags
 # -- locks
 
 
-def test_a_lock_is_never_seen_free_while_its_run_lives(world: World, instance: dg.DagsterInstance) -> None:
+def test_lock_never_appears_free_while_its_run_lives(world: World, instance: dg.DagsterInstance) -> None:
     home, run = prepare_home(world.project), create_run(instance)
     assert is_held(home, run) is None
     with holding(home, run):
@@ -200,7 +200,9 @@ def test_a_home_that_no_run_has_used_is_only_read(world: World, instance: dg.Dag
     assert not (home / "attended").exists()
 
 
-def test_a_run_whose_process_goes_on_without_one_of_a_step_is_alive(world: World, instance: dg.DagsterInstance) -> None:
+def test_run_whose_process_continues_without_a_step_process_is_alive(
+    world: World, instance: dg.DagsterInstance
+) -> None:
     """Dagster's multiprocess executor goes on with other steps."""
     home, alive, dead = prepare_home(world.project), create_run(instance), create_run(instance)
     (home / "attended").mkdir(exist_ok=True)
@@ -215,9 +217,7 @@ def test_a_run_whose_process_goes_on_without_one_of_a_step_is_alive(world: World
     assert list((home / "attended").iterdir()) == []
 
 
-def test_a_lock_that_a_killed_step_left_is_taken_over_by_the_next_of_its_run(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_lock_of_a_killed_step_is_taken_over_by_the_next_step(world: World, instance: dg.DagsterInstance) -> None:
     home, run = prepare_home(world.project), create_run(instance)
     holder = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom sluice.assets.instance.instance import holding\n"
@@ -232,7 +232,7 @@ def test_a_lock_that_a_killed_step_left_is_taken_over_by_the_next_of_its_run(
     assert list((home / "attended").iterdir()) == []
 
 
-def test_a_step_that_dagster_launched_holds_its_run_s_lock(world: World, instance: dg.DagsterInstance) -> None:
+def test_step_launched_by_dagster_holds_the_run_lock(world: World, instance: dg.DagsterInstance) -> None:
     """Runs from the UI and schedules are not started by Sluice, so each step holds the lock."""
     from sluice.assets.factory import build
 
@@ -253,7 +253,7 @@ def test_a_step_that_dagster_launched_holds_its_run_s_lock(world: World, instanc
 # -- takeover of batches
 
 
-def test_the_owner_whose_run_has_ended_in_dagster_is_dead_at_once(world: World, instance: dg.DagsterInstance) -> None:
+def test_owner_of_a_run_ended_in_dagster_is_dead_at_once(world: World, instance: dg.DagsterInstance) -> None:
     failed, alive = create_run(instance, Status.FAILURE), create_run(instance)
     heartbeats = MemoryLiveness(dead={"beatless"}, suspects={"suspect"})
     with world.open_ports(world.make_session().feed("orders")) as edges:
@@ -269,7 +269,7 @@ def test_the_owner_whose_run_has_ended_in_dagster_is_dead_at_once(world: World, 
     assert watched == at_once | {"suspect": Verdict(Life.ALIVE, "set by the test")}
 
 
-def test_edges_with_dagster_s_word_are_the_same_edges(world: World, instance: dg.DagsterInstance) -> None:
+def test_edges_under_the_key_of_dagster_are_equal(world: World, instance: dg.DagsterInstance) -> None:
     with world.open_ports(world.make_session().feed("orders")) as edges:
         informed = with_dagster_liveness(edges, instance)
     assert isinstance(informed.liveness, Informed)
@@ -279,7 +279,7 @@ def test_edges_with_dagster_s_word_are_the_same_edges(world: World, instance: dg
 # -- the event log compared with the ledger
 
 
-def test_a_fresh_dagster_home_is_told_what_landed(world: World, instance: dg.DagsterInstance) -> None:
+def test_landed_windows_are_reported_to_a_new_dagster_home(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded(in_hour(0))
     world.land_unrecorded(in_hour(1))
     repairs = list(reconcile(instance, world.open_ledger_view(), dry_run=True))
@@ -292,7 +292,7 @@ def test_a_fresh_dagster_home_is_told_what_landed(world: World, instance: dg.Dag
     assert list(reconcile(instance, world.open_ledger_view())) == []
 
 
-def test_windows_that_only_dagster_knows_are_named(world: World, instance: dg.DagsterInstance) -> None:
+def test_windows_recorded_only_in_dagster_are_named(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(0))
     world.run(in_hour(1))
     assert list(reconcile(instance, world.open_ledger_view())) == []
@@ -310,7 +310,7 @@ def test_windows_that_only_dagster_knows_are_named(world: World, instance: dg.Da
     assert len(list_versions(instance, LANDED, "2024-05-01T01:00")) == 2
 
 
-def test_what_a_killed_run_left_red_is_told_again(world: World, instance: dg.DagsterInstance) -> None:
+def test_windows_left_red_by_a_killed_run_are_reported_again(world: World, instance: dg.DagsterInstance) -> None:
     world.run()
     create_killed_run(world, instance, "2024-05-01T01:00")
     bury_dead_runs(instance, prepare_home(world.project))

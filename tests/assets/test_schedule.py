@@ -65,7 +65,7 @@ def list_hours(*numbers: int) -> list[str]:
     return [f"{n:02}:00" for n in numbers]
 
 
-def test_it_asks_for_pending_windows_oldest_first_those_in_a_row_by_one_run(
+def test_pending_windows_are_requested_oldest_first_adjacent_ones_in_one_run(
     world: World, instance: dg.DagsterInstance
 ) -> None:
     assert run_tick(world, instance) == list_hours(4), "no ledger yet: the newest window that is closed"
@@ -81,7 +81,7 @@ def test_it_asks_for_pending_windows_oldest_first_those_in_a_row_by_one_run(
     assert run_tick(world, instance) == list_hours(12)
 
 
-def test_of_a_long_outage_it_asks_for_a_part_and_says_so(
+def test_long_outage_is_requested_in_parts_and_reported(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.land_unrecorded(in_hour(3))
@@ -90,7 +90,7 @@ def test_of_a_long_outage_it_asks_for_a_part_and_says_so(
     assert (format_request(request), request.tags[MORE_TAG]) == ("00:00-02:00", "1")
 
 
-def test_a_window_under_way_is_left_alone(world: World, instance: dg.DagsterInstance) -> None:
+def test_window_of_an_active_run_is_not_requested(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded(in_hour(2))
     started = dg.DagsterRunStatus.STARTED
     create_run(world, instance, started, "00:00")
@@ -116,7 +116,7 @@ def test_a_run_that_was_killed_with_the_code_server_is_marked_as_failed(
     assert run_tick(world, instance) == ["00:00-03:00"], "what Dagster has not retried by then"
 
 
-def test_a_run_that_dagster_made_and_never_launched_keeps_no_window(world: World, instance: dg.DagsterInstance) -> None:
+def test_run_never_launched_by_dagster_blocks_no_window(world: World, instance: dg.DagsterInstance) -> None:
     """The daemon was killed before the launch; the window would wait forever."""
     world.land_unrecorded(in_hour(3))
     create_run(world, instance, dg.DagsterRunStatus.NOT_STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}03:00"})
@@ -129,7 +129,7 @@ def test_a_run_that_dagster_made_and_never_launched_keeps_no_window(world: World
     assert run_tick(world, instance) == ["00:00-03:00"]
 
 
-def test_a_run_whose_process_lives_is_left_alone(world: World, instance: dg.DagsterInstance) -> None:
+def test_run_with_a_live_process_is_not_ended(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded(in_hour(3))
     create_run(world, instance, dg.DagsterRunStatus.STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}02:00"})
     (run,) = instance.get_runs()
@@ -138,24 +138,20 @@ def test_a_run_whose_process_lives_is_left_alone(world: World, instance: dg.Dags
     assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.STARTED
 
 
-def test_while_a_run_over_several_windows_is_at_work_it_asks_for_nothing(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_active_run_over_several_windows_defers_requests(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded(in_hour(3))
     create_run(world, instance, dg.DagsterRunStatus.STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}02:00"})
     assert "at work on the windows of orders from 2024-05-01T00:00 on" in run_tick(world, instance)
 
 
-def test_while_a_backfill_of_windows_in_a_row_is_at_work_it_asks_for_nothing(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_active_backfill_of_adjacent_windows_defers_requests(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded(in_hour(3))
     row = dict(zip(RANGE_TAGS, (f"{DAY}00:00", f"{DAY}01:00"), strict=True))
     create_run(world, instance, dg.DagsterRunStatus.STARTED, None, backfill=True, tags=row)
     assert "at work on the windows of orders from 2024-05-01T00:00 on" in run_tick(world, instance)
 
 
-def test_a_window_that_failed_is_asked_for_by_itself_and_thrice_waits_for_somebody(
+def test_failed_window_is_requested_alone_and_waits_after_three_failures(
     world: World, instance: dg.DagsterInstance
 ) -> None:
     world.land_unrecorded(in_hour(4))
@@ -173,7 +169,7 @@ def test_a_window_that_failed_is_asked_for_by_itself_and_thrice_waits_for_somebo
     assert run_tick(world, instance) == ["01:00-03:00", "03:00"], "succeeded since; passes by itself; once"
 
 
-def test_runs_that_never_began_are_not_counted(world: World, instance: dg.DagsterInstance) -> None:
+def test_runs_that_never_started_are_not_counted(world: World, instance: dg.DagsterInstance) -> None:
     """As when the code server has no time to start them; the window is requested at each tick."""
     world.land_unrecorded(in_hour(2))
     for _ in range(4):
@@ -181,9 +177,7 @@ def test_runs_that_never_began_are_not_counted(world: World, instance: dg.Dagste
     assert run_tick(world, instance) == ["00:00-04:00"]
 
 
-def test_it_looks_when_windows_close_and_soon_after_a_run_that_left_something(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_tick_surveys_when_windows_close_and_after_incomplete_runs(world: World, instance: dg.DagsterInstance) -> None:
     def is_due(hours: int, minutes: int) -> bool:
         world.at(hours, minutes)
         return looks.is_due(instance, world.time())
@@ -207,7 +201,7 @@ def test_it_looks_when_windows_close_and_soon_after_a_run_that_left_something(
     assert is_due(14, 40), "ticks were missed"
 
 
-def test_a_window_that_closes_later_by_the_clock_of_the_code_server_waits_for_no_hour(
+def test_window_that_closes_later_by_the_code_server_clock_waits_no_hour(
     world: World, instance: dg.DagsterInstance
 ) -> None:
     """With the daemon's clock two seconds ahead of the code server's, the first tick finds the window open."""
@@ -220,9 +214,7 @@ def test_a_window_that_closes_later_by_the_clock_of_the_code_server_waits_for_no
     assert [is_due(*at) for at in ((10, 12), (11, 10), (11, 15), (11, 20))] == [True, True, True, False]
 
 
-def test_after_a_look_that_failed_or_made_no_run_the_next_tick_looks_again(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_next_tick_surveys_again_after_a_failed_or_empty_one(world: World, instance: dg.DagsterInstance) -> None:
     away = True
 
     @contextmanager
@@ -287,9 +279,7 @@ def find_first_partition(world: World, monkeypatch: pytest.MonkeyPatch) -> str:
     return partitions.get_first_partition_key() or ""
 
 
-def test_a_home_that_never_landed_anything_shows_and_lands_by_the_ledger(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_home_shows_and_lands_by_the_ledger(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs' home and the code server's share the lake alone."""
     here, there = root / "code-server", root / "run"
     for home in (here, there):
@@ -332,7 +322,7 @@ def test_windows_earlier_than_the_loaded_ones_are_requested_by_tag(world: World,
         ("{granularity: op}", {"others": 5}),  # a killed run would keep the only slot
     ],
 )
-def test_a_tick_limits_the_pools_of_its_feeds_alone(
+def test_tick_limits_only_the_pools_of_its_feeds(
     pools: str, limits: dict[str, int], world: World, tmp_path: Path
 ) -> None:
     (tmp_path / "dagster.yaml").write_text(f"concurrency: {{pools: {pools}}}\n")

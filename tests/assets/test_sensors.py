@@ -70,7 +70,7 @@ def get_metadata(evaluation: dg.AssetCheckEvaluation) -> Mapping[str, Any]:
 # -- reported once
 
 
-def test_a_feed_that_never_ran_and_one_that_is_well_have_no_findings(world: World, sensor: Sensor) -> None:
+def test_feed_without_runs_and_healthy_feed_have_no_findings(world: World, sensor: Sensor) -> None:
     summary, checks = sensor.run_tick()
     assert (summary, checks["orders"].passed) == ("1 feed checked; no findings", True)
     world.run()
@@ -80,7 +80,7 @@ def test_a_feed_that_never_ran_and_one_that_is_well_have_no_findings(world: Worl
     assert sensor.run_tick() == ("1 feed checked; no findings", {}), "nothing new: nothing to store"
 
 
-def test_lag_is_told_once_and_once_more_when_it_has_passed(world: World, sensor: Sensor) -> None:
+def test_lag_is_reported_once_and_again_when_resolved(world: World, sensor: Sensor) -> None:
     world.land_unrecorded()
     world.grow(1, 130)
     assert sensor.find_evaluation().passed, "a few seconds old"
@@ -119,14 +119,14 @@ def test_a_materialization_has_the_check_evaluated_again(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"told": {"orders": 3}}', '{"told": []}', "[" * 100_000])
-def test_a_damaged_cursor_is_as_good_as_none(text: str) -> None:
+def test_damaged_cursor_is_ignored(text: str) -> None:
     assert SensorCursor.read(text) == SensorCursor()
 
 
 # -- each finding
 
 
-def test_lag_has_a_threshold_of_the_feeds(world: World, sensor: Sensor) -> None:
+def test_lag_threshold_is_set_by_the_feed(world: World, sensor: Sensor) -> None:
     write(world, orders=FEED + "alerts: {lag: 1d}\n")
     world.land_unrecorded()
     world.grow(1, 130)
@@ -147,7 +147,7 @@ def test_records_about_to_be_deleted(world: World, sensor: Sensor) -> None:
     assert get_metadata(evaluation)["ranges_at_risk"] == 2
 
 
-def test_settings_that_may_not_be_seen_are_told_of_once(world: World, sensor: Sensor) -> None:
+def test_hidden_settings_are_reported_once(world: World, sensor: Sensor) -> None:
     world.cluster.settings = Configs(denied=("orders",))
     world.land_unrecorded(in_hour(0))
     evaluation = sensor.find_evaluation()
@@ -158,7 +158,7 @@ def test_settings_that_may_not_be_seen_are_told_of_once(world: World, sensor: Se
     assert remedy.endswith("--operation DescribeConfigs --topic orders")
 
 
-def test_records_that_are_gone(world: World, sensor: Sensor) -> None:
+def test_deleted_records(world: World, sensor: Sensor) -> None:
     world.land_unrecorded(in_hour(0))
     world.cluster.states[P1] = replace(world.cluster.states[P1], log_start=60)
     (text, remedy), *_ = list_findings(sensor.find_evaluation())
@@ -182,7 +182,7 @@ def test_new_partitions_and_new_topics(world: World, sensor: Sensor) -> None:
     assert sensor.find_evaluation().passed
 
 
-def test_a_recreated_topic_and_one_that_is_gone(world: World, sensor: Sensor) -> None:
+def test_recreated_and_deleted_topics(world: World, sensor: Sensor) -> None:
     world.land_unrecorded()
     before = dict(world.cluster.states)
     for tp in (P0, P1):
@@ -207,7 +207,7 @@ def test_another_cluster_behind_the_address(world: World, sensor: Sensor) -> Non
     assert "the bootstrap address answers as cluster-2" in text
 
 
-def test_a_transaction_that_hangs_is_named_with_the_command_that_ends_it(world: World, sensor: Sensor) -> None:
+def test_hanging_transaction_is_named_with_the_command_that_ends_it(world: World, sensor: Sensor) -> None:
     world.land_unrecorded(in_hour(0))
     world.cluster.hold(P1, 40)
     world.cluster.open[P1] = OpenTransaction(40, 77, 3, last_written=at_hour(6) + 59 * 60_000, name="billing-7")
@@ -270,7 +270,7 @@ def write_feeds(world: World, number: int) -> World:
     return world
 
 
-def test_each_kafka_is_asked_once(world: World, instance: dg.DagsterInstance) -> None:
+def test_each_kafka_is_queried_once(world: World, instance: dg.DagsterInstance) -> None:
     write_feeds(world, 5)
     counter = TopicCounter(world)
     tick = Tick(RunSession(world.project, counter.open_ports), SensorCursor())
@@ -278,7 +278,7 @@ def test_each_kafka_is_asked_once(world: World, instance: dg.DagsterInstance) ->
     assert (tick.looked, len(tick.events), counter.requests) == (6, 6, 2)
 
 
-def test_a_kafka_that_is_away_stops_its_own_feeds_alone(world: World, instance: dg.DagsterInstance) -> None:
+def test_unreachable_kafka_stops_only_its_feeds(world: World, instance: dg.DagsterInstance) -> None:
     write_feeds(world, 2)
 
     @contextmanager
@@ -297,7 +297,7 @@ def test_a_kafka_that_is_away_stops_its_own_feeds_alone(world: World, instance: 
     assert tick.cursor.reported["other"] == (0, ("lag",)), "its reported findings stay"
 
 
-def test_an_error_that_is_no_sluices_stops_its_own_feed_alone(world: World, instance: dg.DagsterInstance) -> None:
+def test_unexpected_error_stops_only_its_feed(world: World, instance: dg.DagsterInstance) -> None:
     """A failing tick stores no cursor: the next one would fail at the same feed and never reach those after it."""
     write_feeds(world, 2)
 
@@ -314,7 +314,7 @@ def test_an_error_that_is_no_sluices_stops_its_own_feed_alone(world: World, inst
     assert tick.news == ["feed0 could not be checked: unforeseen RuntimeError"]
 
 
-def test_a_tick_that_runs_out_of_time_goes_on_at_the_next_one(world: World, instance: dg.DagsterInstance) -> None:
+def test_tick_out_of_time_continues_at_the_next_one(world: World, instance: dg.DagsterInstance) -> None:
     write_feeds(world, 3)
     now = 0.0
 
@@ -332,7 +332,7 @@ def test_a_tick_that_runs_out_of_time_goes_on_at_the_next_one(world: World, inst
     assert checked == [["feed0", "feed1"], ["feed2", "other"], []]
 
 
-def test_a_broken_feed_file_is_told_and_the_others_are_looked_at(world: World, instance: dg.DagsterInstance) -> None:
+def test_broken_feed_file_is_reported_and_others_are_checked(world: World, instance: dg.DagsterInstance) -> None:
     (world.project.feeds_folder / "bad.yaml").write_text("topics: [\n")
     tick = Tick(RunSession(world.project, world.open_ports), SensorCursor())
     tick.run(instance, lambda: 0.0)
@@ -343,7 +343,7 @@ def test_a_broken_feed_file_is_told_and_the_others_are_looked_at(world: World, i
 # -- the check outside the sensor
 
 
-def test_the_check_by_hand_looks_at_once(world: World, instance: dg.DagsterInstance) -> None:
+def test_manual_check_runs_at_once(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded()
     world.grow(1, 130)
     world.at(9)
@@ -360,7 +360,7 @@ def test_the_check_by_hand_looks_at_once(world: World, instance: dg.DagsterInsta
     assert "alerts.lag" in (evaluation.description or "")
 
 
-def test_a_window_landed_from_the_ui_is_looked_at_afterwards(world: World, instance: dg.DagsterInstance) -> None:
+def test_window_landed_from_the_ui_is_checked_afterwards(world: World, instance: dg.DagsterInstance) -> None:
     """The job behind `Materialize` also runs the check, after the window; the check has no partitions and passes."""
     session = RunSession(world.project, world.open_ports)
     job = build(world.project, session).resolve_implicit_job_def_def_for_assets([landed_key("orders")])
@@ -374,7 +374,7 @@ def test_a_window_landed_from_the_ui_is_looked_at_afterwards(world: World, insta
     assert FEED_HEALTH in evaluations
 
 
-def test_nothing_secret_is_told(world: World, sensor: Sensor) -> None:
+def test_no_secret_is_reported(world: World, sensor: Sensor) -> None:
     world.land_unrecorded(in_hour(0))
     world.cluster.hold(P1, 40)
     world.cluster.open[P1] = OpenTransaction(40, 77, 3, last_written=0)

@@ -36,7 +36,7 @@ def world(root: Path) -> World:
     return memory_world
 
 
-def test_a_run_brings_the_table_up_and_a_catalog_that_is_away_stops_nothing(
+def test_run_updates_the_table_and_an_unreachable_catalog_stops_nothing(
     world: World, instance: dg.DagsterInstance
 ) -> None:
     catalog = world.project.root / ".sluice" / "catalog.db"
@@ -68,7 +68,7 @@ def test_a_run_brings_the_table_up_and_a_catalog_that_is_away_stops_nothing(
     assert [d.asset_key for d in specs[TABLE].deps] == [landed_key("orders")]
 
 
-def test_files_that_the_next_sync_takes_out_are_told() -> None:
+def test_files_removed_by_the_next_sync_are_reported() -> None:
     comparison = TableComparison(None, {}, (), stale=("a", "b"))
     assert (
         table_step._describe(comparison)
@@ -76,7 +76,7 @@ def test_files_that_the_next_sync_takes_out_are_told() -> None:
     )
 
 
-def test_after_a_run_that_could_not_commit_the_next_one_adds_what_it_landed(
+def test_next_run_adds_files_of_a_run_that_could_not_commit(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as away:
@@ -88,7 +88,7 @@ def test_after_a_run_that_could_not_commit_the_next_one_adds_what_it_landed(
     assert (metadata["dagster/row_count"], metadata["added_files"]) == (100, 4)
 
 
-def test_a_run_holds_its_lock_until_its_table_is_up(
+def test_run_holds_its_lock_until_its_table_is_updated(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is killed during the sync is then recognized as dead."""

@@ -97,9 +97,7 @@ def test_a_feed_that_commits_nothing_warns(world: World, instance: dg.DagsterIns
     assert (check.passed, check.description) == (False, "nothing is committed: the feed has `commit: none`")
 
 
-def test_a_boundary_that_was_searched_for_warns_in_the_windows_around_it(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_searched_boundary_warns_in_the_adjacent_windows(world: World, instance: dg.DagsterInstance) -> None:
     world.cluster.hidden[P1] = 25
     outcome = world.run(CATCH_UP)
     evaluations = read_checks(instance, outcome.run_id, BOUNDARIES)
@@ -112,7 +110,9 @@ def test_a_boundary_that_was_searched_for_warns_in_the_windows_around_it(
     assert not read_checks(instance, outcome.run_id, BOUNDARIES)[f"{DAY}01:00"].passed, "pinned boundaries stay"
 
 
-def test_windows_in_any_order_are_committed_when_the_gap_closes(world: World, instance: dg.DagsterInstance) -> None:
+def test_windows_landed_in_any_order_are_committed_when_the_gap_closes(
+    world: World, instance: dg.DagsterInstance
+) -> None:
     world.run(in_hour(0))
     late = world.run(in_hour(2))
     waiting = read_checks(instance, late.run_id, OFFSETS_COMMITTED)[f"{DAY}02:00"]
@@ -133,7 +133,7 @@ def test_windows_in_any_order_are_committed_when_the_gap_closes(world: World, in
     assert world.group.offsets[P0].offset == 75
 
 
-def test_a_window_that_no_commit_has_passed_warns(world: World, instance: dg.DagsterInstance) -> None:
+def test_window_beyond_the_committed_offset_warns(world: World, instance: dg.DagsterInstance) -> None:
     """A new feed's first run lands the newest hour, as the UI offers it first; nothing of it is committed."""
     newest = world.run(in_hour(3))
     frontier, account = (read_checks(instance, newest.run_id, name) for name in (OFFSETS_COMMITTED, NO_GAPS))
@@ -145,7 +145,7 @@ def test_a_window_that_no_commit_has_passed_warns(world: World, instance: dg.Dag
     assert read_cells(account[None].metadata["account"].value)[0]["holes"] == "[0, 75)"
 
 
-def test_a_quiet_hour_that_is_whole_already_is_not_committed_either(world: World, instance: dg.DagsterInstance) -> None:
+def test_complete_quiet_hour_is_not_committed(world: World, instance: dg.DagsterInstance) -> None:
     first = world.run(in_hour(0))
     assert {w: c.passed for w, c in read_checks(instance, first.run_id, OFFSETS_COMMITTED).items()} == {
         f"{DAY}00:00": True,
@@ -155,7 +155,7 @@ def test_a_quiet_hour_that_is_whole_already_is_not_committed_either(world: World
     assert read_checks(instance, rest.run_id, OFFSETS_COMMITTED)[f"{DAY}04:00"].passed
 
 
-def test_a_hole_that_something_was_done_about_is_a_warning(world: World, instance: dg.DagsterInstance) -> None:
+def test_accepted_hole_is_a_warning(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(3))
     world.run(in_hour(0, only=(P1,)))
     again = world.run(in_hour(3))
@@ -164,7 +164,7 @@ def test_a_hole_that_something_was_done_about_is_a_warning(world: World, instanc
     assert not read_checks(instance, again.run_id, OFFSETS_COMMITTED)[f"{DAY}03:00"].passed
 
 
-def test_a_catch_up_tells_of_every_window_that_it_completes(world: World, instance: dg.DagsterInstance) -> None:
+def test_catch_up_reports_every_window_that_it_completes(world: World, instance: dg.DagsterInstance) -> None:
     world.grow(0, 110)  # it is six, and hour 5 is in its grace period: new records may still belong to it
     outcome = world.run()
 
@@ -183,7 +183,7 @@ def test_a_catch_up_tells_of_every_window_that_it_completes(world: World, instan
     assert read_windows(instance, LANDED)[f"{DAY}05:00"]["rows"] == 10, "landed before, whole now"
 
 
-def test_a_whole_window_again_says_the_same(world: World, instance: dg.DagsterInstance) -> None:
+def test_complete_window_reported_again_is_equal(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(0))
     before = read_windows(instance, LANDED)[f"{DAY}00:00"]
     again = world.run(in_hour(0))
@@ -193,7 +193,7 @@ def test_a_whole_window_again_says_the_same(world: World, instance: dg.DagsterIn
     assert first == second
 
 
-def test_half_an_hour_never_shows_green(world: World, instance: dg.DagsterInstance) -> None:
+def test_partial_hour_never_shows_green(world: World, instance: dg.DagsterInstance) -> None:
     world.engine.failing = {P1}
     outcome = world.run(in_hour(0))
 
@@ -214,7 +214,7 @@ def test_half_an_hour_never_shows_green(world: World, instance: dg.DagsterInstan
     assert world.group.offsets[P1].offset == 25
 
 
-def test_a_held_window_fails_and_names_what_holds_it(world: World, instance: dg.DagsterInstance) -> None:
+def test_window_on_hold_fails_and_names_the_transaction(world: World, instance: dg.DagsterInstance) -> None:
     world.cluster.hold(P0, 10)
     outcome = world.run(in_hour(0))
     assert isinstance(outcome.error, WindowHeld)
@@ -227,9 +227,7 @@ def test_a_held_window_fails_and_names_what_holds_it(world: World, instance: dg.
     assert run.tags[AGAIN_TAG] == "WindowHeld", "it passes by itself: the schedule goes on trying"
 
 
-def test_a_window_on_which_another_run_is_at_work_is_requested_any_number_of_times(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_window_of_another_active_run_is_requested_without_limit(world: World, instance: dg.DagsterInstance) -> None:
     world.engine.raising = RuntimeError("it goes on elsewhere")
     with pytest.raises(RuntimeError):
         world.land_unrecorded(in_hour(0))
@@ -242,7 +240,7 @@ def test_a_window_on_which_another_run_is_at_work_is_requested_any_number_of_tim
 
 
 @pytest.mark.parametrize("error", [KafkaUnavailable("no answer"), CorruptBatch("its checksum is wrong")])
-def test_a_window_whose_tasks_did_not_reach_kafka_is_requested_any_number_of_times(
+def test_window_with_unreachable_kafka_is_requested_without_limit(
     error: SluiceError, world: World, instance: dg.DagsterInstance
 ) -> None:
     """As in a cluster whose executors may not connect to the brokers, unlike the driver."""
@@ -254,9 +252,7 @@ def test_a_window_whose_tasks_did_not_reach_kafka_is_requested_any_number_of_tim
     assert run.tags.get(AGAIN_TAG, "") == ("BatchIncomplete" if isinstance(error, KafkaUnavailable) else "")
 
 
-def test_a_window_whose_ledger_entry_got_no_answer_is_requested_any_number_of_times(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_window_with_an_unanswered_entry_is_requested_without_limit(world: World, instance: dg.DagsterInstance) -> None:
     """A store that is read-only for a while answers each run so."""
 
     def hang(path: str) -> None:
@@ -271,7 +267,7 @@ def test_a_window_whose_ledger_entry_got_no_answer_is_requested_any_number_of_ti
     assert run.tags[AGAIN_TAG] == "Unknown"
 
 
-def test_a_run_that_its_limits_end_leaves_the_window_partial(root: Path) -> None:
+def test_run_ended_by_its_limits_leaves_the_window_partial(root: Path) -> None:
     world = World(root, {"orders": FEED + "limits: {records: 30}\n"})
     errors = [world.run(in_hour(0)).error for _ in range(2)]
     assert [type(e) for e in errors] == [WindowIncomplete, type(None)]
@@ -292,14 +288,14 @@ def test_some_partitions_of_a_window(world: World, instance: dg.DagsterInstance)
         (at_hour(-1), "Kafka holds no record"),
     ],
 )
-def test_a_window_that_is_none_is_refused_with_the_reason(world: World, window: int, message: str) -> None:
+def test_invalid_window_is_refused_with_the_reason(world: World, window: int, message: str) -> None:
     world.land_unrecorded(in_hour(0))
     outcome = world.run(in_hour(0).__class__(in_hour(0).kind, window=window))
     assert isinstance(outcome.error, UsageError | WindowOpen)
     assert message in outcome.error.message
 
 
-def test_windows_that_a_dead_run_completed_are_told_by_the_next(world: World, instance: dg.DagsterInstance) -> None:
+def test_windows_completed_by_a_dead_run_are_reported_by_the_next(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded()
     world.run(in_hour(2))
     landed = read_windows(instance, LANDED)
@@ -312,7 +308,7 @@ def test_windows_that_a_dead_run_completed_are_told_by_the_next(world: World, in
 TYPED = FEED + "format: json\nschema: {n: int64}\n"
 
 
-def test_a_typed_feed_s_quarantine_stands_beside_what_landed(root: Path) -> None:
+def test_quarantine_of_a_typed_feed_is_a_separate_asset(root: Path) -> None:
     world = World(root, {"orders": TYPED})
     world.engine.bad = 3
     graph = build(world.project).resolve_asset_graph()
@@ -335,7 +331,7 @@ def test_a_typed_feed_s_quarantine_stands_beside_what_landed(root: Path) -> None
 # -- an asset by itself
 
 
-def test_landing_by_itself_commits(world: World, instance: dg.DagsterInstance) -> None:
+def test_landing_alone_commits(world: World, instance: dg.DagsterInstance) -> None:
     """As from its own page, or in a backfill."""
     job = build(world.project, world.make_session()).resolve_implicit_job_def_def_for_assets([LANDED])
     assert job is not None
@@ -370,7 +366,7 @@ def run_backfill(world: World, instance: dg.DagsterInstance, keys: Sequence[dg.A
 
 
 @pytest.mark.parametrize("keys", [(LANDED, COMMITTED), (LANDED,)])
-def test_a_backfill_of_windows_in_a_row_is_one_run(
+def test_backfill_of_adjacent_windows_is_one_run(
     world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
 ) -> None:
     world.run(in_hour(1))
@@ -397,7 +393,7 @@ def test_a_backfill_of_windows_in_a_row_is_one_run(
     landed_metadata.require_reported(instance, world.open_ledger_view())
 
 
-def test_of_a_backfill_that_fails_the_windows_that_are_complete_are_green(
+def test_complete_windows_of_a_failed_backfill_are_green(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.cluster.hold(P1, 60)
@@ -435,7 +431,7 @@ def count_failed_partitions(pages: Pages) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("keys", [(LANDED, COMMITTED), (LANDED,)])
-def test_a_backfill_whose_last_window_has_not_settled_lands_the_others(
+def test_backfill_with_an_unsettled_last_window_lands_the_others(
     world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
 ) -> None:
     world.at(6, minutes=5)
@@ -454,7 +450,7 @@ def test_a_backfill_whose_last_window_has_not_settled_lands_the_others(
 
 
 @pytest.mark.parametrize("keys", [(LANDED, COMMITTED), (LANDED,)])
-def test_a_run_of_a_window_that_has_not_settled_is_skipped_and_the_schedule_lands_it(
+def test_unsettled_window_is_skipped_and_landed_by_the_schedule(
     world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
 ) -> None:
     world.at(6, minutes=5)
@@ -481,7 +477,7 @@ def test_a_run_of_a_window_that_has_not_settled_is_skipped_and_the_schedule_land
         assert count_failed_partitions(pages) == (0, 0)
 
 
-def test_a_run_of_several_windows_whose_last_has_not_settled(world: World, instance: dg.DagsterInstance) -> None:
+def test_run_of_several_windows_with_an_unsettled_last_one(world: World, instance: dg.DagsterInstance) -> None:
     world.at(6, minutes=5)
     job = build(world.project, world.make_session()).resolve_job_def("land_orders")
     config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}07:00"}}}}
@@ -491,7 +487,7 @@ def test_a_run_of_several_windows_whose_last_has_not_settled(world: World, insta
     assert {*read_observations(instance, LANDED)} == {f"{DAY}05:00", f"{DAY}06:00"}
 
 
-def test_the_job_that_lands_anything_names_what_has_not_settled(world: World, instance: dg.DagsterInstance) -> None:
+def test_landing_job_names_unsettled_windows(world: World, instance: dg.DagsterInstance) -> None:
     world.at(6, minutes=5)
     job = build(world.project, world.make_session()).resolve_job_def("catch_up_orders")
     for first, settled in ((3, {f"{DAY}03:00", f"{DAY}04:00"}), (5, set())):
@@ -503,7 +499,7 @@ def test_the_job_that_lands_anything_names_what_has_not_settled(world: World, in
         assert f"{DAY}05:00" not in read_windows(instance, LANDED)
 
 
-def test_of_a_run_that_fails_no_window_is_red_that_has_not_settled(
+def test_unsettled_window_of_a_failed_run_is_not_red(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.at(6, minutes=5)
@@ -516,7 +512,7 @@ def test_of_a_run_that_fails_no_window_is_red_that_has_not_settled(
     assert f"{DAY}05:00" not in unmaterialized_partitions(instance, LANDED)
 
 
-def test_with_the_commit_in_the_run_it_is_done_once(world: World, instance: dg.DagsterInstance) -> None:
+def test_commit_within_the_run_is_done_once(world: World, instance: dg.DagsterInstance) -> None:
     outcome = world.run(in_hour(0))
     materializations = instance.get_records_for_run(
         outcome.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
@@ -529,7 +525,7 @@ def test_with_the_commit_in_the_run_it_is_done_once(world: World, instance: dg.D
     assert sorted(keys) == [COMMITTED, LANDED]
 
 
-def test_what_landed_can_be_asked_for_without_its_quarantine(root: Path) -> None:
+def test_landed_asset_can_be_requested_without_its_quarantine(root: Path) -> None:
     """`dagster asset materialize --select 'key:"orders/landed"+'`."""
     world = World(root, {"orders": TYPED})
     world.engine.bad = 3
@@ -546,7 +542,7 @@ def test_what_landed_can_be_asked_for_without_its_quarantine(root: Path) -> None
 # -- the code location
 
 
-def test_partitions_begin_where_the_feed_did(root: Path) -> None:
+def test_partitions_start_with_the_feed(root: Path) -> None:
     world = World(root, {"orders": FEED.replace("2024-05-01T00:00:00Z", "earliest"), "daily": FEED + "window: 1d\n"})
 
     def find_first_partition(feed: str) -> str:
@@ -580,9 +576,7 @@ def test_windows_of_any_length(tmp_path: Path, length: str, cron: str, closing: 
     assert defs.resolve_schedule_def("land_orders_windows").cron_schedule == [closing, "*/5 * * * *"]
 
 
-def test_a_record_from_1970_tells_of_its_window_and_not_of_fifty_years(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_record_from_1970_reports_one_window_and_not_fifty_years(world: World, instance: dg.DagsterInstance) -> None:
     feed = world.project.feeds_folder / "orders.yaml"
     feed.write_text(FEED.replace("start: 2024-05-01T00:00:00Z", "start: earliest"))
     world.cluster.stamps[P0][0] = 5
@@ -595,7 +589,7 @@ def test_a_record_from_1970_tells_of_its_window_and_not_of_fifty_years(
     assert set(read_windows(instance, COMMITTED)) == set(landed)
 
 
-def test_a_window_that_is_landed_again_is_told_again_with_another_version(world: World) -> None:
+def test_window_landed_again_is_reported_with_a_new_version(world: World) -> None:
     """Reports then run over it again. The catch-up job lands it, since the request is more than a window."""
     world.run(in_hour(1))
     with open_instance(world.project) as instance:
@@ -608,7 +602,7 @@ def test_a_window_that_is_landed_again_is_told_again_with_another_version(world:
 
 
 @pytest.mark.parametrize("nth", [1, 3, 6])
-def test_an_interrupt_while_landed_windows_are_reported_costs_no_event(
+def test_interrupt_while_reporting_windows_loses_no_event(
     root: Path, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     """Events of the windows' earlier runs do not replace those of the interrupted run."""
@@ -657,9 +651,7 @@ def test_a_run_lands_the_windows_after_its_own_and_shows_all_of_them(
     assert len(world.state().batches) == 1
 
 
-def test_of_windows_that_were_asked_for_and_did_not_land_the_first_are_red(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_first_requested_windows_that_did_not_land_are_red(world: World, instance: dg.DagsterInstance) -> None:
     world.engine.failing = {P0}
     job = build(world.project, world.make_session()).resolve_job_def("land_orders")
     config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}03:00"}}}}
@@ -676,7 +668,7 @@ def test_of_windows_that_were_asked_for_and_did_not_land_the_first_are_red(
 # -- a Dagster that is new
 
 
-def test_a_new_dagster_is_told_of_the_past_in_portions_the_newest_first(
+def test_past_windows_are_reported_to_a_new_dagster_in_portions_newest_first(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(landed_metadata, "PORTION", 2)

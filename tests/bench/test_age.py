@@ -13,7 +13,7 @@ from bench import age
 from sluice.pipelines.batch import carry_out
 
 
-def test_a_young_feed_is_measured_and_the_next_hour_looks_at_few_names(
+def test_young_feed_is_measured_and_the_next_hour_lists_few_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(age, "MONTH", 60)

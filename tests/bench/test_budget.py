@@ -39,7 +39,7 @@ def test_each_part_of_the_work_takes_some_of_the_time(workload: Workload, more: 
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_held_of_a_topic_is_bounded_by_records_and_by_bytes() -> None:
+def test_memory_for_a_topic_is_bounded_by_records_and_bytes() -> None:
     many, large = (
         OffsetRange("t", 0, "", 0, 400_000, estimated_bytes=1),
         OffsetRange("t", 1, "", 5, 105, estimated_bytes=1 << 30),

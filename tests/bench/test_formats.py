@@ -17,7 +17,7 @@ from sluice.pipelines.records.shape import READERS
 ROWS = next(TYPED_ORDERS.of(40).chunks(0))
 
 
-def test_avro_orders_are_what_fastavro_reads_of_them() -> None:
+def test_avro_orders_match_fastavro() -> None:
     read = FORMATS["avro"].reading()
     sent = as_sent(ROWS, "avro").column("value").to_pylist()
     for value, text in zip(sent, ROWS.column("value").to_pylist(), strict=True):
@@ -32,7 +32,7 @@ def test_json_schema_orders_are_the_same_behind_a_header() -> None:
     assert [v[BEGIN:].decode() for v in sent] == ROWS.column("value").to_pylist()
 
 
-def test_protobuf_orders_are_what_google_reads_of_them() -> None:
+def test_protobuf_orders_match_google_protobuf() -> None:
     read = FORMATS["protobuf"].reading()
     sent = as_sent(ROWS, "protobuf").column("value").to_pylist()
     for value, text in zip(sent, ROWS.column("value").to_pylist(), strict=True):
@@ -48,7 +48,7 @@ def test_the_columns_are_the_fields_of_typed(name: str) -> None:
     assert [f.name for f in reader.columns.fields] == [n for n, _ in TYPED_ORDERS.schema]
 
 
-def test_other_workloads_keep_their_topics() -> None:
+def test_topics_of_other_workloads_are_unchanged() -> None:
     assert as_sent(ROWS, "") is ROWS
     prints = {w.fingerprint for w in (TYPED_ORDERS, AVRO_ORDERS, PROTOBUF_ORDERS, JSON_SCHEMA_ORDERS)}
     assert len(prints) == 4

@@ -54,7 +54,7 @@ def test_cpu_time_of_a_tree(code: str) -> None:
     assert cost.machine_cpu >= cost.cpu - 0.1
 
 
-def test_what_stands_beside_is_told_apart() -> None:
+def test_other_processes_are_measured_separately() -> None:
     burn = _BURN.format(seconds=0.3) + "print('done', flush=True); input()"
     idle = "print('done', flush=True); input()"
     with run_python(burn) as broker, run_python(idle) as peer, metering(peer.pid, (broker.pid,)) as meter:

@@ -23,7 +23,7 @@ from sluice.pipelines.errors import Failed, UsageError
 NOWHERE = PeerTask("127.0.0.1:1", "t", {0: 10}, 1)
 
 
-def test_a_peer_that_ends_is_told_with_its_own_words(tmp_path: Path) -> None:
+def test_failed_peer_is_reported_with_its_output(tmp_path: Path) -> None:
     broken = Peer("broken", "A broken peer", "bench.no_such_module")
     with (
         pytest.raises(Failed, match=r"A broken peer ended with 1(.|\n)*no_such_module"),
@@ -39,12 +39,12 @@ def test_unknown_names_are_refused_before_anything_starts(bench_request: BenchRe
     assert not (tmp_path / "data").exists()
 
 
-def test_a_peer_that_takes_no_part_is_refused(tmp_path: Path) -> None:
+def test_peer_outside_the_benchmark_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="dlt takes no part"):
         run(BenchRequest(names=("gzip", "flat"), peers=("dlt",), folder=tmp_path / "data"), [], print, print)
 
 
-def test_a_peer_without_its_tool_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_peer_without_its_tool_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     notes: list[str] = []
     sluice, rust = find_peer("sluice"), find_peer("rust")
@@ -55,7 +55,7 @@ def test_a_peer_without_its_tool_is_left_out(monkeypatch: pytest.MonkeyPatch, tm
     assert "install cargo" in refused.value.remedy
 
 
-def test_a_format_adds_what_its_values_need() -> None:
+def test_format_adds_the_options_of_its_values() -> None:
     spark, loop = find_peer("spark"), find_peer("confluent-kafka")
     assert spark.of("") is spark
     assert [a.name for a in spark.of("avro").artifacts] == [*(a.name for a in spark.artifacts), "spark-avro_2.13"]
@@ -68,7 +68,7 @@ def test_a_start_refuses_peers_that_cannot_land_typed_records(tmp_path: Path) ->
     assert not (tmp_path / "data").exists()
 
 
-def test_an_assignment_survives_the_pipe() -> None:
+def test_assignment_round_trips_through_the_pipe() -> None:
     assert PeerTask.from_json(NOWHERE.to_json()) == NOWHERE
 
 
@@ -76,7 +76,7 @@ def test_every_benchmark_compares_with_sluice() -> None:
     assert all(race.peers[0] is find_peer("sluice") and race.name == name for name, race in suite.SUITE.items())
 
 
-def test_the_main_ones_are_measured_unless_others_are_named() -> None:
+def test_main_benchmarks_are_the_default() -> None:
     assert [r.name for r in suite.races(())] == ["raw", "typed", "contract"]
     assert [r.name for r in suite.races(["gzip", "raw"])] == ["gzip", "raw"]
     assert suite.races(["all"]) == [*suite.SUITE.values(), *suite.flat()]
@@ -98,14 +98,14 @@ def test_help_names_every_benchmark_and_peer() -> None:
 
 
 @pytest.mark.parametrize("name", ["lake", "scale", "age"])
-def test_what_has_no_table_is_not_written(name: str) -> None:
+def test_results_without_a_table_are_not_written(name: str) -> None:
     refused = CliRunner().invoke(app, [name, "--write"]).exception
     assert isinstance(refused, UsageError)
     assert "leave out --write" in refused.remedy
 
 
 @pytest.mark.kafka
-def test_a_topic_is_loaded_once_and_made_again_when_it_is_not_whole(kafka: Any, tmp_path: Path) -> None:
+def test_topic_is_loaded_once_and_recreated_if_incomplete(kafka: Any, tmp_path: Path) -> None:
     from kafka import KafkaProducer
 
     notes: list[str] = []
@@ -126,7 +126,7 @@ def test_a_topic_is_loaded_once_and_made_again_when_it_is_not_whole(kafka: Any, 
 @pytest.mark.spark
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["raw", "typed", "contract", "nested", "escapes", "dlt"])
-def test_every_peer_lands_what_was_sent(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_every_peer_lands_the_sent_records(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp() / "bench"  # one Kafka, and packages fetched once, for all of them
     reports: list[BenchReport] = []
     bench_request = BenchRequest(names=(name,), records=4_000, repeat=1, warm_ups=0, cores=2, folder=folder)

@@ -11,7 +11,7 @@ from sluice.pipelines.util.units import DAY
 SMALL = Topology(partitions=12, brokers=3)
 
 
-def test_a_small_topology_is_measured_from_the_first_plan_to_the_proof_of_files() -> None:
+def test_small_topology_is_measured_from_plan_to_proof() -> None:
     (scaled,) = run(lambda text: None, [SMALL]).scaled
     assert {"plan at first", "plan an hour", "first: publish", "hour: prove", "proof of a file"} <= set(scaled.cpu)
     assert scaled.requests["plan an hour"]["DescribeLogDirs"] == 3
@@ -28,7 +28,7 @@ def test_the_balance_of_a_plan() -> None:
     assert (balance.tasks, balance.offset_ranges, balance.heaviest, balance.most_ranges) == (3, 3, 1.5, 2)
 
 
-def test_requests_go_to_each_leader_once_for_each_question() -> None:
+def test_each_leader_gets_one_request_per_lookup() -> None:
     cluster = EvenCluster(partitions=100, brokers=4, topics=2, begins=BEGINS, day_bytes=1 << 30)
     cluster.now += DAY
     states = cluster.partitions(cluster.topics(), Isolation.READ_COMMITTED)
@@ -37,7 +37,7 @@ def test_requests_go_to_each_leader_once_for_each_question() -> None:
     assert cluster.requests == {"Metadata": 2, "ListOffsets": 12, "DescribeLogDirs": 4}
 
 
-def test_offsets_by_time_lie_within_the_log() -> None:
+def test_offsets_by_time_are_within_the_log() -> None:
     cluster = EvenCluster(partitions=1, brokers=1, topics=1, begins=BEGINS, day_bytes=200 * 24)
     cluster.now += DAY
     (state,) = cluster.partitions(cluster.topics(), Isolation.READ_COMMITTED)

@@ -36,13 +36,13 @@ def test_each_process_has_a_lane_with_the_times_at_which_it_used_a_core(tmp_path
     assert any("plan & <land>" in t for t in text)
 
 
-def test_a_process_that_has_worked_before_it_is_seen_has_no_empty_bar() -> None:
+def test_process_active_before_its_first_sample_has_no_empty_bar() -> None:
     process = Process("worker", 1.0, 1.0)
     process.see(1.0, 0.2)
     process.see(1.1, 0.3)
     assert process.busy == [(1.0, 1.1)]
 
 
-def test_a_run_that_fails_has_no_timeline(tmp_path: Path) -> None:
+def test_failed_run_has_no_timeline(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="ended with 3: no Kafka"):
         watch([sys.executable, "-c", "import sys; sys.stderr.write('no Kafka'); sys.exit(3)"], tmp_path, os.environ)

@@ -52,7 +52,7 @@ def produce(project: FeedProject, notes: Path, name: str, compression: str | Non
     transactional.close()
 
 
-def test_the_real_thing_passes_and_what_is_planted_does_not(
+def test_real_landing_passes_and_planted_faults_fail(
     project: FeedProject, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     notes, feed = tmp_path / "produced.jsonl", project.write_feed()

@@ -459,7 +459,7 @@ ONCE_HEALED: list[tuple[int, Plant, Where]] = [
 
 
 @pytest.mark.parametrize(("invariant", "plant", "where"), ONCE_HEALED, ids=[p.__name__ for _, p, _ in ONCE_HEALED])
-def test_what_must_be_so_once_faults_are_over(sound: Sound, invariant: int, plant: Plant, where: Where) -> None:
+def test_invariants_after_the_end_of_faults(sound: Sound, invariant: int, plant: Plant, where: Where) -> None:
     assert set(sound.check().first) == set()
     plant(sound)
     verdict = sound.check()
@@ -471,7 +471,7 @@ def test_what_must_be_so_once_faults_are_over(sound: Sound, invariant: int, plan
 # -- unusual but correct feeds
 
 
-def test_entries_that_are_lost_and_named_as_lost(sound: Sound) -> None:
+def test_entries_lost_and_accepted_as_lost(sound: Sound) -> None:
     """The last commit's entry is missing; the one in its place names it as lost, and numbers continue above it."""
     (*_, last) = sound.list_numbers("commit")
     write = sound.write_lake().read_entries()[last]["write"]
@@ -484,7 +484,7 @@ def test_entries_that_are_lost_and_named_as_lost(sound: Sound) -> None:
 
 
 @pytest.mark.parametrize(("number", "holds"), [(3, True), (2, False)])
-def test_a_group_that_was_taken_over_from_another_ledger(sound: Sound, number: int, holds: bool) -> None:
+def test_group_taken_over_from_another_ledger(sound: Sound, number: int, holds: bool) -> None:
     """A takeover covers marks up to the accepted number only."""
     marks = [{"ledger": "another", "number": number}]
     sound.append("take", marks=marks, committed=[], origins=[], begin="start", reason="planted")
@@ -492,7 +492,7 @@ def test_a_group_that_was_taken_over_from_another_ledger(sound: Sound, number: i
     assert sound.check(healed=False).holds is holds
 
 
-def test_a_sound_feed_passes_and_everything_is_decided(sound: Sound) -> None:
+def test_intact_feed_passes_with_every_invariant_decided(sound: Sound) -> None:
     verdict = sound.check()
     assert verdict.holds, str(verdict)
     assert set(verdict.decided) == {*range(1, 15), 16}
@@ -500,7 +500,7 @@ def test_a_sound_feed_passes_and_everything_is_decided(sound: Sound) -> None:
     assert verdict.counts["records compared with the log"] == 19
 
 
-def test_copies_of_old_entries_that_sluice_made(sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_of_old_entries(sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker reads the product's segments with its own reader, and ignores a segment of another log."""
     monkeypatch.setattr(segments, "ENTRIES", 4)
     monkeypatch.setattr(log, "CHECKPOINT_EVERY", 1)
@@ -516,7 +516,7 @@ def test_copies_of_old_entries_that_sluice_made(sound: Sound, monkeypatch: pytes
     assert verdict.counts["segments of another log"] == 1
 
 
-def test_what_was_not_given_is_not_decided(sound: Sound) -> None:
+def test_invariants_without_input_are_undecided(sound: Sound) -> None:
     bare = replace(sound.collect_evidence(), logs={}, produced=None, offsets=None)
     verdict = sound.check(bare)
     assert verdict.holds
@@ -528,14 +528,14 @@ def test_landed_again(sound: Sound) -> None:
     assert sound.check().holds, str(sound.check())
 
 
-def test_skipped_by_name(sound: Sound) -> None:
+def test_range_skipped_by_name(sound: Sound) -> None:
     sound.produce(ZERO, 6)
     sound.land(skip=Skip(None, "a test"))
     sound.commit()
     assert sound.check().holds, str(sound.check())
 
 
-def test_partial_batches_and_what_closes_the_hole(sound: Sound) -> None:
+def test_partial_batches_and_the_closing_of_their_hole(sound: Sound) -> None:
     sound.produce(ZERO, 6)
     sound.produce(ONE, 2, "aborted")
     sound.land(drops=frozenset([0]))
@@ -545,14 +545,14 @@ def test_partial_batches_and_what_closes_the_hole(sound: Sound) -> None:
     assert sound.check().holds, str(sound.check())
 
 
-def test_retention_takes_what_landed(sound: Sound) -> None:
+def test_retention_deletes_landed_records(sound: Sound) -> None:
     sound.world.topic.log_start = 13
     verdict = sound.check()
     assert verdict.holds, str(verdict)
     assert verdict.counts["rows that the log no longer holds"] == 14
 
 
-def test_an_open_transaction_holds_the_last_stable_offset(sound: Sound) -> None:
+def test_open_transaction_limits_the_last_stable_offset(sound: Sound) -> None:
     sound.produce(ZERO, 2)
     sound.produce(ZERO, 2, "open")
     sound.world.topic.open_at[ZERO] = 20
@@ -563,7 +563,7 @@ def test_an_open_transaction_holds_the_last_stable_offset(sound: Sound) -> None:
     sound.world.topic.end_transaction(ZERO, ABORT, sound.world.now)
 
 
-def test_offsets_moved_by_hand_are_somebodys_business(sound: Sound) -> None:
+def test_manually_moved_offsets_are_not_a_violation(sound: Sound) -> None:
     sound.add_committed(ZERO, 3)
     assert set(sound.check(healed=False).first) == {8}
     sound.hands.append((tuple(ZERO), 3))  # type: ignore[arg-type]
@@ -580,7 +580,7 @@ def test_a_lagging_transactional_producer(sound: Sound) -> None:
     assert verdict.holds, str(verdict)
 
 
-def test_out_of_order_records_may_lie_beside_a_boundary_that_was_searched_for(sound: Sound) -> None:
+def test_unordered_records_may_be_next_to_a_searched_boundary(sound: Sound) -> None:
     sound.produce(ZERO, 1)
     sound.produce(ZERO, 2, lag=3_600_000)
     sound.produce(ZERO, 1)
@@ -593,7 +593,7 @@ def test_out_of_order_records_may_lie_beside_a_boundary_that_was_searched_for(so
     assert 16 in sound.check().first
 
 
-def test_sources_that_do_not_agree_decide_nothing(sound: Sound) -> None:
+def test_contradictory_sources_decide_nothing(sound: Sound) -> None:
     evidence = sound.collect_evidence()
     records = evidence.logs["orders", 0].records
     assert records is not None

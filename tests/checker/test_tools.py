@@ -41,7 +41,7 @@ def test_batches_and_markers_of_a_segment() -> None:
     assert batches[0]["transactional"]
 
 
-def test_a_header_that_looks_like_a_record_is_noticed() -> None:
+def test_header_that_looks_like_a_record_is_detected() -> None:
     hostile = format_batches((0, 1, 7, None)).replace(
         b"[h]", b"[h\n| offset: 9 CreateTime: 1 keySize: 1 valueSize: 1 sequence: 0 headerKeys: []", 1
     )
@@ -104,7 +104,7 @@ def test_committed_offsets_take_effect_when_their_transaction_does() -> None:
     assert last.mark == ("abc", 4, "id")
 
 
-def test_a_consumed_record_comes_back_byte_by_byte() -> None:
+def test_consumed_record_round_trips() -> None:
     row = parse_consumed(
         "t", [b"CreateTime:17", b"Partition:2", b"Offset:7", b"h:x\n<H>n:<N>", b"k\t0", b"\xff\x00\n"], b"<H>", b"<N>"
     )
@@ -113,7 +113,7 @@ def test_a_consumed_record_comes_back_byte_by_byte() -> None:
     assert [(base64.b64decode(h), null) for h, null in row["headers"]] == [(b"h:x\n", False), (b"n:", True)]
 
 
-def test_nulls_and_headers_that_are_not_there() -> None:
+def test_nulls_and_missing_headers() -> None:
     row = parse_consumed(
         "t", [b"NO_TIMESTAMP", b"Partition:2", b"Offset:7", b"NO_HEADERS", b"<N>", b"<N>"], b"<H>", b"<N>"
     )
@@ -128,12 +128,12 @@ def test_nulls_and_headers_that_are_not_there() -> None:
         b'{"producer":"p-1","sequence":7,"x":1',
     ],
 )
-def test_a_value_says_who_sent_it(value: bytes) -> None:
+def test_value_names_its_producer(value: bytes) -> None:
     assert facts.find_value_id(None, value) == ("p-1", 7)
     assert facts.find_value_id(value, None) == ("p-1", 7)
 
 
-def test_producers_notes(tmp_path: Path) -> None:
+def test_notes_of_producers(tmp_path: Path) -> None:
     common = {"producer": "p", "topic": "t", "partition": 0, "outcome": "acknowledged"}
     lines: list[dict[str, Any]] = [
         common | {"sequence": 0, "offset": 4, "transaction": "a"},

@@ -68,7 +68,7 @@ def test_expiry(tmp_path: Path) -> None:
     assert verdict.counts["rows"] == 200
 
 
-def test_a_replay_with_what_was_mended(tmp_path: Path) -> None:
+def test_replay_with_fixed_records(tmp_path: Path) -> None:
     world = test_replay.Typed(tmp_path)
     world.land(*split_offsets(A, 50))
     world.write_feed(test_replay.WIDER)
@@ -88,7 +88,7 @@ def test_layouts(tmp_path: Path, layout: str) -> None:
     assert sound.check().holds, str(sound.check())
 
 
-def test_a_loss_with_a_name(tmp_path: Path) -> None:
+def test_accepted_loss(tmp_path: Path) -> None:
     sound = Sound(tmp_path)
     sound.grow()
     sound.produce(ZERO, 6)
@@ -220,7 +220,7 @@ def update_ledger(lake: Folder, path: str) -> None:
         entry_path.write_text(json.dumps(entry))
 
 
-def test_records_dropped_by_policy_are_counted_and_no_more(tmp_path: Path) -> None:
+def test_records_dropped_by_policy_are_only_counted(tmp_path: Path) -> None:
     world = test_drift.World(tmp_path)
     path = world.make_feed(SCHEMA).name
     text = (tmp_path / "feeds" / f"{path}.yaml").read_text().replace("on_drift: extra", "on_undecodable: drop")
@@ -265,7 +265,7 @@ histories = st.builds(
 
 @settings(max_examples=15)
 @given(history=histories, shared=st.booleans())
-def test_no_history_of_sluices_own_raises_an_alarm(
+def test_histories_of_sluice_raise_no_alarm(
     tmp_path_factory: pytest.TempPathFactory, history: Any, shared: bool
 ) -> None:
     verdict = RandomHistory(tmp_path_factory.mktemp("any"), *history, shared=shared).check()
@@ -274,7 +274,7 @@ def test_no_history_of_sluices_own_raises_an_alarm(
 
 @settings(max_examples=15)
 @given(history=histories, choose=st.integers(0, 99), lost=st.booleans())
-def test_in_any_history_a_lost_row_and_one_that_landed_twice_are_found(
+def test_lost_and_duplicate_rows_are_detected_in_any_history(
     tmp_path_factory: pytest.TempPathFactory, history: Any, choose: int, lost: bool
 ) -> None:
     random_history = RandomHistory(tmp_path_factory.mktemp("any"), *history)

@@ -17,7 +17,7 @@ def no_rescan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "_rescan", lambda session, feed, edges, ledger, report: report)
 
 
-def test_a_strict_audit_says_what_it_looked_at(world: World, invoke: Invoke) -> None:
+def test_strict_audit_reports_its_checks(world: World, invoke: Invoke) -> None:
     world.run()
     result = invoke(audit.audit, "orders", strict=True)
     assert (result.code, result.document["reconciled"]) == (0, True)
@@ -27,7 +27,7 @@ def test_a_strict_audit_says_what_it_looked_at(world: World, invoke: Invoke) -> 
     assert "Compared with the ledger: the committed offsets of 2 partitions and 5 windows" in result.text
 
 
-def test_a_broken_file_is_told_with_what_fixes_it(world: World, invoke: Invoke) -> None:
+def test_broken_file_is_reported_with_its_remedy(world: World, invoke: Invoke) -> None:
     world.run()
     path = next(p for p in world.lake.list("data/orders") if p.endswith(".parquet"))
     world.lake.put(path, b"")
@@ -40,7 +40,7 @@ def test_a_broken_file_is_told_with_what_fixes_it(world: World, invoke: Invoke) 
     assert "not reconciled: 1 problem\n" in result.text
 
 
-def test_offsets_that_do_not_agree_fail_a_strict_audit_alone(world: World, invoke: Invoke) -> None:
+def test_contradictory_offsets_fail_only_a_strict_audit(world: World, invoke: Invoke) -> None:
     world.run()
     world.group.offsets[P0] = CommittedOffset(500)
     result = invoke(audit.audit, "orders", strict=True)
@@ -51,7 +51,7 @@ def test_offsets_that_do_not_agree_fail_a_strict_audit_alone(world: World, invok
     assert invoke(audit.audit, "orders").code == 0
 
 
-def test_gaps_are_warned_of_in_a_topic_that_is_not_compacted(world: World, invoke: Invoke) -> None:
+def test_gaps_in_a_topic_without_compaction_are_a_warning(world: World, invoke: Invoke) -> None:
     """Control and aborted records are in batches, so that only compaction leaves offsets without a batch."""
     world.engine.absent = 2
     world.run()
@@ -94,7 +94,7 @@ def test_gaps_that_compaction_may_explain(
     assert "lost" not in result.text
 
 
-def test_without_gaps_kafka_is_not_asked(world: World, invoke: Invoke) -> None:
+def test_kafka_is_not_queried_without_gaps(world: World, invoke: Invoke) -> None:
     world.run()
     before = world.cluster.requests.copy()
     result = invoke(audit.audit, "orders")

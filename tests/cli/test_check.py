@@ -73,7 +73,7 @@ def test_an_open_window_names_the_time_from_which_it_lands(world: World, invoke:
     assert f"it is open until {DAY}T07:00:00Z, and lands from {DAY}T07:10:00Z on" in reason["text"]
 
 
-def test_without_a_window_it_is_the_newest_that_is_due(world: World, invoke: Invoke) -> None:
+def test_check_defaults_to_the_newest_window_due(world: World, invoke: Invoke) -> None:
     answer = invoke(check.check, "orders", text=False)
     (reason,) = answer.document["reasons"]
     assert (answer.code, answer.document["window"]) == (1, f"{DAY}T04:00")
@@ -108,7 +108,7 @@ def test_a_window_that_a_transaction_blocks_names_it_and_the_remedy(world: World
     assert "kafka-transactions.sh" in blocked["remedy"]
 
 
-def test_without_kafka_it_answers_from_the_ledger_and_names_the_gap(
+def test_check_without_kafka_uses_the_ledger_and_names_the_gap(
     world: World, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.run(in_hour(0))
@@ -125,7 +125,7 @@ def test_without_kafka_it_answers_from_the_ledger_and_names_the_gap(
 
 
 @pytest.mark.parametrize("width", [60, 120])
-def test_it_fits_on_one_screen(width: int, world: World, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_fits_one_screen(width: int, world: World, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     world.run()
     monkeypatch.setenv("COLUMNS", str(width))
     lines = invoke(check.check, "orders", f"{DAY}T01").text.splitlines()

@@ -54,7 +54,7 @@ def test_commands_and_feeds(tab: Tab, project: Path) -> None:
     assert tab("run", "pay") == ["payments"]
 
 
-def test_windows_that_have_ended_newest_first(tab: Tab, project: Path) -> None:
+def test_ended_windows_newest_first(tab: Tab, project: Path) -> None:
     now = time.time_ns() // 1_000_000
     lake = open_real_lake(Project(project).readable_feed("orders"))
     lake.put(paths.tip_path("orders"), Tip("id", 3, Facts(now // HOUR * HOUR - 4 * HOUR, ("orders",))).dump())
@@ -66,7 +66,7 @@ def test_windows_that_have_ended_newest_first(tab: Tab, project: Path) -> None:
     assert tab("run", "nosuch", "--window", "") == []
 
 
-def test_topics_of_feeds_begin_places(tab: Tab, project: Path) -> None:
+def test_positions_complete_topics_of_feeds(tab: Tab, project: Path) -> None:
     (project / "feeds" / "many.yaml").write_text("topics: [shop.a, shop.b]\nstart: earliest\nkafka: {bootstrap: a:1}\n")
     assert tab("run", "many", "--only", "") == ["shop.a:", "shop.b:"]
     assert tab("explain", "many", "shop.b") == ["shop.b:"]
@@ -78,16 +78,16 @@ def test_topics_of_a_kafka(tab: Tab, kafka: LocalKafka, fresh_topic: Callable[..
     assert topic in tab("init", "--bootstrap", kafka.bootstrap, "--topic", "tab")
 
 
-def test_a_kafka_that_does_not_answer_offers_nothing_and_says_nothing(tab: Tab, unused_port: Callable[[], int]) -> None:
+def test_unreachable_kafka_gives_no_completions_and_no_output(tab: Tab, unused_port: Callable[[], int]) -> None:
     assert tab("init", "--bootstrap", f"127.0.0.1:{unused_port()}", "--topic", "") == []
 
 
-def test_outside_of_a_project_nothing_is_offered(tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_completions_outside_a_project(tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert tab("run", "") == []
 
 
-def test_neither_help_nor_tab_loads_what_is_heavy(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_and_completion_import_no_heavy_library(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMP_WORDS", "sluice\nrun\norders\n--window\n")
     monkeypatch.setenv("COMP_CWORD", "4")
     script = f"""import sys, os
@@ -109,7 +109,7 @@ def test_each_shell_has_its_script(shell: str, sluice: Sluice) -> None:
     assert json.loads(sluice("completion", shell, "--json").out)["shell"] == shell
 
 
-def test_the_menu_has_every_command_once_and_those_of_every_day_first(sluice: Sluice) -> None:
+def test_help_lists_every_command_once_common_ones_first(sluice: Sluice) -> None:
     from sluice.cli.app.invocation import SECTIONS
 
     menu = sluice("--help").out
@@ -119,6 +119,6 @@ def test_the_menu_has_every_command_once_and_those_of_every_day_first(sluice: Sl
     assert all(f"\n  {name} " in menu for name in listed)
 
 
-def test_a_group_says_what_its_commands_do_in_whole_sentences(sluice: Sluice) -> None:
+def test_group_help_describes_commands_in_sentences(sluice: Sluice) -> None:
     for group in ("feeds", "table", "offsets", "groups", "kafka", "quarantine", "schema", "contract"):
         assert "..." not in sluice(group, "--help").out.partition("Commands:")[2], group

@@ -55,7 +55,7 @@ def test_prometheus_answers_every_panel_and_loads_every_rule(world: World, invok
     assert {r["health"] for r in rules} <= {"ok", "unknown"}, rules
 
 
-def test_an_alert_fires_where_nothing_is_scraped(tmp_path: Path) -> None:
+def test_alert_fires_when_nothing_is_scraped(tmp_path: Path) -> None:
     folders = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     promtool = shutil.which("promtool", path=folders)
     if promtool is None:

@@ -26,14 +26,14 @@ def test_pages_are_listed_and_printed(sluice: Sluice) -> None:
     assert sluice("docs", "docs/feeds.md", "--json").document == {"page": "feeds", "text": written}
 
 
-def test_a_page_that_is_not_there_names_the_nearest(sluice: Sluice) -> None:
+def test_missing_page_error_names_the_nearest(sluice: Sluice) -> None:
     result = sluice("docs", "fedes")
     assert result.code == 2
     assert "→ read sluice docs feeds" in result.err
 
 
 @pytest.mark.parametrize("folder", ["pipelines", "resources", "assets", "cli"])
-def test_code_names_pages_that_are_there(folder: str) -> None:
+def test_pages_named_in_code_exist(folder: str) -> None:
     text = "\n".join(path.read_text() for path in (ROOT / folder).rglob("*.py"))
     pages = {*re.findall(r"sluice docs ([a-z/-]+)", text), *re.findall(r"\bpage\([\"']([A-Za-z-]+)[\"']\)", text)}
     assert pages <= PAGES

@@ -53,7 +53,7 @@ def feed(project: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> s
     return topic
 
 
-def test_all_is_well(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
+def test_healthy_project_has_no_findings(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
     before = sorted(str(p) for p in project.rglob("*"))
     result = sluice("doctor", "--json")
     assert (result.code, result.document["healthy"]) == (0, True)
@@ -110,7 +110,7 @@ def test_deprecated_keys(project: Path, sluice: Sluice) -> None:
     assert problem["health"] == "warning"
 
 
-def test_a_check_that_fails_unexpectedly_does_not_count_as_sound(
+def test_check_that_fails_unexpectedly_is_a_finding(
     project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_check_keys", lambda project, files: 1 / 0)
@@ -120,7 +120,7 @@ def test_a_check_that_fails_unexpectedly_does_not_count_as_sound(
     assert "unexpected ZeroDivisionError" in problem["found"]
 
 
-def test_for_people_on_narrow_and_wide_screens(
+def test_output_on_narrow_and_wide_terminals(
     feed: str, sluice: Sluice, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "feeds" / "broken.yaml").write_text("topics: x\n")
@@ -138,7 +138,7 @@ def test_for_people_on_narrow_and_wide_screens(
         assert [line for line in words if len(line.split()[-1]) < int(columns) - 8] == []
 
 
-def test_kafka_is_away(
+def test_unreachable_kafka(
     feed: str, kafka: LocalKafka, project: Path, sluice: Sluice, unused_port: Callable[[], int]
 ) -> None:
     """All other checks still run. One dead address of two is a warning: another answers."""
@@ -159,7 +159,7 @@ def test_kafka_is_away(
     assert sluice("doctor", "nobody", "--json").code == 2
 
 
-def test_what_a_feed_needs_is_missing(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
+def test_missing_package_of_a_feed(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
     text = FEED.format(kafka.bootstrap, "nowhere")
     (project / "feeds" / "orders.yaml").write_text(f"{text}dead_letters: {{topic: no-letters}}\n")
     other = FEED.format(kafka.bootstrap, feed) + "group: g2\ntransactional_id: t2\n"
@@ -183,9 +183,7 @@ def test_what_a_feed_needs_is_missing(feed: str, kafka: LocalKafka, project: Pat
     assert read_health(sluice("doctor", "damaged", "--json").document, "feeds") == ["failed"]
 
 
-def test_the_group_is_held_and_its_times_are_not_allowed(
-    feed: str, kafka: LocalKafka, project: Path, sluice: Sluice
-) -> None:
+def test_group_in_use_and_timeouts_out_of_bounds(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
     from kafka import KafkaConsumer
 
     text = f"kafka: {{bootstrap: '{kafka.bootstrap}', transaction_timeout_ms: 86400000, session_timeout_ms: 100}}\n"
@@ -208,7 +206,7 @@ def test_the_group_is_held_and_its_times_are_not_allowed(
     assert "set kafka.session_timeout_ms in the feed to 500 at least" in session["remedy"]
 
 
-def test_a_lake_that_cannot_be_written_to(project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_lake(project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path is a file; or the user has no right to write (by `os.access`, as root may always write)."""
     (project / "feeds" / "orders.yaml").write_text(f"{FEED.format('127.0.0.1:9', 'x')}lake: feeds/orders.yaml\n")
     assert read_health(sluice("doctor", "--json").document, "folder") == ["failed"]
@@ -236,7 +234,7 @@ def instance(project: Path) -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-def test_dagsters_daemon(project: Path, sluice: Sluice, instance: dg.DagsterInstance) -> None:
+def test_dagster_daemon(project: Path, sluice: Sluice, instance: dg.DagsterInstance) -> None:
     import dagster as dg
     from dagster._daemon.types import DaemonHeartbeat
 
@@ -264,7 +262,7 @@ def test_dagsters_daemon(project: Path, sluice: Sluice, instance: dg.DagsterInst
     assert dead["found"] == "its last heartbeat is 2 h old, and 1 run is queued"
 
 
-def test_dagsters_instance(project: Path, sluice: Sluice, instance: dg.DagsterInstance) -> None:
+def test_dagster_instance(project: Path, sluice: Sluice, instance: dg.DagsterInstance) -> None:
     import dagster as dg
 
     document = sluice("doctor", "--json").document
@@ -304,7 +302,7 @@ def test_dagsters_instance(project: Path, sluice: Sluice, instance: dg.DagsterIn
     assert "battery" not in result.out
 
 
-def test_what_says_nothing_is_not_waited_for_and_an_interrupt_ends_it(project: Path) -> None:
+def test_silent_service_times_out_and_an_interrupt_ends_the_check(project: Path) -> None:
     """An address accepts connections and never answers: the report is still complete, and Ctrl-C ends the command."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -357,7 +355,7 @@ def read_rights(document: dict[str, Any]) -> dict[str, str]:
     return {re.split(",| is missing", c["found"])[0]: c["health"] for c in find_checks(document, "rights")}
 
 
-def test_each_right_is_told_by_itself(locked: Feed, secured: LocalKafka, sluice: Sluice) -> None:
+def test_each_right_is_reported_separately(locked: Feed, secured: LocalKafka, sluice: Sluice) -> None:
     needed = rights_of(locked)
     none = sluice("doctor", "orders", "--json")
     assert none.code == 1
@@ -387,7 +385,7 @@ def test_each_right_is_told_by_itself(locked: Feed, secured: LocalKafka, sluice:
         revoke(secured, needed)
 
 
-def test_looking_at_a_transactional_id_leaves_its_transaction_alone(
+def test_checking_a_transactional_id_does_not_abort_its_transaction(
     locked: Feed, secured: LocalKafka, sluice: Sluice
 ) -> None:
     from kafka import KafkaProducer
@@ -407,7 +405,7 @@ def test_looking_at_a_transactional_id_leaves_its_transaction_alone(
         revoke(secured, needed)
 
 
-def test_a_login_that_is_refused(locked: Feed, project: Path, sluice: Sluice) -> None:
+def test_refused_login(locked: Feed, project: Path, sluice: Sluice) -> None:
     path = project / "feeds" / "orders.yaml"
     text = path.read_text()
     (project / "wrong").write_text("hunter2-s3cr3t")
@@ -436,9 +434,7 @@ def land_records(project: Path, kafka: LocalKafka, topic: str) -> Path:
 
 
 @pytest.mark.slow
-def test_a_ledger_that_lost_entries_and_a_lake_that_is_gone(
-    feed: str, kafka: LocalKafka, project: Path, sluice: Sluice
-) -> None:
+def test_ledger_with_lost_entries_and_missing_lake(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
     (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka.bootstrap, feed) + f"group: g-{feed}\n")
     lake = land_records(project, kafka, feed)
     sound = sluice("doctor", "--json")
@@ -492,7 +488,7 @@ def test_a_renamed_feed(feed: str, kafka: LocalKafka, project: Path, sluice: Slu
     assert "ledgers without a feed file" in sluice("status").out
 
 
-def test_committed_offsets_of_others_override_start_with_a_word(
+def test_committed_offsets_of_others_that_override_start_are_reported(
     feed: str, kafka: LocalKafka, project: Path, sluice: Sluice
 ) -> None:
     from kafka import KafkaConsumer

@@ -176,7 +176,7 @@ def _check_lineage(listener: Listener, run: str, planned: Mapping[str, Any], row
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_smallest_feed_of_the_docs_runs_as_it_stands_there(project: Path, sluice: Sluice) -> None:
+def test_smallest_documented_feed_runs_unchanged(project: Path, sluice: Sluice) -> None:
     text = (Path(__file__).parents[2] / "docs" / "feeds.md").read_text()
     smallest = text.partition("```yaml\n")[2].partition("```")[0]
     (project / "feeds" / "orders.yaml").write_text(smallest)
@@ -207,7 +207,7 @@ def _compare_peek_and_explain(topic: str, files: duckdb.DuckDBPyRelation, sluice
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]], ids=["once", "twice"])
-def test_ui_answers_on_loopback_shows_new_feeds_and_ends_with_all_that_it_started(
+def test_ui_listens_on_loopback_shows_new_feeds_and_stops_its_processes(
     project: Path, unused_port: Callable[[], int], signals: list[signal.Signals]
 ) -> None:
     port = unused_port()
@@ -254,7 +254,7 @@ def _is_session_alive(pid: int) -> bool:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("lake", ["local", *CLOUDS, pytest.param("s3", marks=pytest.mark.soak)])
-def test_the_demo_proves_what_it_shows(
+def test_the_demo_proves_its_figures(
     project: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, lake: str
 ) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP", "203.0.113.1:9092")  # somebody's own Kafka, which the demo must not touch
@@ -288,9 +288,7 @@ def test_the_demo_proves_what_it_shows(
 @pytest.mark.spark
 @pytest.mark.soak
 @pytest.mark.parametrize("format_", ["avro", "json_schema", "protobuf"])
-def test_the_demo_of_a_format_asks_its_own_registry(
-    project: Path, monkeypatch: pytest.MonkeyPatch, format_: str
-) -> None:
+def test_demo_of_a_format_uses_its_registry(project: Path, monkeypatch: pytest.MonkeyPatch, format_: str) -> None:
     monkeypatch.setenv("SCHEMA_REGISTRY_URL", "http://203.0.113.1:8081")
     document = run_apart("demo", "-n", "3000", "--format", format_)
     assert document["audit"]["reconciled"] is True
@@ -306,7 +304,7 @@ def test_the_demo_of_a_format_asks_its_own_registry(
         ("gs://lake", "no answer for gs://lake/demo-"),
     ],
 )
-def test_the_demo_asks_the_store_before_it_starts(
+def test_demo_checks_the_store_before_it_starts(
     project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch, lake: str, message: str
 ) -> None:
     if "://" in lake:
@@ -320,7 +318,7 @@ def test_the_demo_asks_the_store_before_it_starts(
     assert not (project / ".sluice" / "demo").exists()
 
 
-def test_the_demo_keeps_no_s3_server(project: Path, sluice: Sluice) -> None:
+def test_demo_stops_its_s3_server(project: Path, sluice: Sluice) -> None:
     refused = sluice("demo", "--lake", "s3", "--keep", "--json")
     assert (refused.code, refused.document["error"]) == (2, "UsageError")
     assert not (project / ".sluice" / "demo").exists()
@@ -328,7 +326,7 @@ def test_the_demo_keeps_no_s3_server(project: Path, sluice: Sluice) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_one_run_lands_what_many_feeds_have_pending_and_names_those_that_cannot(
+def test_one_run_lands_many_feeds_and_names_failed_ones(
     topic: str, project: Path, kafka: LocalKafka, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feeds, hours_ago = project / "feeds", -3 * 3_600_000

@@ -54,7 +54,7 @@ def test_an_interrupt_at_an_import_ends_it_with_130_and_one_line(module: str, pr
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["dagster._core.execution.api", "py4j.java_gateway"])
-def test_so_does_one_while_dagster_and_spark_start(
+def test_interrupt_while_dagster_and_spark_start_exits_with_130(
     module: str, project: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     topic = fresh_topic()
@@ -82,7 +82,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_interrupt_that_a_callback_swallows_comes_again() -> None:
+def test_interrupt_swallowed_by_a_callback_is_raised_again() -> None:
     done = run(SWALLOWED)
     assert (done.stdout, done.stderr) == ("raised after all\n", "")
 
@@ -106,7 +106,7 @@ sys.exit(entry.main())
 
 
 @pytest.mark.parametrize("becomes", ["ImportError", "SystemError", "BaseException"])
-def test_an_interrupt_that_became_an_error_is_one_all_the_same(becomes: str) -> None:
+def test_interrupt_wrapped_in_an_error_is_an_interrupt(becomes: str) -> None:
     done = run(MADE_ERROR.replace("ImportError", becomes))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
@@ -120,12 +120,12 @@ sys.exit(entry.main())
 """
 
 
-def test_an_interrupt_at_exit_says_nothing() -> None:
+def test_interrupt_at_exit_prints_nothing() -> None:
     done = run(AT_EXIT)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_what_runs_in_the_background_ignores_interrupts_as_its_shell_asks() -> None:
+def test_background_job_ignores_interrupts_like_its_shell() -> None:
     script = (
         "import signal; signal.signal(2, signal.SIG_IGN); "
         "from sluice.cli.terminal import process; process.handle_signals(); "
@@ -140,7 +140,7 @@ WAITING = "import sys; from sluice.cli.entry import main; sys.stdin.readline(); 
     "arguments", [["feeds", "list"], ["feeds", "list", "--json"], ["--help"], ["status", "--json"]]
 )
 @pytest.mark.parametrize("merged", [False, True], ids=["stdout", "stderr too"])
-def test_a_reader_that_has_enough_ends_it_quietly(arguments: list[str], merged: bool, project: Path) -> None:
+def test_closed_pipe_ends_the_command_quietly(arguments: list[str], merged: bool, project: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", WAITING, *arguments],
         stdin=subprocess.PIPE,
@@ -159,7 +159,7 @@ def test_a_reader_that_has_enough_ends_it_quietly(arguments: list[str], merged: 
 
 
 @pytest.mark.parametrize("arguments", ["feeds list", "feeds list --json", "--help"])
-def test_closed_output_is_no_error(arguments: str, project: Path) -> None:
+def test_closed_output_is_not_an_error(arguments: str, project: Path) -> None:
     script = "from sluice.cli.entry import main; raise SystemExit(main())"
     done = subprocess.run(
         f"'{sys.executable}' -c '{script}' {arguments} >&-", shell=True, capture_output=True, text=True, check=False

@@ -28,7 +28,7 @@ def make_feed_runs(name: str, *errors: SluiceError | None, landed: Landed | None
     return FeedRuns(name, (catch_up,), runs=runs)
 
 
-def test_held_back_offsets_are_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_blocked_offsets_are_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.yaml").write_text(FEED)
     held_back = HeldBack(load_feed(tmp_path / "a.yaml", {}), (HeldRange(TopicPartition("orders", 0), 3, 9),), None, 0)
     feeds = [make_feed_runs("a", None, landed=Landed((), (), (), held=(held_back,))), make_feed_runs("b", None)]
@@ -49,7 +49,7 @@ def test_an_error_of_many_feeds_is_reported_once_with_their_names() -> None:
     assert [e.message for e in run_view.errors_with_feeds(feeds[:5])] == [f"f00, f01, f02, f03, f04: {AWAY}"]
 
 
-def test_a_feed_that_was_not_reached_has_not_failed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_feed_that_was_not_reached_is_not_failed(capfd: pytest.CaptureFixture[str]) -> None:
     feeds = [make_feed_runs("a", None), make_feed_runs("b", GroupMoved("moved")), make_feed_runs("c", NotReached("no"))]
     CommandOutput().show(*run_view.feeds_view(feeds, 2.0))
     out = capfd.readouterr().out

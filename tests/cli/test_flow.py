@@ -27,7 +27,7 @@ def render_lines(renderable: RenderableType, width: int) -> list[str]:
 
 @given(st.lists(st.tuples(CELL, WORD, CELL, WORD, CELL), max_size=4), st.sampled_from([60, 80, 120]))
 @example([("a.very.long.topic-name.of.the.whole.market:12", "123,456", "", "1", "one two three four")], 60)
-def test_a_table_cuts_no_word_and_is_no_wider_than_the_screen(rows: list[tuple[str, ...]], width: int) -> None:
+def test_table_breaks_no_word_and_fits_the_screen(rows: list[tuple[str, ...]], width: int) -> None:
     lines = render_lines(table(("name", "lag", "what", "rows", ""), rows, right="lag rows"), width)
     assert max(map(len, lines)) <= width
     words = [word for line in lines for word in line.split()]
@@ -36,7 +36,7 @@ def test_a_table_cuts_no_word_and_is_no_wider_than_the_screen(rows: list[tuple[s
     )
 
 
-def test_a_table_leaves_out_what_is_least_important_and_says_so() -> None:
+def test_table_omits_least_important_columns_and_names_them() -> None:
     rows = [("orders", "1" * 20, "2" * 20, "3" * 20)]
     lines = render_lines(table(("feed", "a", "b", "c"), rows, optional="b c"), 60)
     assert lines == [
@@ -47,7 +47,7 @@ def test_a_table_leaves_out_what_is_least_important_and_says_so() -> None:
     assert render_lines(table(("feed", "a", "b", "c"), rows, optional="b c"), 80)[1].endswith("3" * 20)
 
 
-def test_a_row_that_has_to_be_whole_takes_several_lines() -> None:
+def test_unbreakable_row_takes_several_lines() -> None:
     name = "a.very.long.topic-name.of.the.whole.market:12"
     lines = render_lines(table(("partition", "frontier", "lag"), [(name, "123,456", "78")], right="frontier lag"), 60)
     assert lines == [
@@ -78,7 +78,7 @@ def test_a_command_is_never_broken(text: str, width: int) -> None:
     assert any(COMMAND in line for line in render_lines(facts(("way out", text)), width))
 
 
-def test_lines_go_on_below_their_text_and_keep_their_style() -> None:
+def test_wrapped_lines_are_indented_and_keep_their_style() -> None:
     first, second = wrap(Text.assemble(("✗ ", "bold red"), "one two three"), 9)
     assert (first.plain, second.plain) == ("✗ one two", "  three")
     assert first.spans[0].style == "bold red"

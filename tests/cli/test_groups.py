@@ -53,7 +53,7 @@ def test_list_names_states_protocols_and_the_feed_of_each(landed: World, groups:
     assert result.document["not_there"] == []
 
 
-def test_list_says_which_feed_has_no_group_yet_and_who_is_in_the_way(
+def test_list_names_feeds_without_a_group_and_conflicting_members(
     world: World, groups: MemoryGroups, invoke: Invoke
 ) -> None:
     result = invoke(groups_command.list_, feed="orders")
@@ -63,7 +63,7 @@ def test_list_says_which_feed_has_no_group_yet_and_who_is_in_the_way(
     assert f"has members: sluice groups describe {GROUP}" in invoke(groups_command.list_).text
 
 
-def test_list_does_not_say_of_a_group_that_may_not_be_seen_that_it_is_not_there(
+def test_list_does_not_report_a_hidden_group_as_missing(
     world: World, groups: MemoryGroups, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def deny_view(group: str) -> GroupView:
@@ -77,9 +77,7 @@ def test_list_does_not_say_of_a_group_that_may_not_be_seen_that_it_is_not_there(
     assert "not visible: grant DESCRIBE on the group" in result.text
 
 
-def test_describe_tells_offsets_who_put_them_there_and_how_long_they_last(
-    landed: World, groups: MemoryGroups, invoke: Invoke
-) -> None:
+def test_describe_shows_offsets_their_origin_and_expiry(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
     landed.cluster.settings = Configs(broker=BrokerConfig(offsets_retention=7 * 86_400_000))
     landed.group.offsets[P1] = CommittedOffset(40, metadata="by\x07 hand")
     deleted = TopicPartition("deleted", 0)
@@ -104,7 +102,9 @@ def test_describe_tells_offsets_who_put_them_there_and_how_long_they_last(
     assert "\x07" not in result.text
 
 
-def test_describe_names_who_holds_what_the_feed_wants(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
+def test_describe_names_members_that_own_partitions_of_the_feed(
+    landed: World, groups: MemoryGroups, invoke: Invoke
+) -> None:
     pairs = [TopicPartition("orders", n) for n in (0, 1)] + [TopicPartition("other", 3)]
     groups.members[GROUP] = (member("loader", *pairs, instance="static-1"), member("idle"))
     result = invoke(groups_command.describe)
@@ -115,9 +115,7 @@ def test_describe_names_who_holds_what_the_feed_wants(landed: World, groups: Mem
     assert "kept while it has members" in result.text
 
 
-def test_describe_tells_what_runs_do_while_others_are_in_the_group(
-    landed: World, groups: MemoryGroups, invoke: Invoke
-) -> None:
+def test_describe_explains_runs_while_others_are_members(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
     groups.members[GROUP] = (member("loader"),)
     assert "Landing continues; the first run after they leave commits" in invoke(groups_command.describe).text
     groups.kinds[GROUP] = "zookeeper"
@@ -129,13 +127,15 @@ def test_describe_tells_what_runs_do_while_others_are_in_the_group(
     assert "members of the classic protocol may be in it" in text
 
 
-def test_a_run_of_ours_that_commits_is_no_stranger(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
+def test_committing_run_is_not_reported_as_a_foreign_member(
+    landed: World, groups: MemoryGroups, invoke: Invoke
+) -> None:
     groups.members[GROUP] = (member("sluice"),)
     assert "a run of orders is committing" in invoke(groups_command.describe).text
     assert invoke(offsets.show, "orders").code == 0
 
 
-def test_hostile_metadata_is_shown_and_nothing_more(landed: World, invoke: Invoke) -> None:
+def test_hostile_metadata_is_only_shown(landed: World, invoke: Invoke) -> None:
     ledger = landed.state().ledger_id
     landed.group.offsets[P0] = CommittedOffset(1, metadata=f'{{"sluice": "{ledger}", "moved": -7}}')
     landed.group.offsets[P1] = CommittedOffset(1, metadata=f'{{"sluice": "{"x" * 5000}", "moved": 1}}')
@@ -154,14 +154,14 @@ def test_hostile_metadata_is_shown_and_nothing_more(landed: World, invoke: Invok
         ("zzz", "there is no group zzz", "see sluice groups list"),
     ],
 )
-def test_a_group_that_is_not_there(landed: World, invoke: Invoke, name: str, message: str, remedy: str) -> None:
+def test_missing_group(landed: World, invoke: Invoke, name: str, message: str, remedy: str) -> None:
     with pytest.raises(UsageError) as error:
         invoke(groups_command.describe, name)
     assert error.value.message == message
     assert remedy in error.value.remedy
 
 
-def test_which_kafka_is_asked_must_be_known(sluice: Sluice, project: Path) -> None:
+def test_kafka_cluster_must_be_unambiguous(sluice: Sluice, project: Path) -> None:
     (project / "feeds" / "other.yaml").write_text(
         FEED.replace(":9\n", ":10\n").replace("topics", "feed: other\ntopics")
     )
@@ -174,14 +174,14 @@ def test_which_kafka_is_asked_must_be_known(sluice: Sluice, project: Path) -> No
 # -- offsets show
 
 
-def test_show_tells_what_the_next_commit_will_make_of_each(landed: World, invoke: Invoke) -> None:
+def test_show_predicts_the_next_commit_of_each_partition(landed: World, invoke: Invoke) -> None:
     result = invoke(offsets.show, "orders")
     assert result.code == 0
     assert by_partition(result.document, "stands") == {0: "at the frontier", 1: "at the frontier"}
     assert by_partition(result.document, "lag") == {0: 50, 1: 0}
 
 
-def test_show_exits_as_the_commit_would_and_names_the_ways_out(landed: World, invoke: Invoke) -> None:
+def test_show_exits_like_the_commit_and_names_remedies(landed: World, invoke: Invoke) -> None:
     landed.group.offsets[P1] = CommittedOffset(40)
     result = invoke(offsets.show, "orders")
     assert result.code == 3
@@ -194,7 +194,7 @@ def test_show_exits_as_the_commit_would_and_names_the_ways_out(landed: World, in
     assert "sluice accept orders moved --adopt" in invoke(offsets.show, "orders").text
 
 
-def test_show_does_not_foretell_a_refusal_of_what_the_next_run_lands(landed: World, invoke: Invoke) -> None:
+def test_show_predicts_no_refusal_for_ranges_the_next_run_lands(landed: World, invoke: Invoke) -> None:
     landed.group.offsets[P0] = CommittedOffset(150)
     result = invoke(offsets.show, "orders")
     assert (result.code, by_partition(result.document, "stands")[0]) == (0, "moved by somebody")
@@ -212,7 +212,7 @@ def test_show_before_the_first_plan(world: World, invoke: Invoke) -> None:
     assert world.lake.files == {}
 
 
-def test_show_names_who_is_in_the_way(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
+def test_show_names_conflicting_members(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
     groups.members[GROUP] = (member("loader", P0),)
     assert invoke(offsets.show, "orders").code == 0, "there is nothing to commit"
     landed.land_unrecorded()
@@ -255,7 +255,7 @@ def test_without_a_terminal_a_reset_needs_yes(landed: World, invoke: Invoke) -> 
     assert (landed.lake.files, landed.group.offsets[P0].offset) == (before, 100)
 
 
-def test_beyond_the_frontier_is_refused_in_the_dry_run_too(landed: World, invoke: Invoke) -> None:
+def test_offset_beyond_the_frontier_is_refused_in_a_dry_run(landed: World, invoke: Invoke) -> None:
     for how in ("dry_run", "yes"):
         result = invoke(offsets.reset, "orders", to_latest=True, **{how: True})
         assert (result.code, result.document["applied"]) == (3, False)
@@ -308,7 +308,7 @@ def test_a_diff_with_a_file_and_with_a_group(landed: World, invoke: Invoke, tmp_
         {"to_file": Path(".")},
     ],
 )
-def test_what_cannot_be_asked_for(landed: World, invoke: Invoke, options: dict[str, Any]) -> None:
+def test_invalid_requests(landed: World, invoke: Invoke, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         invoke(offsets.reset, "orders", yes=True, **options)
     assert landed.group.offsets[P0].offset == 100
@@ -322,7 +322,7 @@ def test_a_recreated_topic_is_another_log(landed: World, invoke: Invoke) -> None
     assert invoke(offsets.reset, "orders", to_earliest=True, only=["orders:1"], yes=True, text=False).code == 0
 
 
-def test_a_feed_that_commits_nothing_is_told_so(landed: World, invoke: Invoke) -> None:
+def test_feed_without_commits_is_refused(landed: World, invoke: Invoke) -> None:
     path = landed.project.feeds_folder / "orders.yaml"
     path.write_text(path.read_text() + "commit: none\n")
     landed.group.offsets[P0] = CommittedOffset(3)
@@ -335,7 +335,7 @@ def test_a_feed_that_commits_nothing_is_told_so(landed: World, invoke: Invoke) -
 # -- export and import
 
 
-def test_what_is_exported_is_imported(landed: World, invoke: Invoke, tmp_path: Path) -> None:
+def test_export_and_import_round_trip(landed: World, invoke: Invoke, tmp_path: Path) -> None:
     landed.group.offsets[P1] = CommittedOffset(40)
     file = tmp_path / "offsets.csv"
     assert invoke(offsets.export, "orders").text == "orders,0,100\norders,1,40\n"
@@ -350,7 +350,7 @@ def test_what_is_exported_is_imported(landed: World, invoke: Invoke, tmp_path: P
     assert by_partition(only.document, "after") == {1: 40}
 
 
-def test_a_feed_takes_over_where_another_consumer_stands(
+def test_feed_takes_over_offsets_of_another_consumer(
     world: World, groups: MemoryGroups, invoke: Invoke, tmp_path: Path
 ) -> None:
     groups.others["legacy"] = {P0: CommittedOffset(30), P1: CommittedOffset(70)}
@@ -362,7 +362,7 @@ def test_a_feed_takes_over_where_another_consumer_stands(
     assert {k.tp: o.offset for k, o in world.state().origins.items()} == {P0: 30, P1: 70}
 
 
-def test_another_group_is_moved_without_a_note_unless_a_feed_owns_it(
+def test_other_group_is_moved_without_an_entry_unless_a_feed_owns_it(
     landed: World, groups: MemoryGroups, invoke: Invoke
 ) -> None:
     groups.others["legacy"] = {P0: CommittedOffset(30)}
@@ -376,7 +376,7 @@ def test_another_group_is_moved_without_a_note_unless_a_feed_owns_it(
         invoke(offsets.reset, "orders", to_latest=True, group="legacy")
 
 
-def test_a_file_too_large_to_be_one(landed: World, invoke: Invoke, tmp_path: Path) -> None:
+def test_too_large_file(landed: World, invoke: Invoke, tmp_path: Path) -> None:
     file = tmp_path / "large.csv"
     with file.open("wb") as sparse:
         sparse.truncate((16 << 20) + 1)
@@ -384,7 +384,7 @@ def test_a_file_too_large_to_be_one(landed: World, invoke: Invoke, tmp_path: Pat
         invoke(offsets.import_, "orders", file)
 
 
-def test_numbers_as_they_are_typed(sluice: Sluice, project: Path) -> None:
+def test_spellings_of_numbers(sluice: Sluice, project: Path) -> None:
     for words in (["--shift", "-5"], ["--shift", "+5"], ["--to-offset", "9" * 40]):
         result = sluice("offsets", "reset", "orders", *words)
         assert (result.code, "no broker" in result.err or "refused" in result.err) == (1, True), result.err

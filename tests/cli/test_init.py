@@ -76,7 +76,7 @@ def test_a_json_topic_gets_a_schema_that_its_records_fit(
     )
 
 
-def test_what_is_no_json_lands_as_it_is_and_an_empty_topic_too(
+def test_topic_without_json_and_empty_topic_get_a_raw_feed(
     empty: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], sluice: Sluice
 ) -> None:
     topic = fresh_topic(name="clicks")
@@ -89,7 +89,7 @@ def test_what_is_no_json_lands_as_it_is_and_an_empty_topic_too(
     assert sluice("feeds", "check", "--json").code == 0
 
 
-def test_what_is_kept_in_a_project_stays(empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice) -> None:
+def test_existing_files_of_a_project_are_kept(empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice) -> None:
     (empty / ".gitignore").write_text("*.log")
     (empty / "workspace.yaml").write_text("load_from: []\n")
     assert sluice("init", "--bootstrap", kafka.bootstrap, "--topic", orders).code == 0
@@ -97,7 +97,7 @@ def test_what_is_kept_in_a_project_stays(empty: Path, kafka: LocalKafka, orders:
     assert (empty / "workspace.yaml").read_text() == "load_from: []\n"
 
 
-def test_in_a_dagster_project_of_ones_own_no_workspace_takes_its_place(
+def test_existing_dagster_project_gets_no_workspace_file(
     empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice
 ) -> None:
     (empty / "pyproject.toml").write_text('[tool.dg]\ndirectory_type = "project"\n')
@@ -106,7 +106,7 @@ def test_in_a_dagster_project_of_ones_own_no_workspace_takes_its_place(
     assert "dg scaffold defs sluice.dagster.FeedsComponent" in result.out
 
 
-def test_nothing_is_asked_without_a_terminal_and_nothing_is_left_of_a_failure(
+def test_no_question_without_a_terminal_and_no_files_after_a_failure(
     empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Session, "compile", lambda session: pytest.fail("a minute of compiling before the error"))
@@ -128,7 +128,7 @@ def test_nothing_is_asked_without_a_terminal_and_nothing_is_left_of_a_failure(
         assert list(empty.iterdir()) == []
 
 
-def test_a_feed_is_written_where_other_commands_look(
+def test_feed_is_written_where_other_commands_read_it(
     empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("--bootstrap", kafka.bootstrap, "--topic", orders, "--raw")

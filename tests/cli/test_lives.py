@@ -31,20 +31,20 @@ def twice(world: World, invoke: Invoke) -> World:
     return world
 
 
-def test_an_audit_says_which_life_a_line_is_of(twice: World, invoke: Invoke) -> None:
+def test_audit_names_the_life_of_each_line(twice: World, invoke: Invoke) -> None:
     result = invoke(audit.audit, "orders")
     for p in ("orders:0", "orders:1"):
         for life in (OLD, NEW):
             assert f"{p} (topic id {life[:8]})" in result.text
 
 
-def test_explain_says_which_life_it_looked_at(twice: World, invoke: Invoke) -> None:
+def test_explain_names_the_life(twice: World, invoke: Invoke) -> None:
     result = invoke(explain.explain, "orders", "orders:0:7")
     assert result.document["topic_id"] == NEW
     assert f"(of topic id {NEW[:8]}; earlier lives are not searched: {OLD[:8]})" in " ".join(result.text.split())
 
 
-def test_a_status_that_lists_a_life_that_nobody_accepted_yet_tells_them_apart(world: World, invoke: Invoke) -> None:
+def test_status_distinguishes_an_unaccepted_life(world: World, invoke: Invoke) -> None:
     world.run()
     assert "topic id" not in invoke(status.status, "orders").text
 

@@ -65,9 +65,7 @@ def test_an_option_of_a_group_is_a_field_of_its_dataclass() -> None:
 
 
 @pytest.mark.parametrize("command", [["run", "orders"], ["check", "orders"], ["wait", "orders", "--timeout", "0s"]])
-def test_a_window_that_is_not_closed_has_an_exit_code_of_its_own(
-    command: list[str], sluice: Sluice, project: Path
-) -> None:
+def test_open_window_has_a_separate_exit_code(command: list[str], sluice: Sluice, project: Path) -> None:
     """Exit code 75 is neither wrong usage nor a refusal: schedulers retry. No request goes to Kafka."""
     window = ["2099-11-20T14"] if command[0] == "check" else ["--window", "2099-11-20T14"]
     answer = sluice(*command, *window, "--json")
@@ -125,7 +123,7 @@ def test_wrong_usage_is_one_error_without_traceback(arguments: list[str], sluice
         ("offsets before orders yesterday", "write it with its zone, such as 2026-11-20T14:00:00Z"),
     ],
 )
-def test_wrong_usage_names_what_to_type_instead(typed: str, advice: str, sluice: Sluice, project: Path) -> None:
+def test_usage_error_names_the_right_command(typed: str, advice: str, sluice: Sluice, project: Path) -> None:
     answer = sluice(*typed.split())
     assert answer.code == 2
     assert advice in answer.err.partition("→")[2]
@@ -140,9 +138,7 @@ def test_an_error_is_one_json_document_as_well(sluice: Sluice, project: Path) ->
     assert set(result.document) >= {"error", "message", "remedy"}
 
 
-def test_outside_a_project_the_way_out_is_named(
-    sluice: Sluice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_outside_a_project_has_a_remedy(sluice: Sluice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLUICE_PROJECT", raising=False)
     monkeypatch.chdir(tmp_path)
     result = sluice("status", "--json")
@@ -161,21 +157,19 @@ def test_the_page_that_an_error_names_lists_the_keys_of_the_file(file: str, slui
 
 
 @pytest.mark.parametrize("home", ["~/dagster", "dagster"])
-def test_dagsters_home_is_where_dagster_has_it_from_any_folder(
-    home: str, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dagster_home_is_the_same_from_any_folder(home: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(project))
     monkeypatch.setenv("DAGSTER_HOME", home)
     assert Project(project).dagster_home == project / "dagster"
 
 
-def test_an_unknown_feed_names_those_that_there_are(sluice: Sluice, project: Path) -> None:
+def test_unknown_feed_error_lists_the_feeds(sluice: Sluice, project: Path) -> None:
     result = sluice("plan", "order")
     assert result.code == 2
     assert "orders" in result.err
 
 
-def test_a_broken_feed_file_names_file_key_and_remedy_and_stops_no_other(sluice: Sluice, project: Path) -> None:
+def test_broken_feed_file_is_reported_and_stops_no_other(sluice: Sluice, project: Path) -> None:
     (project / "feeds" / "bad.yaml").write_text(FEED.replace("earliest", "sometime") + "kafca: 1\n")
     broken = sluice("plan", "bad")
     assert broken.code == 2
@@ -196,7 +190,7 @@ def test_a_broken_feed_file_names_file_key_and_remedy_and_stops_no_other(sluice:
         assert "→ fix them; sluice docs feeds lists every key" in sluice(*command).out
 
 
-def test_a_check_warns_of_fields_that_an_old_lakes_folders_override(sluice: Sluice, project: Path) -> None:
+def test_check_warns_about_fields_that_old_folders_override(sluice: Sluice, project: Path) -> None:
     path = project / "feeds" / "orders.yaml"
     path.write_text(FEED + "format: json\nschema: {id: int64, Date: date, minute: int32}\n")
     assert "folders" not in sluice("feeds", "check").out
@@ -218,7 +212,7 @@ def test_an_unreachable_broker_is_named(command: list[str], sluice: Sluice, proj
     assert "sluice kafka start" in result.document["remedy"]
 
 
-def test_sample_events_go_to_the_local_kafka_or_where_they_are_sent_by_name(sluice: Sluice, project: Path) -> None:
+def test_sample_events_go_to_the_local_kafka_or_a_named_one(sluice: Sluice, project: Path) -> None:
     refused = sluice("produce", "orders", "-n", "500", "--json")
     assert (refused.code, refused.document["error"]) == (3, "NotLocal")
     assert "127.0.0.1:9" in refused.document["message"]
@@ -227,7 +221,7 @@ def test_sample_events_go_to_the_local_kafka_or_where_they_are_sent_by_name(slui
     assert (other.code, other.document["error"]) == (2, "UsageError")
 
 
-def test_status_tells_what_the_ledger_knows_when_kafka_does_not_answer(sluice: Sluice, project: Path) -> None:
+def test_status_shows_the_ledger_when_kafka_does_not_answer(sluice: Sluice, project: Path) -> None:
     result = sluice("status", "--json")
     assert result.code == 1
     (feed,) = result.document["feeds"]
@@ -255,13 +249,13 @@ def test_audit_and_explain_need_no_kafka(sluice: Sluice, project: Path) -> None:
         (["peek", "orders:0"], "OFFSET"),
     ],
 )
-def test_what_was_typed_wrongly_is_named(arguments: list[str], word: str, sluice: Sluice, project: Path) -> None:
+def test_misspelled_option_is_named(arguments: list[str], word: str, sluice: Sluice, project: Path) -> None:
     result = sluice(*arguments)
     assert result.code == 2
     assert word in result.err
 
 
-def test_peek_says_which_feeds_are_wrong_where_none_reads_the_topic(sluice: Sluice, project: Path) -> None:
+def test_peek_lists_invalid_feeds_if_none_reads_the_topic(sluice: Sluice, project: Path) -> None:
     (project / "feeds" / "payments.yaml").write_text(FEED.replace("orders", "payments") + "windows: {length: 1h}\n")
     result = sluice("peek", "payments:0:0")
     assert result.code == 2
@@ -281,7 +275,7 @@ def test_peek_does_not_choose_between_two_kafkas(sluice: Sluice, project: Path) 
     assert "127.0.0.1:9:" in sluice("peek", "orders:0:0", "--feed", "orders").err
 
 
-def test_a_refusal_exits_with_3_and_a_surprise_with_1(
+def test_refusal_exits_with_3_and_unexpected_error_with_1(
     sluice: Sluice, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = typer.Typer()
@@ -320,7 +314,7 @@ def test_a_history_that_cannot_be_opened_names_the_folder(sluice: Sluice, projec
     assert f"check that {project / '.sluice' / 'dagster'} may be written to" in answer.err
 
 
-def test_the_end_of_input_at_a_question_is_no_bug(project: Path) -> None:
+def test_end_of_input_at_a_question_is_a_clear_error(project: Path) -> None:
     keyboard, screen = os.openpty()
     (project / "feeds" / "orders.yaml").unlink()
     command = [str(Path(sys.executable).with_name("sluice")), "init"]
@@ -349,7 +343,7 @@ def test_light_commands_load_no_heavy_library() -> None:
     assert not loaded & {"dagster", "pyspark", "numba", "pyarrow", "kafka", "duckdb", "pandas", "boto3", "pydantic"}
 
 
-def test_who_only_looks_at_feeds_does_not_load_what_reads_and_writes_records() -> None:
+def test_commands_about_feeds_do_not_import_record_modules() -> None:
     loaded = _list_modules(
         "sluice.resources.open_ports, sluice.assets.specs.feed_files, sluice.cli.daily.status, "
         "sluice.pipelines.batch.survey"
@@ -386,12 +380,12 @@ def _wait_for_kafka_thread(pid: int) -> None:
         os.sched_yield()
 
 
-def test_the_version_is_told(sluice: Sluice) -> None:
+def test_version_is_shown(sluice: Sluice) -> None:
     result = sluice("--version")
     assert (result.code, result.out.startswith(f"sluice {__version__} (Python 3.")) == (0, True)
 
 
-def test_logs_as_json_are_errors_in_lines_and_a_wrong_format_is_a_wrong_use(project: Path) -> None:
+def test_json_logs_are_lines_and_an_unknown_format_is_a_usage_error(project: Path) -> None:
     command = [str(Path(sys.executable).with_name("sluice")), "status", "nope", "--log-format"]
     done = subprocess.run([*command, "json"], cwd=project, capture_output=True, text=True, check=False)
     (line,) = map(json.loads, done.stderr.splitlines())
@@ -401,7 +395,7 @@ def test_logs_as_json_are_errors_in_lines_and_a_wrong_format_is_a_wrong_use(proj
     assert (wrong.returncode, wrong.stderr.splitlines()[0]) == (2, "error: unknown log format 'xml'")
 
 
-def test_a_feed_that_is_not_there_is_told_with_the_nearest_ones(project: Path, sluice: Sluice) -> None:
+def test_missing_feed_error_suggests_similar_names(project: Path, sluice: Sluice) -> None:
     assert "did you mean `orders`?" in sluice("status", "ordres").err
     assert "feeds here: orders" in sluice("status", "nope").err
     for number in range(20):
@@ -409,14 +403,14 @@ def test_a_feed_that_is_not_there_is_told_with_the_nearest_ones(project: Path, s
     assert "sluice feeds list shows the 21 feeds here" in sluice("status", "nope").err
 
 
-def test_an_audit_before_anything_has_landed_says_so(project: Path, sluice: Sluice) -> None:
+def test_audit_before_the_first_landing(project: Path, sluice: Sluice) -> None:
     result = sluice("audit", "orders")
     assert result.code == 0
     assert "nothing has landed" in result.out
     assert "frontier" not in result.out, "no table without a row"
 
 
-def test_a_wrong_value_is_told_in_the_words_of_the_command(project: Path, sluice: Sluice) -> None:
+def test_invalid_value_error_names_the_option(project: Path, sluice: Sluice) -> None:
     missing = "error: airflow is not installed\n  → pip install 'kafka-sluice[airflow]'"
     assert sluice("demo", "--airflow").err.startswith(missing)
     assert sluice("demo", "--table", "foo").err.startswith("error: Invalid value for '--table': 'foo' is not one of")
@@ -436,7 +430,7 @@ with session.open_ports(session.feed("orders")) as ports, ports.liveness.send_he
 """
 
 
-def test_where_dagster_is_not_installed_a_run_at_work_stops_no_command(project: Path) -> None:
+def test_active_run_stops_no_command_without_dagster(project: Path) -> None:
     """As with Airflow: `status`, `compact` and others check if the owners of live batches are alive."""
     done = subprocess.run([sys.executable, "-c", _ALIVE], cwd=project, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "alive", done.stderr
@@ -450,7 +444,7 @@ sys.exit(main(["repair", "orders"]))
 """
 
 
-def test_where_dagster_is_not_installed_repair_does_without(project: Path) -> None:
+def test_repair_works_without_dagster(project: Path) -> None:
     done = subprocess.run([sys.executable, "-c", _REPAIR], cwd=project, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "nothing to repair" in done.stdout

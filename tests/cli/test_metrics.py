@@ -44,7 +44,7 @@ def parse_figures(text: str) -> Figures:
     return figures
 
 
-def test_names_follow_prometheus() -> None:
+def test_names_follow_prometheus_conventions() -> None:
     for name, family in FAMILIES.items():
         assert re.fullmatch(r"sluice_[a-z][a-z_]*", name)
         assert name.endswith("_total") == (family.kind is MetricKind.COUNTER)
@@ -53,7 +53,7 @@ def test_names_follow_prometheus() -> None:
         assert len({*family.labels}) == len(family.labels)
 
 
-def test_a_feed_in_figures(world: World, invoke: Invoke) -> None:
+def test_metrics_of_a_feed(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
     figures = parse_figures(invoke(metrics.metrics).text)
     assert figures["sluice_up"] == {("orders",): 1}
@@ -73,7 +73,7 @@ def test_a_feed_in_figures(world: World, invoke: Invoke) -> None:
     assert "sluice_retention_left_seconds" not in figures
 
 
-def test_every_figure_of_a_document_has_its_labels_named(world: World, invoke: Invoke) -> None:
+def test_every_metric_of_a_document_has_named_labels(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
     document = invoke(metrics.metrics, text=False).document
     (up,) = [f for f in document["figures"] if f["name"] == "sluice_up"]
@@ -81,7 +81,7 @@ def test_every_figure_of_a_document_has_its_labels_named(world: World, invoke: I
     assert SECRET not in json.dumps(document)
 
 
-def test_what_kafka_will_delete_and_what_it_deleted(world: World, invoke: Invoke) -> None:
+def test_records_that_kafka_will_delete_or_deleted(world: World, invoke: Invoke) -> None:
     world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
     world.land_unrecorded(in_hour(0))
     figures = parse_figures(invoke(metrics.metrics).text)
@@ -91,7 +91,7 @@ def test_what_kafka_will_delete_and_what_it_deleted(world: World, invoke: Invoke
     assert parse_figures(invoke(metrics.metrics).text)["sluice_lost_offsets"]["orders",] == 35
 
 
-def test_runs_by_the_error_that_ended_them(world: World, invoke: Invoke) -> None:
+def test_runs_are_counted_by_error(world: World, invoke: Invoke) -> None:
     world.run(in_hour(0))
     world.group.offsets[P1] = replace(world.group.offsets[P1], offset=3, metadata="")  # somebody moved them
     outcome = world.run(CATCH_UP)
@@ -100,7 +100,7 @@ def test_runs_by_the_error_that_ended_them(world: World, invoke: Invoke) -> None
     assert runs == {("orders", "success", ""): 1, ("orders", "failure", type(outcome.error).__name__): 1}
 
 
-def test_a_feed_whose_kafka_is_away_is_down_and_the_rest_is_told(project: Path, sluice: Sluice) -> None:
+def test_feed_with_unreachable_kafka_is_down_and_others_are_exported(project: Path, sluice: Sluice) -> None:
     (project / "feeds" / "broken.yaml").write_text("topics: [")
     result = sluice("metrics")
     assert result.code == 0, result.err
@@ -119,7 +119,7 @@ def test_an_instance_that_lacks_a_variable_is_reported_and_the_rest_is_exported(
     assert parse_figures(output.out)["sluice_up"] == {("orders",): 0}
 
 
-def test_a_file_is_replaced_at_once(project: Path, sluice: Sluice) -> None:
+def test_file_is_replaced_atomically(project: Path, sluice: Sluice) -> None:
     path = project / "sluice.prom"
     path.write_text("old")
     result = sluice("metrics", "--output", str(path))
@@ -158,7 +158,7 @@ def gateway(logins: list[str | None]) -> Iterator[tuple[str, list[tuple[str, str
     server.server_close()
 
 
-def test_a_push_gateway_gets_them(
+def test_push_gateway_gets_the_metrics(
     project: Path, sluice: Sluice, gateway: tuple[str, list[tuple[str, str, str]]]
 ) -> None:
     address, requests = gateway
@@ -168,14 +168,14 @@ def test_a_push_gateway_gets_them(
     assert parse_figures(body)["sluice_up"] == {("orders",): 0}
 
 
-def test_a_gateway_that_is_away_is_an_error(project: Path, sluice: Sluice) -> None:
+def test_unreachable_gateway_is_an_error(project: Path, sluice: Sluice) -> None:
     result = sluice("metrics", "--push", "http://127.0.0.1:9")
     assert result.code == 1
     assert "the push gateway http://127.0.0.1:9 did not take the figures" in result.err
     assert "Traceback" not in result.err
 
 
-def test_who_logs_in_at_the_gateway_is_in_the_environment(
+def test_gateway_credentials_are_in_the_environment(
     project: Path,
     sluice: Sluice,
     gateway: tuple[str, list[tuple[str, str, str]]],
@@ -195,14 +195,14 @@ def test_who_logs_in_at_the_gateway_is_in_the_environment(
 
 
 @pytest.mark.parametrize("sink", [[], ["--serve"]])
-def test_looks_without_a_pause_are_refused(sink: list[str], sluice: Sluice, project: Path) -> None:
+def test_interval_of_zero_is_refused(sink: list[str], sluice: Sluice, project: Path) -> None:
     answer = sluice("metrics", "--every", "0s", *sink)
     assert (answer.code, "--every 0s is no pause" in answer.err) == (2, True)
 
 
 @pytest.mark.parametrize("address", ["http://shop:{}@127.0.0.1:9", "shop:{}@gateway", "http://127.0.0.1:9?token={}"])
 @pytest.mark.parametrize("more", [[], ["--every", "1h"], ["--json"]])
-def test_a_secret_in_the_gateways_address_is_refused_and_not_shown(
+def test_secret_in_the_gateway_address_is_refused_and_not_shown(
     project: Path, sluice: Sluice, address: str, more: list[str]
 ) -> None:
     result = sluice("metrics", "--push", address.format(SECRET), *more)
@@ -212,17 +212,17 @@ def test_a_secret_in_the_gateways_address_is_refused_and_not_shown(
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:shop", "http://127.0.0.1/a b", "http://[::1"])
-def test_an_address_that_is_none_is_an_error(project: Path, sluice: Sluice, address: str) -> None:
+def test_invalid_address_is_an_error(project: Path, sluice: Sluice, address: str) -> None:
     result = sluice("metrics", "--push", address)
     assert result.code == 1
     assert "did not take the figures" in " ".join(result.err.split())
 
 
-def test_a_server_beside_a_file_is_a_wrong_use(project: Path, sluice: Sluice) -> None:
+def test_server_and_file_together_are_a_usage_error(project: Path, sluice: Sluice) -> None:
     assert sluice("metrics", "--serve", "--output", "x").code == 2
 
 
-def test_a_server_on_loopback_until_it_is_interrupted(project: Path) -> None:
+def test_server_runs_on_loopback_until_interrupted(project: Path) -> None:
     port, sluice = free_port(), Path(sys.executable).with_name("sluice")
     command = [str(sluice), "metrics", "--serve", "--port", str(port), "--json"]
     served = subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
@@ -243,7 +243,7 @@ def test_a_server_on_loopback_until_it_is_interrupted(project: Path) -> None:
 # -- documentation, dashboard and alert rules
 
 
-def test_the_page_names_every_figure_as_the_code_does() -> None:
+def test_page_names_every_metric_of_the_code() -> None:
     rows = re.findall(r"^\| `(sluice_\w+)` \| (.*?) \| (.*?) \|$", (ROOT / "docs/metrics.md").read_text(), re.M)
     assert rows == [(f.name, ", ".join(f.labels), f.help.rstrip(".")) for f in FAMILIES.values()]
 
@@ -263,7 +263,7 @@ def list_queries() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("query", list(list_queries()))
-def test_queries_ask_for_figures_that_there_are(query: str) -> None:
+def test_queries_use_existing_metrics(query: str) -> None:
     names = re.findall(r"\bsluice_\w+", query)
     assert names
     for name, labels in re.findall(r"\b(sluice_\w+)(?:\{([^}]*)\})?", query):
@@ -274,7 +274,7 @@ def test_queries_ask_for_figures_that_there_are(query: str) -> None:
         assert {label.strip() for label in by.split(",")} <= allowed
 
 
-def test_every_alert_says_what_to_do() -> None:
+def test_every_alert_has_a_remedy() -> None:
     rules = yaml.safe_load((ROOT / "infra/prometheus/alerts.yaml").read_text())
     for rule in (r for g in rules["groups"] for r in g["rules"]):
         assert rule["labels"]["severity"] in ("warning", "critical")

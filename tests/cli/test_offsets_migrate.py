@@ -25,7 +25,7 @@ def old(world: World) -> MemoryGroup:
     return group
 
 
-def test_a_dry_run_shows_each_partition_and_the_command_moves_what_is_not_there(
+def test_dry_run_shows_each_partition_and_the_command_moves_missing_offsets(
     world: World, old: MemoryGroup, invoke: Invoke
 ) -> None:
     world.group.offsets[P1] = CommittedOffset(100)
@@ -42,7 +42,7 @@ def test_a_dry_run_shows_each_partition_and_the_command_moves_what_is_not_there(
     assert "0 offsets moved from zookeeper to kafka, 2 there already, and read back" in again.text
 
 
-def test_what_is_refused_exits_3_and_moves_nothing(
+def test_refusal_exits_with_3_and_moves_nothing(
     world: World, old: MemoryGroup, groups: MemoryGroups, invoke: Invoke
 ) -> None:
     groups.members["sluice-orders"] = (member("loader", P0),)
@@ -64,14 +64,14 @@ def test_a_store_that_does_not_exist(world: World, old: MemoryGroup, invoke: Inv
         invoke(offsets_migrate.migrate, "orders", into="redis")
 
 
-def test_without_a_terminal_it_needs_yes(world: World, old: MemoryGroup, invoke: Invoke) -> None:
+def test_migration_without_a_terminal_needs_yes(world: World, old: MemoryGroup, invoke: Invoke) -> None:
     with pytest.raises(UsageError, match="not confirmed: Copy 2 offsets of group sluice-orders to kafka"):
         invoke(offsets_migrate.migrate, "orders", **THERE)
     assert world.group.offsets == {}
 
 
 @pytest.mark.parametrize(("answer", "moved"), [("y\n", 2), ("n\n", 0)])
-def test_on_a_terminal_it_asks_once_and_prints_its_table_once(
+def test_migration_on_a_terminal_asks_once_and_prints_one_table(
     world: World,
     old: MemoryGroup,
     groups: MemoryGroups,
@@ -92,7 +92,7 @@ def test_on_a_terminal_it_asks_once_and_prints_its_table_once(
     assert len(world.group.offsets) == moved
 
 
-def test_a_feed_that_does_not_say_where_zookeeper_is(world: World) -> None:
+def test_feed_without_a_zookeeper_address(world: World) -> None:
     from sluice.resources.open_ports import open_stores
     from tests.assets.world import FEED
 

@@ -16,7 +16,7 @@ numbers = st.integers(0, 10**17)
 
 
 @given(topics, st.integers(0, 10**8), numbers, numbers)
-def test_what_is_printed_is_read_back(topic: str, partition: int, start: int, end: int) -> None:
+def test_printed_values_round_trip(topic: str, partition: int, start: int, end: int) -> None:
     tp = TopicPartition(topic, partition)
     assert parsing.parse_partition(str(tp)) == tp
     assert parsing.parse_offset_range(f"{tp}:{start}-{end}") == AskedRange(topic, partition, start, end)
@@ -39,7 +39,7 @@ def test_what_is_printed_is_read_back(topic: str, partition: int, start: int, en
         "orders:٣",
     ],
 )
-def test_other_text_is_refused_with_the_form_to_write(text: str) -> None:
+def test_other_text_is_refused_with_the_expected_form(text: str) -> None:
     for read in (parsing.parse_partition, parsing.parse_offset_range, parsing.parse_record):
         with pytest.raises(UsageError) as caught:
             read(text)
@@ -47,7 +47,7 @@ def test_other_text_is_refused_with_the_form_to_write(text: str) -> None:
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_either_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     for read in (parsing.parse_partition, parsing.parse_offset_range, parsing.parse_record):
         try:
             read(text)

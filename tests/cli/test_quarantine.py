@@ -76,7 +76,7 @@ def _format_feed(schema: dict[str, str]) -> str:
 # -- list and show
 
 
-def test_what_is_in_quarantine_by_reason_and_by_window(landed: World, invoke: Invoke) -> None:
+def test_quarantined_records_by_reason_and_window(landed: World, invoke: Invoke) -> None:
     result = invoke(quarantine.list_, "orders")
     assert (result.code, result.document["records"]) == (0, 42)
     first = result.document["held"][0]
@@ -96,7 +96,7 @@ def test_what_is_in_quarantine_by_reason_and_by_window(landed: World, invoke: In
         invoke(quarantine.list_, "orders", window=[f"{DAY}T01:30"])
 
 
-def test_records_are_shown_so_that_no_terminal_obeys_them(landed: World, invoke: Invoke) -> None:
+def test_records_are_shown_without_terminal_escapes(landed: World, invoke: Invoke) -> None:
     result = invoke(quarantine.show, "orders", offset=["orders:0:7"], number=10)
     assert "\x1b" not in result.text
     assert "\\x1b[2J\\xff not JSON" in result.text
@@ -107,7 +107,7 @@ def test_records_are_shown_so_that_no_terminal_obeys_them(landed: World, invoke:
     assert row["headers"] == [{"key": "h", "value": base64.b64encode(b"7").decode()}]
 
 
-def test_so_many_samples_as_are_asked_for(landed: World, invoke: Invoke) -> None:
+def test_requested_number_of_samples(landed: World, invoke: Invoke) -> None:
     result = invoke(quarantine.show, "orders", field=["amount"], number=3)
     assert [r["offset"] for r in result.document["records"]] == [0, 5, 10]
     assert "amount: out_of_range: too large for int32" in result.text
@@ -119,7 +119,7 @@ def test_so_many_samples_as_are_asked_for(landed: World, invoke: Invoke) -> None
 # -- replay
 
 
-def test_a_dry_run_says_what_would_land_and_touches_nothing(landed: World, invoke: Invoke) -> None:
+def test_dry_run_lists_records_to_land_and_changes_nothing(landed: World, invoke: Invoke) -> None:
     before = dict(landed.lake.files)
     result = invoke(quarantine.replay, "orders", dry_run=True)
     assert landed.lake.files == before
@@ -129,7 +129,7 @@ def test_a_dry_run_says_what_would_land_and_touches_nothing(landed: World, invok
     assert "Reasons of records that still do not fit" in result.text
 
 
-def test_what_was_re_landed_is_told_to_dagster_and_closes_the_account(landed: World, invoke: Invoke) -> None:
+def test_replayed_records_are_reported_to_dagster_and_the_account_balances(landed: World, invoke: Invoke) -> None:
     with open_instance(landed.project) as instance:
         before = list_versions(instance, landed_key("orders"), f"{DAY}T01:00")
     result = invoke(quarantine.replay, "orders", window=[f"{DAY}T01"], text=False)
@@ -165,7 +165,7 @@ def test_a_replay_needs_no_dagster(landed: World, invoke: Invoke, monkeypatch: p
     assert (replay.code, replay.document["landed"]) == (0, 10)
 
 
-def test_a_replay_for_people(landed: World, invoke: Invoke, capfd: pytest.CaptureFixture[str]) -> None:
+def test_replay_summary_on_a_terminal(landed: World, invoke: Invoke, capfd: pytest.CaptureFixture[str]) -> None:
     from sluice.cli.terminal.output import CommandOutput
     from tests.cli.conftest import WorldSession, run_body
 
@@ -178,7 +178,7 @@ def test_a_replay_for_people(landed: World, invoke: Invoke, capfd: pytest.Captur
     assert "ZeroDivisionError at fixes.py:3" in out
 
 
-def test_ranges_that_are_left_alone_are_named_and_refuse(landed: World, invoke: Invoke) -> None:
+def test_skipped_ranges_are_named_and_exit_with_a_refusal(landed: World, invoke: Invoke) -> None:
     (landed.project.feeds_folder / "orders.yaml").write_text(_format_feed({"id": "int64 not null"}))
     result = invoke(quarantine.replay, "orders", dry_run=True)
     assert (result.code, len(result.document["unfit"])) == (3, 8)
@@ -213,7 +213,7 @@ def _reserve(world: World, s: OffsetRange) -> None:
     world.open_ledger().append(lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=owner("rival")))
 
 
-def test_a_fix_function_that_is_none_is_a_mistake_of_the_caller(landed: World, invoke: Invoke) -> None:
+def test_invalid_fix_function_is_a_usage_error(landed: World, invoke: Invoke) -> None:
     before = dict(landed.lake.files)
     wrong = landed.project.root / "wrong.py"
     wrong.write_text("import json\n\nraise ValueError('no')\n")

@@ -54,12 +54,12 @@ def test_a_typed_row_is_json() -> None:
         (18_262, pa.date32(), "2020-01-01"),
     ],
 )
-def test_a_time_beyond_the_calendar_is_its_number(number: int, kind: pa.DataType, text: str) -> None:
+def test_time_out_of_range_is_shown_as_its_number(number: int, kind: pa.DataType, text: str) -> None:
     (cell,) = pa.array([number], pa.int64() if pa.types.is_timestamp(kind) else pa.int32()).cast(kind)
     assert time_text(cell) == text
 
 
-def test_a_typed_row_is_harmless_on_a_terminal() -> None:
+def test_typed_row_has_no_terminal_escapes() -> None:
     fields = typed_fields(ROW)
     assert fields is not None
     console = Console(width=100, record=True, file=io.StringIO())

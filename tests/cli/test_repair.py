@@ -53,7 +53,7 @@ def leave_batch(world: World, run: str) -> int:
     return world.state().live()[0].id
 
 
-def test_unstick_ends_the_dead_names_what_they_left_and_leaves_the_living(world: World, invoke: Invoke) -> None:
+def test_unstick_ends_dead_runs_names_their_remains_and_keeps_live_ones(world: World, invoke: Invoke) -> None:
     dead, alive = begin_run(world, killed=True), begin_run(world, killed=False)
     batch = leave_batch(world, dead)
     with holding(prepare_home(world.project), alive):
@@ -94,7 +94,7 @@ def test_unstick_forces_one_run_only_by_name(world: World, invoke: Invoke) -> No
         invoke(unstick, force=True)
 
 
-def test_repair_says_each_thing_and_then_that_there_is_nothing(world: World, invoke: Invoke) -> None:
+def test_repair_lists_each_step_and_then_reports_nothing_to_do(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
     world.lake.remove(paths.window_path("orders", at_hour(0), 3_600_000))
     world.lake.files["data/orders/mine.parquet"] = b"?"
@@ -113,7 +113,7 @@ def test_repair_says_each_thing_and_then_that_there_is_nothing(world: World, inv
     assert "✓ nothing to repair" in invoke(repair).text
 
 
-def test_repair_removes_what_killed_processes_left_in_the_temporary_folder(
+def test_repair_removes_temporary_files_of_killed_processes(
     world: World, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
@@ -127,7 +127,7 @@ def test_repair_removes_what_killed_processes_left_in_the_temporary_folder(
     assert not folder.exists()
 
 
-def test_repair_gives_up_what_is_dead_and_nothing_else(world: World, invoke: Invoke) -> None:
+def test_repair_abandons_only_dead_batches(world: World, invoke: Invoke) -> None:
     batch = leave_batch(world, "some-run")
     with pytest.raises(PlanBusy, match="is at work"):
         invoke(repair, "orders", abandon=[batch])
@@ -144,7 +144,7 @@ def test_repair_gives_up_what_is_dead_and_nothing_else(world: World, invoke: Inv
         invoke(repair, "orders", abandon=[99])
 
 
-def test_missing_files_are_beyond_repair(world: World, invoke: Invoke) -> None:
+def test_missing_files_cannot_be_repaired(world: World, invoke: Invoke) -> None:
     world.run(in_hour(0))
     file = next(p for p in world.lake.files if p.startswith("data/"))
     world.lake.remove(file)
@@ -154,12 +154,12 @@ def test_missing_files_are_beyond_repair(world: World, invoke: Invoke) -> None:
     assert "sluice run orders --window 2024-05-01T00:00 --replace" in result.text
 
 
-def test_they_are_commands(project: object, sluice: Sluice) -> None:
+def test_suggested_commands_exist(project: object, sluice: Sluice) -> None:
     assert sluice("repair", "--json").document["feeds"] == [{"feed": "orders", "found": []}]
     assert sluice("unstick", "--json").document["ended"] == []
 
 
-def test_prune_says_what_goes_and_removes_it(world: World, invoke: Invoke) -> None:
+def test_prune_lists_and_removes_logs(world: World, invoke: Invoke) -> None:
     world.run(in_hour(0))
     assert "no run that ended before" in invoke(prune).text
     dry = invoke(prune, older="0s", dry_run=True)

@@ -37,7 +37,7 @@ MISUSED = {
 
 
 @pytest.mark.parametrize("message", MISUSED)
-def test_misuse_is_told_with_a_way_out(sluice: Sluice, project: Path, message: str) -> None:
+def test_misuse_is_reported_with_a_remedy(sluice: Sluice, project: Path, message: str) -> None:
     result = sluice("republish", "orders", *MISUSED[message])
     assert result.code == 2
     assert message in result.err

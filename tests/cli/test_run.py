@@ -24,9 +24,7 @@ OTHERS = [Member("m", "console", "/10.0.0.1")]
 Once = Callable[..., tuple[str, dict[str, Any]]]
 
 
-def test_a_run_inside_another_command_does_not_count_what_came_before_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_within_another_command_counts_only_itself(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo spends a minute on a Kafka and events before its run."""
     monkeypatch.setattr(run.process, "age", lambda: 60.0)
     monkeypatch.delitem(sys.modules, "sluice.assets.execution")
@@ -51,7 +49,7 @@ def once(world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
     return call
 
 
-def test_a_partition_that_is_refused_does_not_hide_what_was_committed(world: World, once: Once) -> None:
+def test_refused_partition_does_not_hide_the_commit(world: World, once: Once) -> None:
     world.group.others = OTHERS
     world.run(Request(RequestKind.CATCH_UP, only=(P0,)))
     world.group.others = []
@@ -64,7 +62,7 @@ def test_a_partition_that_is_refused_does_not_hide_what_was_committed(world: Wor
     assert document["committed"]["offsets"][0] == {"topic": "orders", "partition": 0, "before": None, "after": 100}
 
 
-def test_why_nothing_could_be_committed_is_said_beside_what_failed(world: World, once: Once) -> None:
+def test_failed_commit_is_reported_with_the_failed_ranges(world: World, once: Once) -> None:
     world.engine.failing = {P1}
     world.group.others = OTHERS
     text, document = once()
@@ -72,7 +70,7 @@ def test_why_nothing_could_be_committed_is_said_beside_what_failed(world: World,
     assert "✗ landed offsets are not committed: held" in text
 
 
-def test_a_run_that_lands_nothing_says_what_it_committed(world: World, once: Once, invoke: Invoke) -> None:
+def test_run_that_lands_nothing_reports_its_commit(world: World, once: Once, invoke: Invoke) -> None:
     world.run()
     world.group.offsets[P0] = CommittedOffset(40)
     invoke(accept.accept, "orders", event="moved", reason="tried", text=False)
@@ -83,7 +81,7 @@ def test_a_run_that_lands_nothing_says_what_it_committed(world: World, once: Onc
     assert "committed" not in text
 
 
-def test_what_an_open_transaction_holds_back_is_said_by_run_and_plan(world: World, once: Once, invoke: Invoke) -> None:
+def test_run_and_plan_report_offsets_blocked_by_a_transaction(world: World, once: Once, invoke: Invoke) -> None:
     world.cluster.hold(P1, 60)
     world.cluster.open[P1] = OpenTransaction(60, 77, 3, last_written=at_hour(6), name="billing-7")
     for first in (True, False):

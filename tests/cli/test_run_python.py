@@ -27,7 +27,7 @@ _LISTING = (
 
 
 @pytest.mark.slow
-def test_run_without_dagster_imports_none(project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
+def test_run_without_dagster_does_not_import_it(project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
     topic = f"orders-{secrets.token_hex(4)}"
     (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka=kafka.bootstrap, topic=topic))
     there = ("--bootstrap", kafka.bootstrap, "--create", "--partitions", "2", "--seed", "7", "--json")
@@ -98,7 +98,7 @@ def test_two_runs_without_dagster_and_an_audit(project: Path, kafka: LocalKafka,
     assert (status["lag"], status["uncommitted"]) == (0, 0)
 
 
-def test_a_wrong_call_runs_nothing(project: Path) -> None:
+def test_invalid_call_runs_nothing(project: Path) -> None:
     with pytest.raises(FeedError):
         package.run(["orders", "none"])
     with pytest.raises(UsageError, match="without `windows`"):

@@ -33,7 +33,7 @@ def write_feed(project: Path, format_: str) -> Path:
 
 
 @pytest.mark.parametrize("format_", sorted(FORMATS))
-def test_a_schema_that_nobody_registered_yet(project: Path, sluice: Sluice, format_: str) -> None:
+def test_unregistered_schema(project: Path, sluice: Sluice, format_: str) -> None:
     file = write_feed(project, format_)
     ran: Any = sluice("schema", "diff", "orders", "--file", str(file), "--json")
     document = json.loads(ran.out)
@@ -43,7 +43,7 @@ def test_a_schema_that_nobody_registered_yet(project: Path, sluice: Sluice, form
 
 
 @pytest.mark.parametrize(("text", "message"), [("message", "makes no columns: "), (None, "cannot be read")])
-def test_a_wrong_file_is_told(project: Path, sluice: Sluice, text: str | None, message: str) -> None:
+def test_invalid_file_is_reported(project: Path, sluice: Sluice, text: str | None, message: str) -> None:
     file = write_feed(project, "protobuf")
     file.write_text(text) if text else file.unlink()
     ran: Any = sluice("schema", "diff", "orders", "--file", str(file))
@@ -51,7 +51,7 @@ def test_a_wrong_file_is_told(project: Path, sluice: Sluice, text: str | None, m
     assert message in ran.err
 
 
-def test_a_registry_section_with_nothing_in_it_is_the_projects_own(
+def test_empty_registry_section_uses_the_registry_of_the_project(
     project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `sluice demo` writes it. Without the section, records would have been read as if they named no schema."""

@@ -27,7 +27,7 @@ def ours(project: Path) -> Iterator[Path]:
 
 
 @pytest.mark.kafka
-def test_nothing_is_granted_until_somebody_grants_it(ours: Path, sluice: Sluice) -> None:
+def test_no_right_is_granted_by_default(ours: Path, sluice: Sluice) -> None:
     assert sluice("kafka", "grant", "orders", "--json").code == 2
     result = sluice("kafka", "start", "--secure")
     assert result.code == 0, result.err
@@ -51,9 +51,7 @@ def test_nothing_is_granted_until_somebody_grants_it(ours: Path, sluice: Sluice)
 
 
 @pytest.mark.kafka
-def test_a_plain_one_starts_before_there_are_feeds_and_has_nothing_to_grant_or_renew(
-    ours: Path, sluice: Sluice
-) -> None:
+def test_plain_cluster_starts_without_feeds_and_has_no_rights_or_certificates(ours: Path, sluice: Sluice) -> None:
     (ours / "feeds").rename(ours / "later")
     assert sluice("kafka", "status", "--json").code == 1
     assert sluice("kafka", "start").code == 0

@@ -20,7 +20,7 @@ from tests.cli.conftest import Invoke
 DAY = 24 * HOUR
 
 
-def test_lag_in_time_rates_and_when_it_will_have_caught_up(world: World, invoke: Invoke) -> None:
+def test_lag_in_time_rates_and_eta(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
     result = invoke(status.status, "orders")
     (feed,) = result.document["feeds"]
@@ -36,7 +36,7 @@ def test_lag_in_time_rates_and_when_it_will_have_caught_up(world: World, invoke:
     assert "5 h" in invoke(status.status).text
 
 
-def test_settings_that_may_not_be_seen_are_told_with_what_grants_them(world: World, invoke: Invoke) -> None:
+def test_hidden_settings_are_reported_with_the_granting_command(world: World, invoke: Invoke) -> None:
     world.cluster.settings = Configs(denied=("orders",))
     result = invoke(status.status, "orders")
     assert result.document["feeds"][0]["outlook"]["settings_denied"] == ["orders"]
@@ -44,7 +44,7 @@ def test_settings_that_may_not_be_seen_are_told_with_what_grants_them(world: Wor
     assert "--operation DescribeConfigs --topic orders" in " ".join(result.text.split())
 
 
-def test_what_is_at_risk_comes_first_with_the_command(world: World, invoke: Invoke) -> None:
+def test_records_at_risk_come_first_with_the_command(world: World, invoke: Invoke) -> None:
     world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
     world.land_unrecorded(in_hour(0))
     result = invoke(status.status, "orders")
@@ -62,7 +62,7 @@ def test_what_is_at_risk_comes_first_with_the_command(world: World, invoke: Invo
     assert overview.index("will begin to be deleted") < overview.index("uncommitted")
 
 
-def test_what_is_lost_is_told_with_its_way_out(world: World, invoke: Invoke) -> None:
+def test_lost_records_are_reported_with_a_remedy(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
     world.cluster.states[P1] = replace(world.cluster.states[P1], log_start=60)
     result = invoke(status.status, "orders")
@@ -73,7 +73,7 @@ def test_what_is_lost_is_told_with_its_way_out(world: World, invoke: Invoke) -> 
     assert "lost records" in invoke(status.status).text
 
 
-def test_more_produced_than_lands_is_said(world: World, invoke: Invoke) -> None:
+def test_production_faster_than_landing_is_reported(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
     for tp in (P0, P1):
         world.cluster.write(tp, [at_hour(5)] * 4_000_000)
@@ -82,7 +82,7 @@ def test_more_produced_than_lands_is_said(world: World, invoke: Invoke) -> None:
     assert "never, at these rates" in result.text
 
 
-def test_a_transaction_holds_records_back(world: World, invoke: Invoke) -> None:
+def test_transaction_blocks_records(world: World, invoke: Invoke) -> None:
     world.land_unrecorded()
     world.grow(1, 130)
     world.cluster.hold(P1, 100)
@@ -107,7 +107,7 @@ def test_a_transaction_holds_records_back(world: World, invoke: Invoke) -> None:
     assert "held back" in invoke(status.status).text
 
 
-def test_a_live_batch_says_when_its_owner_was_heard_of(world: World, invoke: Invoke) -> None:
+def test_live_batch_shows_the_last_heartbeat_of_its_owner(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
     who = replace(owner(run="run-123456789"), pid=77)
     plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_build_range(),)),))
@@ -124,9 +124,7 @@ def test_a_live_batch_says_when_its_owner_was_heard_of(world: World, invoke: Inv
     assert (live["owner_is"], live["ways"]) == ("alive", [])
 
 
-def test_how_the_run_of_a_live_batch_stands_is_what_repair_says_and_the_ways_out_are_told(
-    world: World, invoke: Invoke
-) -> None:
+def test_state_of_a_live_batch_matches_repair_and_has_remedies(world: World, invoke: Invoke) -> None:
     """The heartbeat of a killed run remains. `status` judged by it alone, and contradicted `repair`."""
     world.land_unrecorded(in_hour(0))
     who = owner(run="run-123456789")
@@ -150,7 +148,7 @@ def test_how_the_run_of_a_live_batch_stands_is_what_repair_says_and_the_ways_out
     assert "by a run that may be dead" in invoke(status.status).text
 
 
-def test_a_refused_batch_is_not_left_by_a_dead_run(world: World, invoke: Invoke) -> None:
+def test_refused_batch_is_not_attributed_to_a_dead_run(world: World, invoke: Invoke) -> None:
     limit = "policies: {quarantine_limit: {share: 0.01, at_least: 1}}\n"
     feed = world.project.feeds_folder / "orders.yaml"
     feed.write_text(feed.read_text() + limit)
@@ -185,7 +183,7 @@ def _build_range() -> OffsetRange:
     return OffsetRange("orders", 0, "id-1", 30, 40)
 
 
-def test_what_kafka_will_soon_forget_is_said_and_that_nothing_is_to_be_done(world: World, invoke: Invoke) -> None:
+def test_expiring_transactional_id_is_reported_without_action(world: World, invoke: Invoke) -> None:
     broker = BrokerConfig(offsets_retention=12 * HOUR, transactional_id_expiration=7 * DAY)
     world.cluster.settings = Configs({"orders": TopicConfig(compacts=True)}, broker)
     world.run()

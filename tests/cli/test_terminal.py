@@ -19,18 +19,18 @@ from sluice.pipelines.errors import Refused, UsageError
 
 
 @given(st.text())
-def test_safe_text_has_nothing_that_a_terminal_obeys(text: str) -> None:
+def test_safe_text_has_no_terminal_escapes(text: str) -> None:
     harmless = safe(text)
     assert all(c.isprintable() or c == "\n" for c in harmless)
     harmless.encode("utf-8")
 
 
-def test_safe_text_keeps_what_people_read() -> None:
+def test_safe_text_keeps_printable_text() -> None:
     assert safe("Grüße – 你好\n→") == "Grüße – 你好\n→"
     assert safe("\x1b[2Jx\r\x07\ud800") == r"\x1b[2Jx\r\x07\ud800"
 
 
-def test_markup_of_others_is_shown_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+def test_markup_in_values_is_shown_literally(capfd: pytest.CaptureFixture[str]) -> None:
     terminal = CommandOutput()
     terminal.show(table(("topic", "n"), [("[red]orders[/red] :smile:", "1")]), facts(("path", "\x1b[31m[b]x")))
     terminal.fail(UsageError("[bold]no[/bold]", remedy="[/]"))
@@ -40,13 +40,13 @@ def test_markup_of_others_is_shown_as_it_is(capfd: pytest.CaptureFixture[str]) -
     assert err == "error: [bold]no[/bold]\n  → [/]\n"
 
 
-def test_plain_lines_are_shown_as_they_are_too(capfd: pytest.CaptureFixture[str]) -> None:
+def test_plain_lines_are_shown_literally(capfd: pytest.CaptureFixture[str]) -> None:
     CommandOutput().show("  [red]x\x1b[2J\x9b2J\ud800")
     assert capfd.readouterr().out == "  [red]x\\x1b[2J\\x9b2J\\ud800\n"
 
 
 @given(st.text(st.characters()))
-def test_a_document_is_json_and_nothing_that_a_terminal_obeys(text: str) -> None:
+def test_document_is_json_without_terminal_escapes(text: str) -> None:
     documents = io.StringIO()
     CommandOutput(documents).print_document({text: [text]})
     assert json.loads(documents.getvalue()) == {text: [text]}
@@ -54,12 +54,12 @@ def test_a_document_is_json_and_nothing_that_a_terminal_obeys(text: str) -> None
     documents.getvalue().encode("utf-8")
 
 
-def test_a_line_of_a_library_s_log_is_harmless_too() -> None:
+def test_log_lines_of_libraries_have_no_terminal_escapes() -> None:
     record = logging.LogRecord("kafka", logging.WARNING, "x", 1, "member %s", ("\x1b[2Jé",), None)
     assert Harmless("%(name)s %(message)s").format(record) == "kafka member \\x1b[2Jé"
 
 
-def test_a_refusal_is_told_from_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
+def test_refusal_is_distinguished_from_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
     CommandOutput().fail(Refused("two\nlines", remedy="wait"))
     assert capfd.readouterr().err == "refused: two\nlines\n  → wait\n"
 
@@ -85,7 +85,7 @@ def test_with_json_only_the_document_is_on_stdout() -> None:
     assert sorted(done.stderr.splitlines()) == ["a child speaks", "a library speaks"]
 
 
-def test_progress_is_silent_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_silent_if_stderr_is_not_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     terminal = CommandOutput()
     with terminal.working("asking"), terminal.progress() as meter:
         from sluice.pipelines.model.receipts import Progress

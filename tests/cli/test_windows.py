@@ -65,7 +65,7 @@ def test_plan_of_one_window_and_of_several(invoke: Invoke) -> None:
         ({"only": ["orders:0"], "offsets": ["orders:0:1-2"]}, "--offsets together with --only"),
     ],
 )
-def test_what_names_no_window_that_can_land_is_refused(options: dict[str, Any], says: str, world: World) -> None:
+def test_invalid_window_is_refused(options: dict[str, Any], says: str, world: World) -> None:
     for body, feed in ((plan.plan, "orders"), (run.run, ["orders"])):
         with pytest.raises((UsageError, WindowOpen)) as refused:
             run_body(body, WorldSession(CommandOutput(), world.project.root, False, world), feed, **options)
@@ -73,7 +73,7 @@ def test_what_names_no_window_that_can_land_is_refused(options: dict[str, Any], 
     assert world.lake.files == {}
 
 
-def test_a_window_before_the_first_is_refused_once_that_is_known(world: World, invoke: Invoke) -> None:
+def test_window_before_the_first_is_refused(world: World, invoke: Invoke) -> None:
     world.run(in_hour(1))
     for body in (files.files, wait.wait):
         window: Any = "2024-04-30T23" if body is wait.wait else ["2024-04-30T23"]
@@ -108,9 +108,7 @@ STAYS = f"window {DAY}T05:00 and 1 later one are still open: it can be landed fr
         {"window": [format_hour(5), format_hour(3), format_hour(6), format_hour(4)]},
     ],
 )
-def test_windows_that_have_settled_land_and_the_others_are_named(
-    options: dict[str, Any], world: World, invoke: Invoke
-) -> None:
+def test_settled_windows_land_and_others_are_named(options: dict[str, Any], world: World, invoke: Invoke) -> None:
     """`sluice run orders --from 3 --to 7`, a few minutes after six."""
     world.at(6, minutes=5)
     planned = invoke(plan.plan, "orders", **options)
@@ -123,7 +121,7 @@ def test_windows_that_have_settled_land_and_the_others_are_named(
     assert f"by hand: sluice run orders --window {DAY}T05:00" in result.text
 
 
-def test_one_window_beside_a_pending_one(world: World, invoke: Invoke) -> None:
+def test_one_window_next_to_a_pending_one(world: World, invoke: Invoke) -> None:
     world.at(6, minutes=5)
     result = invoke(run.run, ["orders"], window=[format_hour(1), format_hour(5)])
     assert (result.code, result.run["window"]["state"]) == (0, "landed")
@@ -131,14 +129,14 @@ def test_one_window_beside_a_pending_one(world: World, invoke: Invoke) -> None:
     assert read_open_windows(invoke(run.run, ["orders"], window=[format_hour(1)], text=False)) is None
 
 
-def test_a_far_end_costs_nothing(world: World, invoke: Invoke) -> None:
+def test_distant_end_costs_nothing(world: World, invoke: Invoke) -> None:
     """Windows that do not exist yet are never listed one by one."""
     result = invoke(run.run, ["orders"], start=format_hour(3), end="9999-12-31")
     assert result.code == 0
     assert read_open_windows(result)["windows"] > 60_000_000
 
 
-def test_not_yet_is_an_error_of_its_own(world: World, invoke: Invoke) -> None:
+def test_not_yet_is_a_separate_error(world: World, invoke: Invoke) -> None:
     world.at(6, minutes=5)
     for options in (
         {"window": [format_hour(5)]},
@@ -153,7 +151,7 @@ def test_not_yet_is_an_error_of_its_own(world: World, invoke: Invoke) -> None:
 # -- run
 
 
-def test_run_of_a_window_says_that_it_is_complete(invoke: Invoke) -> None:
+def test_run_reports_a_complete_window(invoke: Invoke) -> None:
     result = invoke(run.run, ["orders"], window=[format_hour(2)])
     assert result.code == 0
     assert result.run["batches"][0]["landed"] == 50
@@ -164,7 +162,7 @@ def test_run_of_a_window_says_that_it_is_complete(invoke: Invoke) -> None:
     assert f"window {DAY}T02:00 is complete" in result.text
 
 
-def test_run_of_several_goes_on_after_one_that_fails(world: World, invoke: Invoke) -> None:
+def test_run_of_several_windows_continues_after_a_failed_one(world: World, invoke: Invoke) -> None:
     world.cluster.hold(P1, 60)
     result = invoke(run.run, ["orders"], start=format_hour(1), end=format_hour(5))
     assert (result.code, result.document["exit_code"]) == (75, 75)
@@ -182,7 +180,7 @@ def test_run_of_several_goes_on_after_one_that_fails(world: World, invoke: Invok
     assert by_hour["02:00"]["batches"][0]["landed"] == 25, "the other partition has landed"
 
 
-def test_a_request_that_is_wrong_ends_a_run_of_several(invoke: Invoke) -> None:
+def test_invalid_request_ends_a_run_of_several_windows(invoke: Invoke) -> None:
     """The first window is known only after a request to Kafka."""
     result = invoke(run.run, ["orders"], start="2024-04-30T22", end=format_hour(2), text=False)
     assert (result.code, len(result.runs)) == (2, 1)
@@ -212,7 +210,7 @@ def test_landing_again_replaces_the_files(world: World, invoke: Invoke) -> None:
     assert not before & set(world.lake.list("data/orders"))
 
 
-def test_what_is_passed_over_is_named_with_the_command_that_lands_it_after_all(
+def test_skipped_offsets_are_named_with_the_command_that_lands_them(
     world: World, invoke: Invoke, capfd: pytest.CaptureFixture[str]
 ) -> None:
     result = invoke(run.run, ["orders"], skip_to=f"{DAY}T01:00:00Z", reason="test data", only=["orders:0"], text=False)
@@ -239,12 +237,12 @@ def test_what_is_passed_over_is_named_with_the_command_that_lands_it_after_all(
         ({"replace": True}, "--replace without a range"),
     ],
 )
-def test_skipping_and_replacing_are_asked_for_in_full(options: dict[str, Any], says: str, invoke: Invoke) -> None:
+def test_skipping_and_replacing_need_complete_options(options: dict[str, Any], says: str, invoke: Invoke) -> None:
     with pytest.raises(UsageError, match=says):
         invoke(run.run, ["orders"], **options)
 
 
-def test_limits_cut_what_is_asked_for_into_runs(world: World, invoke: Invoke) -> None:
+def test_limits_split_a_request_into_runs(world: World, invoke: Invoke) -> None:
     feed = world.project.feeds_folder / "orders.yaml"
     feed.write_text(feed.read_text() + "limits: {records: 30}\n")
     result = invoke(run.run, ["orders"], window=[format_hour(1)], text=False)
@@ -267,7 +265,7 @@ def test_wait_ends_when_the_window_is_complete_or_the_time_is_up(world: World, i
     assert "is complete" in result.text
 
 
-def test_wait_goes_by_what_can_be_read_not_by_what_is_published(world: World, invoke: Invoke) -> None:
+def test_wait_requires_readable_windows(world: World, invoke: Invoke) -> None:
     world.run(in_hour(2))
     hour = [p for p in world.lake.files if p.startswith("data/") and "window_hour=02" in p]
     parts = {p: world.lake.files.pop(p) for p in hour}
@@ -278,7 +276,7 @@ def test_wait_goes_by_what_can_be_read_not_by_what_is_published(world: World, in
     assert invoke(wait.wait, "orders", window=format_hour(2), timeout="0s", text=False).document["complete"]
 
 
-def test_files_are_listed_one_a_line(world: World, invoke: Invoke) -> None:
+def test_files_are_listed_one_per_line(world: World, invoke: Invoke) -> None:
     world.run(in_hour(1))
     result = invoke(files.files, "orders", window=[format_hour(1)])
     lines = result.text.splitlines()
@@ -296,7 +294,7 @@ def test_files_are_listed_one_a_line(world: World, invoke: Invoke) -> None:
     assert invoke(files.files, "orders", window=[format_hour(1)], quarantine=True, text=False).document["files"] == []
 
 
-def test_files_of_an_incomplete_window_only_when_asked_for(world: World, invoke: Invoke) -> None:
+def test_files_of_an_incomplete_window_on_request_only(world: World, invoke: Invoke) -> None:
     world.engine.failing.add(P1)
     world.run(in_hour(1))
     with pytest.raises(WindowIncomplete) as refused:
@@ -316,7 +314,7 @@ def _held(world: World) -> None:
     world.run(in_hour(3))
 
 
-def test_who_holds_a_window_is_named_where_kafka_tells(world: World, invoke: Invoke) -> None:
+def test_producer_that_blocks_a_window_is_named(world: World, invoke: Invoke) -> None:
     world.cluster.hold(P0, 60)
     world.cluster.open[P0] = OpenTransaction(60, 4711, 2, at_hour(3), "payments-7")
     result = invoke(run.run, ["orders"], window=[format_hour(3)])
@@ -344,7 +342,7 @@ def _partial(world: World) -> None:
     ("prepare", "state", "strip"),
     [(_held, "held", "#oHH#.."), (_failed, "failed", "#oox#.."), (_partial, "partial", "#oo+#..")],
 )
-def test_the_strip_says_how_each_window_stands(
+def test_strip_shows_the_state_of_each_window(
     prepare: Callable[[World], None], state: str, strip: str, world: World, invoke: Invoke
 ) -> None:
     world.run(in_hour(0))
@@ -413,14 +411,14 @@ def test_a_strip_fits_the_screen(minutes: int, width: int) -> None:
     assert "".join(line.plain for line in lines[:-1]).count("■") == 48
 
 
-def test_a_window_at_work_is_neither_done_nor_failed() -> None:
+def test_active_window_is_neither_done_nor_failed() -> None:
     pending = (PendingPart(Key("orders", "id-1", 0), (Range(0, 9),)),)
     at_work = WindowStanding(at_hour(1), Standing.RUNNING, 0, 9, pending, 31)
     assert window_options.verdict(at_work).plain.startswith(f"▶ window {format_hour(1)}:00: batch 31 is active")
     assert window_options.verdict(replace(at_work, standing=Standing.FAILED)).plain.startswith("✗ window")
 
 
-def test_runs_over_several_windows_say_how_much_went_into_quarantine(
+def test_runs_over_several_windows_report_quarantined_records(
     world: World, groups: MemoryGroups, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "140")

@@ -84,7 +84,7 @@ def finish_landing(project: FeedProject, feed: Feed) -> None:
 
 
 @pytest.mark.loss
-def test_all_workers_are_lost_and_none_comes_back(busy: FeedProject, mortal: LocalSpark) -> None:
+def test_all_workers_are_lost_and_none_returns(busy: FeedProject, mortal: LocalSpark) -> None:
     feed = busy.write_feed(**configure_spark(mortal, conf=AGAIN, start_timeout="60s"), **MANY_TASKS)
     run = Run(busy.root)
     run.wait_until_begun(feed)
@@ -98,7 +98,7 @@ def test_all_workers_are_lost_and_none_comes_back(busy: FeedProject, mortal: Loc
     finish_landing(busy, feed)
 
 
-def test_all_workers_are_lost_while_executors_are_asked(busy: FeedProject, mortal: LocalSpark) -> None:
+def test_all_workers_are_lost_during_the_executor_check(busy: FeedProject, mortal: LocalSpark) -> None:
     busy.write_feed(**configure_spark(mortal, conf=AGAIN, start_timeout="60s"))
     run = Run(busy.root)
     # A daemon appears with the first task, so an executor was there.
@@ -121,7 +121,7 @@ def test_interrupted(busy: FeedProject, mortal: LocalSpark) -> None:
     finish_landing(busy, feed)
 
 
-def test_connects_server_is_lost(busy: FeedProject, tmp_path: Path) -> None:
+def test_connect_server_is_lost(busy: FeedProject, tmp_path: Path) -> None:
     with LocalSpark(tmp_path / "spark", workers=0) as cluster:
         address = cluster.start_connect()
         feed = busy.write_feed(spark=f"{{master: '{address}'}}", **MANY_TASKS)

@@ -12,7 +12,7 @@ from tests.stores import Store
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
 
-def test_bare_workers_land_what_is_there(project: FeedProject, cluster: LocalSpark) -> None:
+def test_bare_workers_land_the_topic(project: FeedProject, cluster: LocalSpark) -> None:
     feed = project.write_feed(**configure_spark(cluster))
     land_feed(feed)
     assert read_rows(feed) == consume_topic(project.kafka, project.topic)

@@ -30,7 +30,7 @@ def expect_refusal(project: FeedProject, spark: dict[str, str]) -> SetupError:
 
 
 @pytest.mark.parametrize("scheme", ["spark", "sc"])
-def test_nobody_answers_at_the_masters_address(project: FeedProject, scheme: str) -> None:
+def test_unreachable_master_address(project: FeedProject, scheme: str) -> None:
     master = f"{scheme}://127.0.0.1:{free_port()}"
     error = expect_refusal(project, {"spark": f"{{master: '{master}'}}"})
     assert error.message.endswith(f"answers at {master}: Connection refused")
@@ -70,7 +70,7 @@ def test_executors_that_spark_excludes(project: FeedProject, cluster: LocalSpark
     assert "spark.excludeOnFailure" in error.remedy
 
 
-def test_a_worker_whose_disk_is_full(project: FeedProject, tmp_path: Path) -> None:
+def test_full_disk_of_a_worker(project: FeedProject, tmp_path: Path) -> None:
     """The pack does not fit: executors end as they start, and the master gives up after two."""
     folder = tmp_path / "spark"
     folder.mkdir()
@@ -82,7 +82,7 @@ def test_a_worker_whose_disk_is_full(project: FeedProject, tmp_path: Path) -> No
     assert "SPARK_WORKER_DIR" in error.remedy
 
 
-def test_another_python_there(project: FeedProject, tmp_path: Path) -> None:
+def test_other_python_on_executors(project: FeedProject, tmp_path: Path) -> None:
     interpreters = Path(sys.base_prefix).parent.glob("*/bin/python3.1?")
     pythons = [p for p in sorted(interpreters) if p.name != f"python3.{sys.version_info[1]}"]
     if not pythons:

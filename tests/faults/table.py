@@ -20,13 +20,13 @@ from tests.checker.facts import read_lines
 
 PROMISES: Mapping[str, tuple[int, ...]] = {
     "nothing lost": (1, 4, 5),
-    "nothing twice": (2, 9),
-    "nothing made up": (3, 13),
+    "no duplicates": (2, 9),
+    "nothing invented": (3, 13),
     "in order": (6,),
-    "never committed ahead, nor back": (7, 8),
+    "commits never ahead or back": (7, 8),
     "one writer, files as listed": (10, 11),
     "one log": (12,),
-    "goes on when healed": (14,),
+    "continues once healed": (14,),
 }
 PAGE = Path(__file__).parents[2] / "docs/developers/faults.md"
 Record = Mapping[str, Any]

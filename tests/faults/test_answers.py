@@ -30,7 +30,7 @@ def list_apis(kind: Kind) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", [LETTERS, PLAIN], ids=["with-letters", "plain"])
-def test_the_first_answer_of_each_kind_is_lost(field: Field, kind: Kind) -> None:
+def test_first_response_of_each_kind_is_lost(field: Field, kind: Kind) -> None:
     """No run fails because of it."""
     apply_kind(field, kind)
     produce_history(field)
@@ -46,7 +46,7 @@ def test_the_first_answer_of_each_kind_is_lost(field: Field, kind: Kind) -> None
 
 
 @pytest.mark.parametrize("kind", [LETTERS, PLAIN], ids=["with-letters", "plain"])
-def test_answers_of_each_kind_are_lost_for_a_while(field: Field, kind: Kind) -> None:
+def test_responses_of_each_kind_are_lost_for_a_while(field: Field, kind: Kind) -> None:
     """The run in progress retries. If it fails, Kafka was unavailable or the commit was fenced."""
     apply_kind(field, kind)
     produce_history(field)
@@ -64,7 +64,7 @@ def test_answers_of_each_kind_are_lost_for_a_while(field: Field, kind: Kind) -> 
     verify(field, kind)
 
 
-def test_answers_are_lost_for_as_long_as_a_run_asks(field: Field) -> None:
+def test_responses_are_lost_during_a_whole_run(field: Field) -> None:
     """The run ends by itself. If it fails, the error names the outage, the fence, or the unknown outcome."""
     apply_kind(field, LETTERS)
     produce_history(field)

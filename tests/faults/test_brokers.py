@@ -42,7 +42,7 @@ def test_broker_killed_and_restarted(field: Field, part: str) -> None:
     ],
     ids=["fetch", "join", "offsets", "end"],
 )
-def test_broker_killed_in_the_midst_of(field: Field, part: str, key: int) -> None:
+def test_broker_killed_during(field: Field, part: str, key: int) -> None:
     """The broker dies before it receives the request. The run continues with another broker or fails with an error."""
     with field.run_producers(RATE):
         field.run_baseline()
@@ -77,7 +77,7 @@ def test_broker_stopped_for_longer_than_its_session(field: Field) -> None:
     field.verify()
 
 
-def test_leaders_moved_in_the_midst_of_a_read(field: Field) -> None:
+def test_leaders_moved_during_a_read(field: Field) -> None:
     with field.run_producers(RATE):
         field.run_baseline()
         with network.hold_run_at(field, FETCH) as running:
@@ -101,7 +101,7 @@ def test_most_brokers_killed(field: Field) -> None:
     field.verify()
 
 
-def test_all_brokers_killed_under_a_run(field: Field) -> None:
+def test_all_brokers_killed_during_a_run(field: Field) -> None:
     with field.run_producers(RATE):
         field.run_baseline()
         with ExitStack() as stack:

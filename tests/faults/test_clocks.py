@@ -129,7 +129,7 @@ def test_records_are_stamped_an_hour_ahead_and_behind(minutes: Field, draw: rand
     minutes.verify()
 
 
-def test_clock_is_an_hour_off_the_stores(remote: Field, store: Proxy, draw: random.Random) -> None:
+def test_clock_is_an_hour_off_from_the_store(remote: Field, store: Proxy, draw: random.Random) -> None:
     """The run is refused before it writes anything; by stores that check clocks also in mid-run."""
     skew = Rule(".", "skew", times=-1, seconds=draw.choice((-HOUR, HOUR)))
     with remote.run_producers():

@@ -19,7 +19,7 @@ def record_course(fault: str, decided: list[int] = EVERY, **broken: str) -> dict
     }
 
 
-def test_a_row_has_the_courses_and_the_ends_of_their_runs() -> None:
+def test_row_lists_courses_and_outcomes_of_runs() -> None:
     rows = list(
         format_fault_rows(
             [record_course("broker_killed[1]"), record_course("broker_killed[2]") | {"normal_s": 2, "first_after_s": 3}]
@@ -29,8 +29,8 @@ def test_a_row_has_the_courses_and_the_ends_of_their_runs() -> None:
     assert rows[-1] == "| **all** | 2 | 6/0/2 | 2,400 | 1.5× |"
 
 
-def test_promises_that_were_broken_or_not_decided_are_named() -> None:
+def test_broken_or_undecided_promises_are_named() -> None:
     undecided = [n for n in EVERY if n != 6]
     rows = list(format_fault_rows([record_course("a", i2="an offset has two rows"), record_course("b", undecided)]))
-    assert [row.split(" | ")[1] for row in rows[2:4]] == ["1, **broken: nothing twice**", "1, in order: 0"]
-    assert rows[-1].startswith("| **all** | 2, **broken: nothing twice**, in order: 1 |")
+    assert [row.split(" | ")[1] for row in rows[2:4]] == ["1, **broken: no duplicates**", "1, in order: 0"]
+    assert rows[-1].startswith("| **all** | 2, **broken: no duplicates**, in order: 1 |")

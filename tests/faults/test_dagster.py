@@ -133,7 +133,7 @@ def _expect_running(desk: Desk, run: str) -> bool:
     return False
 
 
-def test_run_killed_under_dagster_is_tried_again(stage: Stage) -> None:
+def test_run_killed_under_dagster_is_retried(stage: Stage) -> None:
     field, desk = stage.orders, stage.desk
     with field.run_producers():
         field.run_baseline(1)
@@ -169,7 +169,7 @@ def test_two_backfills_at_once(stage: Stage) -> None:
     field.verify()
 
 
-def test_dagster_killed_with_a_run_at_work(stage: Stage) -> None:
+def test_dagster_killed_with_an_active_run(stage: Stage) -> None:
     """The last test: it leaves no Dagster."""
     field, desk = stage.orders, stage.desk
     with field.run_producers():

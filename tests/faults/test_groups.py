@@ -24,7 +24,7 @@ TXN_OFFSET_COMMIT = 28
 # -- members
 
 
-def test_an_ordinary_consumer_holds_the_group_and_commits(field: Field) -> None:
+def test_other_consumer_is_a_member_and_commits(field: Field) -> None:
     with field.run_producers():
         field.run_baseline(1)
         with groups.join_group(field) as commit:
@@ -36,7 +36,7 @@ def test_an_ordinary_consumer_holds_the_group_and_commits(field: Field) -> None:
     field.verify()
 
 
-def test_a_consumer_joins_between_our_join_and_our_commit(field: Field) -> None:
+def test_consumer_joins_between_join_and_commit(field: Field) -> None:
     with field.run_producers():
         field.run_baseline(1)
         for proxy in field.arena.proxies.values():
@@ -53,7 +53,7 @@ def test_a_consumer_joins_between_our_join_and_our_commit(field: Field) -> None:
     field.verify()
 
 
-def test_a_consumer_of_the_newer_protocol_holds_the_group(field: Field) -> None:
+def test_consumer_of_the_newer_protocol_is_a_member(field: Field) -> None:
     with field.run_producers():
         field.run_baseline(1)
         with groups.join_by_newer_protocol(field):
@@ -75,7 +75,7 @@ def move_offsets_three_ways(field: Field) -> dict[int, int]:
     return offsets
 
 
-def test_offsets_moved_by_hand_are_refused_and_accepted(field: Field) -> None:
+def test_manually_moved_offsets_are_refused_and_accepted(field: Field) -> None:
     move_offsets_three_ways(field)
     refused = field.run()
     assert refused.error == "GroupMoved"
@@ -90,7 +90,7 @@ def test_offsets_moved_by_hand_are_refused_and_accepted(field: Field) -> None:
     assert (verdict.counts["rows"], verdict.counts["committed offsets moved by hand"]) == (150, 3)
 
 
-def test_offsets_moved_by_hand_are_overwritten(field: Field) -> None:
+def test_manually_moved_offsets_are_overwritten(field: Field) -> None:
     field.settings["policies"] = "{on_group_moved: overwrite}"
     move_offsets_three_ways(field)
     field.run_until_clean()
@@ -98,7 +98,7 @@ def test_offsets_moved_by_hand_are_overwritten(field: Field) -> None:
     assert field.verify().counts["rows"] == 150
 
 
-def test_offsets_moved_by_hand_are_adopted(field: Field) -> None:
+def test_manually_moved_offsets_are_adopted(field: Field) -> None:
     field.settings["policies"] = "{on_group_moved: adopt}"
     move_offsets_three_ways(field)
     refused = field.run()
@@ -111,7 +111,7 @@ def test_offsets_moved_by_hand_are_adopted(field: Field) -> None:
     assert verdict.counts["rows"] == 300 - 20, "of partition 1 [30, 50) was passed over"
 
 
-def test_offsets_moved_by_kafkas_own_tool(field: Field) -> None:
+def test_offsets_moved_by_kafka_command_line_tool(field: Field) -> None:
     produce(field, EACH)
     with field.run_producers():
         field.run_baseline(1)
@@ -128,7 +128,7 @@ def test_offsets_moved_by_kafkas_own_tool(field: Field) -> None:
 
 
 @pytest.mark.parametrize("what", ["offsets", "group"])
-def test_offsets_are_gone(field: Field, what: str) -> None:
+def test_offsets_are_deleted(field: Field, what: str) -> None:
     produce(field, EACH)
     with field.run_producers():
         field.run_baseline(1)
@@ -137,7 +137,7 @@ def test_offsets_are_gone(field: Field, what: str) -> None:
     field.verify()
 
 
-def test_letters_go_once_although_offsets_are_moved(field: Field) -> None:
+def test_letters_are_sent_once_although_offsets_are_moved(field: Field) -> None:
     letters = f"{field.topic}-dlq"
     field.arena.create(letters, 1)
     field.settings |= {

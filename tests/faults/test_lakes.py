@@ -175,7 +175,7 @@ def count_requests(field: Field, store: Proxy) -> int:
     return len(store.requests)
 
 
-def test_store_is_disturbed_no_more_often_than_it_is_asked(remote: Field, store: Proxy, draw: random.Random) -> None:
+def test_store_fails_less_often_than_requests_are_retried(remote: Field, store: Proxy, draw: random.Random) -> None:
     """Throttling, resets, lost and late answers to every kind of request: retries hide them."""
     remote = with_store(remote, store.endpoint, retries=12, read_timeout_ms=int(LATE_S * 800))
     with remote.run_producers():
@@ -191,7 +191,7 @@ def test_store_is_disturbed_no_more_often_than_it_is_asked(remote: Field, store:
     remote.verify()
 
 
-def test_store_is_disturbed_more_often_than_it_is_asked(remote: Field, store: Proxy, draw: random.Random) -> None:
+def test_store_fails_more_often_than_requests_are_retried(remote: Field, store: Proxy, draw: random.Random) -> None:
     """A kind of request never succeeds: the run fails with an error, and the next one continues."""
     first_faults = dict(reversed(draw_faults(remote)))
     remote = with_store(remote, store.endpoint, read_timeout_ms=1000)
@@ -210,7 +210,7 @@ def test_store_is_disturbed_more_often_than_it_is_asked(remote: Field, store: Pr
     remote.verify()
 
 
-def test_store_goes_away_in_mid_run(remote: Field, store: Proxy, draw: random.Random) -> None:
+def test_store_becomes_unreachable_during_a_run(remote: Field, store: Proxy, draw: random.Random) -> None:
     with remote.run_producers():
         count = count_requests(remote, store)
         for share in (draw.uniform(0.05, 0.5), draw.uniform(0.5, 0.95)):
@@ -226,9 +226,7 @@ SAYS = {"forbidden": (NotAuthorized, "grant "), "expired": (NotAuthorized, "rene
         "refused": (NotAuthorized, "renew them"), "full": (LakeFull, "raise the quota")}  # fmt: skip
 
 
-def test_store_forbids_finds_keys_expired_or_is_full_in_mid_run(
-    remote: Field, store: Proxy, draw: random.Random
-) -> None:
+def test_store_rejects_access_or_is_full_during_a_run(remote: Field, store: Proxy, draw: random.Random) -> None:
     with remote.run_producers():
         count = count_requests(remote, store)
         other = "refused" if "s3" in remote.settings else "expired"  # only other stores answer so
@@ -317,9 +315,7 @@ def test_two_runs_at_once_of_which_one_is_killed(remote: Field, draw: random.Ran
     remote.verify()
 
 
-def test_temporary_folder_has_no_room_for_what_waits_to_be_uploaded(
-    remote: Field, store: Proxy, tmp_path: Path
-) -> None:
+def test_temporary_folder_is_full_for_pending_uploads(remote: Field, store: Proxy, tmp_path: Path) -> None:
     remote = with_store(remote, store.endpoint, buffer_bytes="1MiB")
     try:
         mount = mount_tmpfs(tmp_path / "temporary", "1m")

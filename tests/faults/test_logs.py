@@ -45,7 +45,7 @@ def get_lost_ranges(document: dict[str, Any]) -> dict[int, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("on_loss", ["fail", "accept"])
-def test_records_deleted_in_mid_read(field: Field, on_loss: str) -> None:
+def test_records_deleted_during_a_read(field: Field, on_loss: str) -> None:
     """Of the range to read, one partition loses the beginning, one loses all, one loses nothing."""
     field.settings["policies"] = f"{{on_loss: {on_loss}}}"
     with field.run_producers():
@@ -107,7 +107,7 @@ def test_retention_overtakes_runs(field: Field, by: str) -> None:
 # -- corrupt batches
 
 
-def test_a_batch_that_is_corrupt_on_every_disk(topic: CreateField) -> None:
+def test_batch_corrupt_on_every_disk(topic: CreateField) -> None:
     """Kafka's consumer cannot pass it either, so the checker runs after its records were deleted."""
     field = topic(1)
     produce(field, EACH)
@@ -164,7 +164,7 @@ def test_a_log_truncated_between_runs(topic: CreateField, grows: int) -> None:
     assert field.verify().counts["rows that the log no longer holds"] == 60
 
 
-def test_a_log_truncated_in_mid_read(topic: CreateField) -> None:
+def test_log_truncated_during_a_read(topic: CreateField) -> None:
     """The truncated records had not landed: the feed continues without an `accept`."""
     field = topic(2, UNCLEAN_ELECTION)
     produce(field, EACH)
@@ -199,7 +199,7 @@ def test_a_topic_recreated_between_runs(field: Field) -> None:
     field.verify()
 
 
-def test_a_topic_recreated_in_mid_run(field: Field) -> None:
+def test_topic_recreated_during_a_run(field: Field) -> None:
     produce(field, EACH)
     field.run_baseline(1)
     produce(field, EACH)
@@ -213,7 +213,7 @@ def test_a_topic_recreated_in_mid_run(field: Field) -> None:
     field.verify()
 
 
-def test_a_topic_comes_back_with_fewer_partitions(field: Field) -> None:
+def test_topic_is_recreated_with_fewer_partitions(field: Field) -> None:
     """The other partitions are committed. Windows wait for the absent one until its loss is accepted."""
     produce(field, EACH)
     field.run_baseline(1)
@@ -229,7 +229,7 @@ def test_a_topic_comes_back_with_fewer_partitions(field: Field) -> None:
     field.verify()
 
 
-def test_partitions_added_between_and_in_mid_run(field: Field) -> None:
+def test_partitions_added_between_and_during_runs(field: Field) -> None:
     with field.run_producers():
         field.run_baseline(1)
         logs.add_partitions(field, 4)
@@ -244,7 +244,7 @@ def test_partitions_added_between_and_in_mid_run(field: Field) -> None:
     field.verify()
 
 
-def test_a_topic_compacted_while_runs_go_on(topic: CreateField) -> None:
+def test_topic_compacted_during_runs(topic: CreateField) -> None:
     field = topic(1)
     produce(field, EACH)
     field.run_baseline(1)
@@ -263,7 +263,7 @@ def test_a_transaction_left_open(field: Field) -> None:
     land_around_open_transaction(field, unknown=False)
 
 
-def test_a_transaction_that_nobody_knows_of(field: Field) -> None:
+def test_transaction_unknown_to_the_coordinator(field: Field) -> None:
     with logs.disable_verification(field):
         land_around_open_transaction(field, unknown=True)
 
@@ -304,7 +304,7 @@ def land_around_open_transaction(field: Field, *, unknown: bool) -> None:
     assert field.verify().counts["rows"] == 180 + 600
 
 
-def test_a_feed_that_reads_uncommitted_goes_through_aborts(field: Field) -> None:
+def test_read_uncommitted_feed_reads_through_aborts(field: Field) -> None:
     field.settings["isolation"] = "read_uncommitted"
     with field.run_producers():
         field.run_baseline(1)

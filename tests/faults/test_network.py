@@ -44,7 +44,7 @@ def test_cut_off_from(field: Field, part: str, key: int) -> None:
 
 
 @PHASES
-def test_nothing_passes_for_a_while(field: Field, part: str, key: int) -> None:
+def test_network_is_down_briefly(field: Field, part: str, key: int) -> None:
     """The outage is shorter than the request timeout: the run is not affected."""
     with field.run_producers(RATE):
         field.run_baseline()
@@ -57,7 +57,7 @@ def test_nothing_passes_for_a_while(field: Field, part: str, key: int) -> None:
 
 
 @PHASES
-def test_nothing_passes_for_long(field: Field, part: str, key: int) -> None:
+def test_network_is_down_for_long(field: Field, part: str, key: int) -> None:
     """The outage is longer than the request timeout, and lasts until the run has ended."""
     with field.run_producers(RATE):
         field.run_baseline()
@@ -79,7 +79,7 @@ def test_no_broker_can_be_reached(field: Field, inject: network.Fault) -> None:
     field.verify()
 
 
-def test_the_end_of_the_commit_is_carried_out_and_not_answered(field: Field) -> None:
+def test_end_of_the_commit_takes_effect_without_a_response(field: Field) -> None:
     """The offsets are committed, and the run gets no answer. It reads them back."""
     with field.run_producers(RATE):
         field.run_baseline()
@@ -90,7 +90,7 @@ def test_the_end_of_the_commit_is_carried_out_and_not_answered(field: Field) -> 
     field.verify()
 
 
-def test_every_answer_is_late(field: Field) -> None:
+def test_every_response_is_delayed(field: Field) -> None:
     with field.run_producers(RATE):
         field.run_baseline()
         with network.delay_answers(field):
@@ -100,7 +100,7 @@ def test_every_answer_is_late(field: Field) -> None:
     field.verify()
 
 
-def test_connections_come_and_go(field: Field) -> None:
+def test_connections_are_cut_repeatedly(field: Field) -> None:
     with field.run_producers(RATE):
         field.run_baseline()
         with network.cut_at_random(field):

@@ -142,7 +142,7 @@ def cluster(tmp_path: Path, first: int, s3_store: Store, monkeypatch: pytest.Mon
         yield Cluster(tmp_path, feed, shared, itertools.count(1))
 
 
-def test_a_code_server_knows_the_windows_of_runs_in_other_pods(cluster: Cluster, first: int, account: Account) -> None:
+def test_code_server_lists_windows_of_runs_in_other_pods(cluster: Cluster, first: int, account: Account) -> None:
     hours = [show_window(first + n * HOUR) for n in range(3)]
     cluster.run("sluice", "run", "orders", "--window", hours[0])
     account.log(f"a pod landed {hours[0]}, eight days ago, and went away")

@@ -130,7 +130,7 @@ def _produce_hours(feeds: Mapping[str, Secured]) -> Sequence[str]:
     return [show_window(begin) for begin in begins]
 
 
-def test_three_hours_land_by_schedule_while_things_are_killed(site: Site, account: Account) -> None:
+def test_three_hours_land_on_schedule_while_processes_are_killed(site: Site, account: Account) -> None:
     orders, service = site.feeds["orders"], site.deployment
     for name in NAMES:
         assert not site.list_landed(name) & set(site.hours)

@@ -302,7 +302,7 @@ def _has_no_leader(republish: Republish) -> bool:
     return False
 
 
-def test_republish_whose_answers_are_lost(field: Field) -> None:
+def test_republish_with_lost_responses(field: Field) -> None:
     """Brokers carry out requests, and the answers are lost."""
     republish = Republish.prepare(field)
     apis = ("InitProducerId", "AddPartitionsToTxn", "Produce", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
@@ -313,7 +313,7 @@ def test_republish_whose_answers_are_lost(field: Field) -> None:
     republish.verify()
 
 
-def test_republish_that_a_quota_slows_down(field: Field) -> None:
+def test_republish_throttled_by_a_quota(field: Field) -> None:
     """A full transaction exceeds its timeout under the quota. The run reports the throttling and ends cleanly."""
     client = "slowed"
     kafka = f"{{bootstrap: '{field.arena.proxied_bootstrap}', client_id: {client}, transaction_timeout_ms: 20000}}"
@@ -377,7 +377,7 @@ def test_two_republishes_of_one_plan_at_once(field: Field) -> None:
 
 
 @pytest.mark.spark
-def test_republish_by_tasks_whose_worker_and_driver_are_killed(field: Field) -> None:
+def test_republish_in_tasks_with_killed_worker_and_driver(field: Field) -> None:
     """Lanes wait in mid-transaction. A task is retried, and tasks that outlive their driver are fenced."""
     republish, processes = Republish.prepare(field, lane_offsets=LANE), Processes()
     with processes.kill_at_exit(), republish.hold_requests("Produce"):
@@ -446,7 +446,7 @@ def test_republish_while_kafka_is_full(small: Field, disk: Path) -> None:
     republish.verify()
 
 
-def test_republish_that_the_target_takes_no_longer(small: Field) -> None:
+def test_republish_rejected_by_the_target(small: Field) -> None:
     """During the run a right is revoked or the topic's settings change. Once restored, the next run continues."""
     republish = Republish.prepare(small)
     topic, name = republish.target.topic, republish.name

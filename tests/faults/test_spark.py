@@ -61,7 +61,7 @@ def start_in_mid_landing(field: Field, processes: Processes, partitions: int = P
 
 
 @pytest.mark.usefixtures("engine")
-def test_python_worker_killed_in_mid_task(field: Field, processes: Processes, draw: random.Random) -> None:
+def test_python_worker_killed_during_a_task(field: Field, processes: Processes, draw: random.Random) -> None:
     with field.run_producers():
         field.run_baseline(1)
         running = start_in_mid_landing(field, processes)
@@ -78,7 +78,7 @@ def test_python_worker_killed_in_mid_task(field: Field, processes: Processes, dr
 
 
 @pytest.mark.usefixtures("engine")
-def test_python_worker_killed_at_every_try(field: Field, processes: Processes) -> None:
+def test_python_worker_killed_at_every_attempt(field: Field, processes: Processes) -> None:
     with field.run_producers():
         field.run_baseline(1)
         running = start_in_mid_landing(field, processes, 1)
@@ -97,13 +97,13 @@ def test_python_worker_killed_at_every_try(field: Field, processes: Processes) -
     field.verify()
 
 
-def test_pool_of_workers_killed_in_mid_landing(field: Field, processes: Processes) -> None:
+def test_worker_pool_killed_during_landing(field: Field, processes: Processes) -> None:
     kill_in_mid_landing(field, processes, processes.find_pool, "the process that forks workers", "forks workers")
 
 
 @pytest.mark.parametrize("engine", ["spark"], indirect=True)
 @pytest.mark.usefixtures("engine")
-def test_jvm_of_spark_killed_in_mid_landing(field: Field, processes: Processes) -> None:
+def test_jvm_of_spark_killed_during_landing(field: Field, processes: Processes) -> None:
     kill_in_mid_landing(field, processes, processes.find_jvm, "Spark's JVM", "JVM")
 
 
@@ -124,7 +124,7 @@ def kill_in_mid_landing(field: Field, processes: Processes, find: Callable[[], P
 
 
 @pytest.mark.usefixtures("engine")
-def test_run_killed_in_mid_landing(field: Field, processes: Processes) -> None:
+def test_run_killed_during_landing(field: Field, processes: Processes) -> None:
     with field.run_producers():
         field.run_baseline(1)
         running = start_in_mid_landing(field, processes, 1)
@@ -140,7 +140,7 @@ def test_run_killed_in_mid_landing(field: Field, processes: Processes) -> None:
 
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["terminated", "interrupted"])
-def test_run_asked_to_end_in_mid_landing(field: Field, processes: Processes, number: signal.Signals) -> None:
+def test_run_terminated_during_landing(field: Field, processes: Processes, number: signal.Signals) -> None:
     with field.run_producers():
         field.run_baseline(1)
         running = start_in_mid_landing(field, processes, 1)
@@ -157,7 +157,7 @@ def test_run_asked_to_end_in_mid_landing(field: Field, processes: Processes, num
     field.verify()
 
 
-def test_engine_stopped_in_mid_landing_and_continued(
+def test_engine_stopped_during_landing_and_continued(
     field: Field, processes: Processes, draw: random.Random, engine: str
 ) -> None:
     victim_name = draw.choice(["JVM", "Python worker"] if engine == "spark" else ["Python worker"])

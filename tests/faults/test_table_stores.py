@@ -67,7 +67,7 @@ def test_a_publisher_killed_at_each_write_to_the_store(when: str, remote: Course
 
 
 @pytest.mark.parametrize("how", ["lose", "reset", "cut"])
-def test_each_request_about_the_table_meets_a_bad_network(how: str, remote: Course, store: Proxy) -> None:
+def test_network_fails_at_each_request_about_the_table(how: str, remote: Course, store: Proxy) -> None:
     """If the publisher retries or gives up, no row is there twice, and the next one adds pending rows."""
     pattern = OF_TABLE if how != "reset" else WRITES
     for number in STEPS[remote.kind] if how == "reset" else range(1 + SEED % 9, 200, 9):
@@ -85,7 +85,7 @@ def test_each_request_about_the_table_meets_a_bad_network(how: str, remote: Cour
 
 
 @pytest.mark.parametrize("requests", [READS, WRITES, PARTS], ids=["reads", "writes", "parts"])
-def test_a_store_that_refuses_us_is_named(requests: str, remote: Course, store: Proxy) -> None:
+def test_store_that_denies_access_is_reported(requests: str, remote: Course, store: Proxy) -> None:
     before = remote.find_newest()
     remote.grow(*split_offsets(B, 100))
     store.rules[:] = [Rule(requests, "refuse", -1, 403, "AccessDenied", "no")]
@@ -102,7 +102,7 @@ def test_a_store_that_refuses_us_is_named(requests: str, remote: Course, store: 
 
 
 @pytest.mark.parametrize("requests", [READS, WRITES, PARTS], ids=["reads", "writes", "parts"])
-def test_a_store_that_is_away_is_waited_for_by_the_next_run(requests: str, remote: Course, store: Proxy) -> None:
+def test_unreachable_store_is_retried_by_the_next_run(requests: str, remote: Course, store: Proxy) -> None:
     before = remote.find_newest()
     remote.grow(*split_offsets(B, 100))
     store.rules[:] = [Rule(requests, "refuse", -1)]
@@ -114,7 +114,7 @@ def test_a_store_that_is_away_is_waited_for_by_the_next_run(requests: str, remot
 
 
 @pytest.mark.parametrize("what", ["property", "rows"])
-def test_somebody_else_commits_at_each_write(what: str, remote: Course, store: Proxy) -> None:
+def test_foreign_commit_at_each_write(what: str, remote: Course, store: Proxy) -> None:
     """After a change of a property the publisher retries. Foreign rows fail it, until a repair removes them."""
     for number in STEPS[remote.kind]:
         remote.add_pending(number)

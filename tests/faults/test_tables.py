@@ -69,7 +69,7 @@ def test_a_publisher_killed_around_its_commit(when: str, local: Course) -> None:
 # -- a catalog in a database
 
 
-def test_a_catalog_without_rights_or_away_is_named(tmp_path: Path) -> None:
+def test_catalog_that_denies_access_or_is_unreachable_is_reported(tmp_path: Path) -> None:
     if (programs := postgres.find_programs()) is None:
         pytest.skip("no PostgreSQL here: infra/postgres.sh installs one")
     with postgres.run_server(programs) as server:
@@ -104,7 +104,7 @@ def _expect_denied(outcome: Outcome) -> None:
 # -- foreign tables and changes
 
 
-def test_a_table_of_another_make_under_that_name_is_left_alone(kind: str, tmp_path: Path) -> None:
+def test_foreign_table_of_that_name_is_refused(kind: str, tmp_path: Path) -> None:
     """A partitioned table with another schema, which Sluice did not create."""
     from deltalake import write_deltalake
     from pyiceberg.catalog import load_catalog
@@ -130,7 +130,7 @@ def test_a_table_of_another_make_under_that_name_is_left_alone(kind: str, tmp_pa
 
 
 @pytest.mark.parametrize("what", ["renamed", "dropped", "partitioned"])
-def test_our_table_whose_shape_somebody_changed(what: str, tmp_path: Path) -> None:
+def test_table_whose_schema_was_changed_by_others(what: str, tmp_path: Path) -> None:
     """Each row is there once, or the publisher refuses the table with an error."""
     from pyiceberg.transforms import IdentityTransform
 
@@ -156,7 +156,7 @@ def test_our_table_whose_shape_somebody_changed(what: str, tmp_path: Path) -> No
 # -- missing files
 
 
-def test_a_part_that_vanished_is_named_and_nothing_is_added(local: Course) -> None:
+def test_missing_part_is_reported_and_nothing_is_added(local: Course) -> None:
     before = local.find_newest()
     local.grow(*split_offsets(B, 100))
     part = next(p for p in Path(local.address, "data").rglob("orders-1-*.parquet"))
@@ -169,7 +169,7 @@ def test_a_part_that_vanished_is_named_and_nothing_is_added(local: Course) -> No
 
 
 @pytest.mark.parametrize("which", [0, -1])
-def test_a_file_that_describes_the_table_vanished(which: int, local: Course) -> None:
+def test_missing_metadata_file_of_the_table(which: int, local: Course) -> None:
     """A publisher names the file if it needs it. Rows of a lost newest version are added again."""
     patterns = {"iceberg": "tables/db/orders/metadata/*.avro", "delta": "data/orders/_delta_log/*.json"}
     local.grow(*split_offsets(B, 100))

@@ -56,7 +56,7 @@ def draw() -> random.Random:
 
 
 @pytest.mark.parametrize("kind", [LETTERS, PLAIN], ids=["with-letters", "plain"])
-def test_stopped_while_it_lands_until_another_took_over(field: Field, kind: Kind, draw: random.Random) -> None:
+def test_run_stopped_while_landing_until_another_took_over(field: Field, kind: Kind, draw: random.Random) -> None:
     prepare(field, kind)
     with field.run_producers(RATE):
         field.run_baseline(1)
@@ -67,7 +67,7 @@ def test_stopped_while_it_lands_until_another_took_over(field: Field, kind: Kind
 
 
 @pytest.mark.parametrize("kind", [LETTERS, RAW, PLAIN], ids=["with-letters", "raw", "plain"])
-def test_stopped_while_it_commits_until_another_has_committed(field: Field, kind: Kind) -> None:
+def test_run_stopped_while_committing_until_another_committed(field: Field, kind: Kind) -> None:
     prepare(field, kind)
     with field.run_producers(RATE):
         field.run_baseline(1)
@@ -77,7 +77,7 @@ def test_stopped_while_it_commits_until_another_has_committed(field: Field, kind
     verify(field, kind)
 
 
-def test_two_sleep_and_wake_in_either_order(field: Field, draw: random.Random) -> None:
+def test_two_stopped_runs_continue_in_either_order(field: Field, draw: random.Random) -> None:
     """The second takes over from the first, a third follows both."""
     prepare(field, LETTERS)
     all_points = [*LANDING, *list_committing_points(LETTERS)]
@@ -110,7 +110,7 @@ def test_three_runs_race_on_two_machines(field: Field, draw: random.Random) -> N
     verify(field, RAW)
 
 
-def test_killed_on_another_machine_its_batch_is_free_once_its_heartbeat_stands_still(field: Field) -> None:
+def test_batch_of_a_run_killed_elsewhere_is_free_once_its_heartbeat_stops(field: Field) -> None:
     prepare(field, RAW)
     with field.run_producers(RATE):
         field.run_baseline(1)

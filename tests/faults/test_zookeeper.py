@@ -124,7 +124,7 @@ def stop_zookeeper(field: Tied) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("store", [BOTH, ALONE])
-def test_zookeeper_goes_away_under_a_run(tied: Tied, store: str) -> None:
+def test_zookeeper_becomes_unreachable_during_a_run(tied: Tied, store: str) -> None:
     tied.configure(RAW if store == BOTH else PLAIN, store)
     point_names = ["before register", "after end", "before nodes"] if store == BOTH else ["before stage", "after nodes"]
     with tied.run_producers(RATE):
@@ -147,7 +147,7 @@ def test_zookeeper_goes_away_under_a_run(tied: Tied, store: str) -> None:
 
 
 @pytest.mark.parametrize("store", [BOTH, ALONE])
-def test_a_session_ends_under_a_run_that_sleeps(tied: Tied, store: str) -> None:
+def test_session_ends_during_a_stopped_run(tied: Tied, store: str) -> None:
     """The run loses ownership, others land and commit. When it wakes, it commits nothing."""
     tied.configure(RAW if store == BOTH else PLAIN, store)
     committing = ["before end", "after end", "before nodes"] if store == BOTH else ["before intent", "before nodes"]

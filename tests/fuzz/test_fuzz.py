@@ -15,18 +15,18 @@ COMPILED = ("records", "loops", "codecs", "typed", "typed-values", "avro", "prot
 """They run next to guarded pages: one byte too far ends the process, so they do not run in the process of pytest."""
 
 
-def test_whatever_the_bytes_no_loop_and_no_codec_goes_beyond_them() -> None:
+def test_loops_and_codecs_stay_within_any_bytes() -> None:
     outcome = run_hunts(*COMPILED, inputs=250)
     assert outcome.findings == []
     assert outcome.inputs > 250 * len(COMPILED)
 
 
-def test_what_expands_beyond_256_mib_is_refused_in_bounded_memory() -> None:
+def test_expansion_beyond_256_mib_is_refused_in_bounded_memory() -> None:
     """Six bombs, one after another, in a process that may grow by a gigabyte; together they would take twelve."""
     assert run_hunts("bombs").findings == []
 
 
 @pytest.mark.parametrize("name", [n for n in TARGETS if n not in (*COMPILED, "bombs")])
-def test_whatever_a_file_or_an_answer_says_its_reader_ends_in_words(name: str) -> None:
+def test_readers_of_any_file_or_response_end_with_a_clear_error(name: str) -> None:
     work = run_hunt(load_target(name), seed=0, inputs=150, seconds=0)
     assert work.findings == []

@@ -113,9 +113,7 @@ def _fetch_schema(url: str, number: int) -> Any:
     return fastavro.parse_schema(json.loads(str(schema.schema_str)))
 
 
-def test_bytes_as_whole_values_and_keys_land_as_confluents_serializer_has_them(
-    project: FeedProject, registry: LocalRegistry
-) -> None:
+def test_top_level_bytes_match_the_confluent_serializer(project: FeedProject, registry: LocalRegistry) -> None:
     """The serializer writes plain bytes without Avro's length prefix, and bytes in a union with it."""
     values = [b"", b"\x04ab", b"abc", b"\xff" * 70]
     keys = serialize_orders(registry, f"{project.topic}-keys", "bytes", values)
@@ -163,9 +161,7 @@ def test_records_of_two_versions_land_as_one_table_and_need_no_registry_later(
     assert (report.problems, report.compared) == ((), 401)
 
 
-def test_a_registry_that_is_away_holds_up_the_batch_and_guesses_nothing(
-    project: FeedProject, registry: LocalRegistry
-) -> None:
+def test_unreachable_registry_delays_the_batch(project: FeedProject, registry: LocalRegistry) -> None:
     send(project, serialize_orders(registry, project.topic, FIRST, (make_order(i) for i in range(50))))
     away = write_avro_feed(project, "http://127.0.0.1:9")
     with pytest.raises(SluiceError, match=r"127\.0\.0\.1:9 cannot be asked"):
@@ -207,7 +203,7 @@ class Gate:
         self._server.server_close()
 
 
-def test_a_registry_that_is_lost_in_mid_run(project: FeedProject, registry: LocalRegistry) -> None:
+def test_registry_lost_during_a_run(project: FeedProject, registry: LocalRegistry) -> None:
     """The registry fails after the first of two schemas: nothing lands; the next run fetches only the second one."""
     first = serialize_orders(registry, project.topic, FIRST, (make_order(i) for i in range(50)))
     second = serialize_orders(registry, project.topic, SECOND, (make_order(i, country="FR") for i in range(50, 100)))
@@ -228,7 +224,9 @@ def test_a_registry_that_is_lost_in_mid_run(project: FeedProject, registry: Loca
     assert [r["id"] for r in read_landed(feed)] == [f"o{i}" for i in range(100)]
 
 
-def test_what_an_older_schema_refused_is_replayed_by_a_newer_one(project: FeedProject, registry: LocalRegistry) -> None:
+def test_records_refused_by_an_older_schema_are_replayed_with_a_newer_one(
+    project: FeedProject, registry: LocalRegistry
+) -> None:
     old, new = _build_state_schema("open"), _build_state_schema("open", "paid")
     send(project, serialize_orders(registry, project.topic, new, [{"state": s} for s in ("open", "paid", "open")]))
     feed = write_avro_feed(project, registry.url, old)
@@ -247,7 +245,7 @@ def _build_state_schema(*symbols: str) -> dict[str, Any]:
     return FIRST | {"fields": [{"name": "state", "type": kind}]}
 
 
-def test_references_are_resolved_and_kept(project: FeedProject, registry: LocalRegistry) -> None:
+def test_references_are_resolved_and_stored(project: FeedProject, registry: LocalRegistry) -> None:
     from confluent_kafka.schema_registry import Schema, SchemaReference
 
     line, subject = f"{project.topic}-line", f"{project.topic}-value"
@@ -267,7 +265,7 @@ def test_references_are_resolved_and_kept(project: FeedProject, registry: LocalR
     assert open_lake(feed).get(f"_sluice/orders/schemas/{number}.json")
 
 
-def test_what_landed_goes_back_as_avro_by_the_feed_s_own_schema(
+def test_landed_rows_are_republished_as_avro_with_the_feed_schema(
     project: FeedProject, registry: LocalRegistry, fresh_topic: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = fresh_topic()

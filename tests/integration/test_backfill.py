@@ -256,9 +256,7 @@ def invoke(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.faults
-def test_a_backfill_killed_in_the_middle_is_brought_home_by_the_same_command(
-    machine: Machine, begin: int, invoke: Invoke
-) -> None:
+def test_killed_backfill_is_completed_by_the_same_command(machine: Machine, begin: int, invoke: Invoke) -> None:
     command = "run", "orders", *build_range_options(begin), "--windows-per-run", "4"
     with Shell(machine, DIE_AT="28") as victim:
         assert victim.run(*command).code == -signal.SIGKILL, victim.stderr.read_text()
@@ -301,7 +299,7 @@ def test_a_backfill_killed_in_the_middle_is_brought_home_by_the_same_command(
 
 
 @pytest.mark.faults
-def test_two_machines_on_one_lake_end_as_one_after_another(machine: Machine, begin: int, invoke: Invoke) -> None:
+def test_two_machines_on_one_lake_are_serialized(machine: Machine, begin: int, invoke: Invoke) -> None:
     other = create_machine(machine.root.parent / "two", machine.kafka, machine.topic, machine.lake)
     gate = machine.root / "gate"
     with Shell(machine, GATE=str(gate)) as first_shell, Shell(other) as second_shell:
@@ -343,7 +341,7 @@ def wait_for_batch(machine: Machine, shell: Shell) -> int:
 # -- debris
 
 
-def test_repair_fixes_what_is_broken_and_only_that(
+def test_repair_fixes_only_broken_files(
     tmp_path: Path, kafka: LocalKafka, topic: str, begin: int, invoke: Invoke
 ) -> None:
     machine = create_machine(tmp_path / "one", kafka, topic, {})

@@ -265,7 +265,7 @@ def project(
 
 
 @pytest.mark.spark
-def test_a_secret_is_found_nowhere(project: Path, tmp_path: Path) -> None:
+def test_no_output_contains_a_secret(project: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     env = os.environ | CANARIES | {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
     for name in ("SLUICE_PROJECT", "KAFKA_BOOTSTRAP", "DAGSTER_HOME"):
@@ -288,7 +288,7 @@ def test_a_secret_is_found_nowhere(project: Path, tmp_path: Path) -> None:
         assert any(kind in name and text in data for name, data in contents), f"the search did not read {kind}"
 
 
-def test_the_search_finds_a_canary(tmp_path: Path) -> None:
+def test_search_detects_a_canary(tmp_path: Path) -> None:
     secret = CANARIES["CANARY_S3"]
     with sqlite3.connect(tmp_path / "a.db") as db:
         db.execute("create table t (x blob, y text)")

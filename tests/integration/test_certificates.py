@@ -47,7 +47,7 @@ class RenewingEngine(InlineEngine):
         return outcomes
 
 
-def test_all_certificates_are_renewed_under_a_landing_and_nothing_is_lost(
+def test_certificates_are_renewed_during_a_landing_without_loss(
     secured: LocalKafka, tmp_path: Path, fresh_topic: Callable[..., str]
 ) -> None:
     """The brokers' and the client's, while connections of the landing are open; each task connects again."""

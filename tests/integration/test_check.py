@@ -91,7 +91,7 @@ def run_command(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int
 
 
 @pytest.mark.kafka
-def test_the_check_counts_what_duckdb_counts(
+def test_check_counts_match_duckdb(
     project: FeedProject, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project.root)
@@ -127,7 +127,7 @@ def test_the_check_counts_what_duckdb_counts(
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("schema", [{}, {"format": "json", "schema": "{id: int64}"}])
-def test_copies_that_the_broker_stamped_have_no_cause_by_time(
+def test_copies_with_broker_timestamps_have_no_cause_by_time(
     schema: dict[str, str], tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     topic = fresh_topic(config={"message.timestamp.type": "LogAppendTime"})

@@ -71,7 +71,7 @@ def check(feed: Feed) -> AuditReport:
 
 
 @pytest.mark.each_lake
-def test_what_was_merged_and_what_was_retired_leaves_the_rest_as_it_was(project: FeedProject) -> None:
+def test_compaction_and_expiry_leave_other_rows_unchanged(project: FeedProject) -> None:
     for hour in (0, 1):
         produce(project, hour)
     feed = project.write_feed()

@@ -83,13 +83,13 @@ def build_client_settings(private: Path, user: str) -> dict[str, Any]:
     return {"security_protocol": "SSL", **files}
 
 
-def test_nobody_else_on_the_host_gets_at_the_keys(private: Path) -> None:
+def test_other_users_of_the_host_cannot_read_the_keys(private: Path) -> None:
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert stat.S_IMODE((private / "ca.key").stat().st_mode) == 0o600
     assert {p.name for p in (private / "sluice").iterdir()} == {"ca.pem", "sluice.pem", "sluice.key"}
 
 
-def test_brokers_by_these_settings_let_in_who_has_a_right(private: Path, tmp_path: Path) -> None:
+def test_configured_brokers_admit_only_authorized_clients(private: Path, tmp_path: Path) -> None:
     with run_brokers(private) as bootstrap:
         admin = build_client_settings(private, "admin")
         create_topic(bootstrap, admin)

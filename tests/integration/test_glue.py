@@ -116,7 +116,7 @@ def test_protobuf_names_messages_by_number(project: FeedProject, glue: Any) -> N
     assert [r["reason"] for r in read_quarantined(feed)] == ["incompatible"]
 
 
-def test_glue_away_holds_up_the_batch(project: FeedProject, glue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_glue_delays_the_batch(project: FeedProject, glue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = register_schema(glue, project.topic, json.dumps(FIRST), "AVRO")
     send(project, [wrap_record(schema, as_avro(FIRST, make_order(i))) for i in range(10)])
     feed = write_avro_feed(project, URL)

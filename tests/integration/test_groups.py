@@ -102,7 +102,7 @@ def get_offsets(document: dict[str, Any], key: str = "committed") -> list[Any]:
     return [row[key] for row in document["offsets"]]
 
 
-def test_kafkas_own_tool_says_the_same_of_a_group_with_a_member(kafka: LocalKafka, feed: Feed, sluice: Sluice) -> None:
+def test_group_with_a_member_matches_kafka_command_line_tool(kafka: LocalKafka, feed: Feed, sluice: Sluice) -> None:
     produce(kafka, feed.topics.names[0], 20)
     with poll_in_background(make_consumer(feed, feed.topics.names[0])):
         printed = run_kafkas_tool(kafka, "--describe", "--group", feed.group)
@@ -132,7 +132,7 @@ def test_kafkas_own_tool_says_the_same_of_a_group_with_a_member(kafka: LocalKafk
     assert (document["state"], document["feed"], get_offsets(document, "lag")) == ("Stable", feed.name, [20, 0])
 
 
-def test_watching_a_group_tells_each_change_until_it_is_free(
+def test_watch_reports_each_change_until_the_group_is_free(
     kafka: LocalKafka, feed: Feed, project: FeedProject, capfd: pytest.CaptureFixture[str]
 ) -> None:
     capfd.readouterr()
@@ -154,7 +154,7 @@ def test_watching_a_group_tells_each_change_until_it_is_free(
     assert main([*command, "--until", "Asleep"]) == 2
 
 
-def test_before_a_time_is_what_kafkas_own_tool_says(kafka: LocalKafka, feed: Feed, sluice: Sluice) -> None:
+def test_offsets_before_a_time_match_kafka_command_line_tool(kafka: LocalKafka, feed: Feed, sluice: Sluice) -> None:
     (topic,) = feed.topics.names
     between = time.time_ns() // 1_000_000 + 1
     time.sleep(0.05)
@@ -169,7 +169,7 @@ def test_before_a_time_is_what_kafkas_own_tool_says(kafka: LocalKafka, feed: Fee
     assert (code, same["same"]) == (0, True)
 
 
-def test_a_member_is_not_disturbed_and_nothing_is_moved_under_it(kafka: LocalKafka, feed: Feed, sluice: Sluice) -> None:
+def test_member_is_not_disturbed_and_its_offsets_not_moved(kafka: LocalKafka, feed: Feed, sluice: Sluice) -> None:
     with poll_in_background(make_consumer(feed, feed.topics.names[0])) as consumer:
         assignment, member = consumer.assignment(), sluice("groups", "describe")[1]["members"]
         code, refused = sluice("offsets", "reset", feed.name, "--to-earliest", "--yes")
@@ -187,7 +187,7 @@ def test_a_member_is_not_disturbed_and_nothing_is_moved_under_it(kafka: LocalKaf
     assert commit_feed(feed).status is CommitStatus.COMMITTED
 
 
-def test_what_somebody_moved_is_seen_put_right_and_committed_again(
+def test_moved_offsets_are_detected_corrected_and_committed_again(
     kafka: LocalKafka, feed: Feed, sluice: Sluice, project: FeedProject
 ) -> None:
     topic = f"{project.topic}:1"
@@ -207,7 +207,9 @@ def test_what_somebody_moved_is_seen_put_right_and_committed_again(
     assert run(feed).batches == (), "nothing is read again"
 
 
-def test_kafkas_own_tool_reads_what_is_exported(kafka: LocalKafka, feed: Feed, sluice: Sluice, tmp_path: Path) -> None:
+def test_kafka_command_line_tool_reads_the_export(
+    kafka: LocalKafka, feed: Feed, sluice: Sluice, tmp_path: Path
+) -> None:
     file = tmp_path / "offsets.csv"
     sluice("offsets", "reset", feed.name, "--to-offset", "60", "--yes")
     assert sluice("offsets", "export", feed.name, "--file", str(file))[0] == 0
@@ -220,7 +222,7 @@ def test_kafkas_own_tool_reads_what_is_exported(kafka: LocalKafka, feed: Feed, s
     assert (code, get_offsets(done, "committed"), get_offsets(done, "after")) == (0, [0, 0], [60, 60])
 
 
-def test_a_group_of_the_newer_protocol_is_told_and_never_moved_under(
+def test_group_of_the_newer_protocol_is_reported_and_never_moved(
     kafka: LocalKafka, feed: Feed, sluice: Sluice, project: FeedProject
 ) -> None:
     with run_newer_consumer(kafka, project.topic, feed.group):

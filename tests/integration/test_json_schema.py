@@ -70,7 +70,7 @@ def make_order(i: int, **more: Any) -> dict[str, Any]:
     return {"id": f"o{i}", "amount": None if i % 3 else i / 4, "state": "open", "lines": lines} | more
 
 
-def test_what_jsonschema_allows_lands_and_the_account_closes_without_the_registry(
+def test_valid_records_land_and_the_account_balances_without_the_registry(
     project: FeedProject, registry: LocalRegistry
 ) -> None:
     orders = [make_order(i) for i in range(150)]
@@ -109,7 +109,7 @@ def test_what_jsonschema_allows_lands_and_the_account_closes_without_the_registr
     assert (report.problems, report.compared) == ((), 201)
 
 
-def test_what_a_schema_refused_is_replayed_by_a_mended_one(project: FeedProject, registry: LocalRegistry) -> None:
+def test_refused_records_are_replayed_with_a_fixed_schema(project: FeedProject, registry: LocalRegistry) -> None:
     send(
         project,
         serialize_orders(registry, project.topic, ORDER, [make_order(0), make_order(1, state="sent"), make_order(2)]),
@@ -125,7 +125,7 @@ def test_what_a_schema_refused_is_replayed_by_a_mended_one(project: FeedProject,
     assert [r["state"] for r in read_landed(feed)] == ["open", "sent", "open"]
 
 
-def test_schemas_named_in_headers_as_confluents_serializers_do(project: FeedProject, registry: LocalRegistry) -> None:
+def test_schema_ids_in_headers_of_confluent_serializers(project: FeedProject, registry: LocalRegistry) -> None:
     """By number and by GUID. Apicurio returns no GUIDs, so the test makes the header values itself by `SchemaId`."""
     framed = serialize_orders(registry, project.topic, ORDER, (make_order(i) for i in range(20)))
     number, guid = struct.unpack(">I", framed[0][1:5])[0], "c0ffee00-0000-4000-8000-000000000001"
@@ -160,7 +160,7 @@ def sluice(
     return invoke
 
 
-def test_commands_know_the_schema(project: FeedProject, registry: LocalRegistry, sluice: Callable[..., Any]) -> None:
+def test_commands_use_the_schema(project: FeedProject, registry: LocalRegistry, sluice: Callable[..., Any]) -> None:
     line = {"$schema": ORDER["$schema"], "type": "object", "properties": {"sku": {"type": "string"}}}
     registered = LATER | {"properties": LATER["properties"] | {"line": {"$ref": "line.json"}}}
     with SchemaRegistryClient({"url": registry.url, "timeout": 20}) as client:
@@ -185,7 +185,7 @@ def test_commands_know_the_schema(project: FeedProject, registry: LocalRegistry,
 
 
 @pytest.mark.parametrize("wire", ["confluent", "confluent_headers"])
-def test_produce_writes_what_the_feed_reads(
+def test_produce_writes_records_that_the_feed_reads(
     project: FeedProject, registry: LocalRegistry, sluice: Callable[..., Any], wire: str
 ) -> None:
     feed = write_json_feed(project, registry.url, json.loads(SAMPLES["json_schema"].schema), wire_format=wire)

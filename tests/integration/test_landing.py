@@ -79,7 +79,7 @@ def test_spark_tasks_write_into_the_lake(project: FeedProject) -> None:
     assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
-def test_only_what_is_pending_is_read_the_second_time(project: FeedProject) -> None:
+def test_second_run_reads_only_pending_offsets(project: FeedProject) -> None:
     produce(project.kafka, project.topic, 300)
     feed = project.write_feed()
     run(feed)
@@ -89,7 +89,7 @@ def test_only_what_is_pending_is_read_the_second_time(project: FeedProject) -> N
     assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
-def test_aborted_and_control_records_stay_out_and_are_counted(project: FeedProject) -> None:
+def test_aborted_and_control_records_are_skipped_and_counted(project: FeedProject) -> None:
     produce(project.kafka, project.topic, 60)
     for i, is_committed in enumerate((True, False, True, False)):
         producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, transactional_id=f"{project.topic}-{i}")
@@ -169,7 +169,7 @@ def test_three_brokers_lead_different_partitions(
     assert read_rows(feed) == consume_topic(kafka3, topic)
 
 
-def test_topics_by_pattern_meet_in_one_feed(
+def test_topics_of_a_pattern_land_in_one_feed(
     tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines
 ) -> None:
     prefix = secrets.token_hex(4)
@@ -206,7 +206,7 @@ def test_the_same_plan_gives_the_same_files(project: FeedProject) -> None:
     assert digests[0] == digests[1]
 
 
-def test_a_preview_touches_nothing_and_says_what_a_run_does(project: FeedProject) -> None:
+def test_preview_changes_nothing_and_matches_the_run(project: FeedProject) -> None:
     produce(project.kafka, project.topic, 300)
     feed = project.write_feed()
     with open_inline_ports(feed) as ports:
@@ -227,7 +227,7 @@ def test_limits_land_a_topic_in_several_runs(project: FeedProject) -> None:
     assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
-def test_offsets_gone_are_named_and_accepted_only_by_policy(project: FeedProject) -> None:
+def test_deleted_offsets_are_named_and_accepted_only_by_policy(project: FeedProject) -> None:
     produce(project.kafka, project.topic, 300)
     feed = project.write_feed()
     run(feed, request_offsets(project.topic, 0, 0, 10))
@@ -273,7 +273,7 @@ def test_audit_rescan_and_explain(project: FeedProject) -> None:
 
 
 @pytest.mark.each_lake
-def test_the_audit_has_teeth(project: FeedProject) -> None:
+def test_audit_detects_planted_faults(project: FeedProject) -> None:
     produce(project.kafka, project.topic, 300)
     feed = project.write_feed()
     run(feed)
@@ -297,7 +297,7 @@ def test_the_audit_has_teeth(project: FeedProject) -> None:
     assert find_problems() == {10}
 
 
-def test_an_unknown_topic_names_its_neighbours(project: FeedProject) -> None:
+def test_unknown_topic_error_suggests_similar_names(project: FeedProject) -> None:
     feed = project.write_feed(topics=project.topic + "x")
     with pytest.raises(UnknownTopic, match=project.topic):
         run(feed)

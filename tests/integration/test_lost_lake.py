@@ -65,7 +65,7 @@ def take_over(feed: Feed, begin: Begin) -> None:
 
 
 @pytest.mark.parametrize("begin", list(Begin), ids=str)
-def test_a_removed_lake_is_noticed_and_the_group_taken_over(project: FeedProject, begin: Begin) -> None:
+def test_removed_lake_is_detected_and_the_group_taken_over(project: FeedProject, begin: Begin) -> None:
     feed = project.write_feed()
     land(feed)
     remove_lake(feed)
@@ -106,7 +106,7 @@ def test_two_lakes_on_one_group(project: FeedProject, lake: Lines) -> None:
     assert both == consume_topic(project.kafka, project.topic), "each record once"
 
 
-def test_offsets_reset_by_kafkas_own_command_are_nobodys(project: FeedProject) -> None:
+def test_offsets_reset_by_kafka_command_have_no_owner(project: FeedProject) -> None:
     """The command writes no mark: the feed begins at its offsets, as at any other consumer's."""
     feed = project.write_feed()
     land(feed)

@@ -74,7 +74,7 @@ def migrate(group: Group, capfd: pytest.CaptureFixture[str]) -> Migrate:
     return call
 
 
-def test_a_dry_run_changes_nothing_and_the_command_moves_and_back(group: Group, migrate: Migrate) -> None:
+def test_dry_run_changes_nothing_and_offsets_migrate_both_ways(group: Group, migrate: Migrate) -> None:
     group.put({0: "4", 1: "10", 2: "0"})
     code, document = migrate(*THERE, "--dry-run")
     assert (code, document["applied"], [o["step"] for o in document["offsets"]]) == (0, False, ["to move"] * 3)
@@ -105,9 +105,7 @@ def test_a_dry_run_changes_nothing_and_the_command_moves_and_back(group: Group, 
         ({0: "4", 1: "x", 2: "0"}, "/1 holds 'x'"),
     ],
 )
-def test_a_tree_that_is_not_sound_is_refused_whole(
-    group: Group, migrate: Migrate, offsets: dict[int, str], message: str
-) -> None:
+def test_invalid_tree_is_refused(group: Group, migrate: Migrate, offsets: dict[int, str], message: str) -> None:
     import re
 
     group.put(offsets)
@@ -118,7 +116,7 @@ def test_a_tree_that_is_not_sound_is_refused_whole(
     assert group.in_kafka() == {}
 
 
-def test_partitions_that_are_sound_can_be_moved_alone(group: Group, migrate: Migrate) -> None:
+def test_valid_partitions_can_be_migrated_alone(group: Group, migrate: Migrate) -> None:
     group.put({0: "4", 2: "99"})
     code, document = migrate(*THERE, "--only", f"{group.project.topic}:0", "--yes")
     assert (code, document["moved"], group.in_kafka()) == (0, 1, {0: 4})
@@ -144,7 +142,7 @@ def test_a_group_in_use_is_refused_by_name(group: Group, migrate: Migrate) -> No
     assert group.in_kafka() == {}
 
 
-def test_what_has_gone_on_in_the_target_is_not_put_back(group: Group, migrate: Migrate) -> None:
+def test_newer_offsets_in_the_target_are_not_reset(group: Group, migrate: Migrate) -> None:
     group.put({0: "4", 1: "4", 2: "4"})
     migrate(*THERE, "--yes")
     group.put({0: "7", 1: "2", 2: "4"})
@@ -153,7 +151,7 @@ def test_what_has_gone_on_in_the_target_is_not_put_back(group: Group, migrate: M
     assert group.in_kafka() == {0: 4, 1: 4, 2: 4}
 
 
-def test_a_second_migration_is_refused_while_one_is_at_work(group: Group, migrate: Migrate) -> None:
+def test_second_migration_is_refused_while_one_is_active(group: Group, migrate: Migrate) -> None:
     group.put({0: "4", 1: "4", 2: "4"})
     with open_stores(group.feed) as first:
         first.zookeeper.own(lambda: [TopicPartition(group.project.topic, p) for p in range(3)], lambda: None)

@@ -110,7 +110,7 @@ def wait(is_done: Callable[[], bool], message: str, seconds: float = 60) -> None
         time.sleep(0.2)
 
 
-def test_each_goes_on_where_the_other_committed_and_never_reads_what_it_owns(old_group: OldGroup) -> None:
+def test_each_continues_from_the_commits_of_the_other(old_group: OldGroup) -> None:
     first = old_group.produce(10)
     with old_group.start_consumer() as consumer:
         assert sorted(consumer.wait_for(30)) == sorted(first)
@@ -155,9 +155,7 @@ def _wait_for_lines(consumer: OldConsumer, count: int) -> list[str]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("version", VERSIONS)
-def test_by_roundrobin_over_topics_of_different_sizes_nothing_is_left_for_it(
-    version: str, tmp_path: Path, old_kafka: OldKafka
-) -> None:
+def test_round_robin_over_uneven_topics_leaves_no_partition(version: str, tmp_path: Path, old_kafka: OldKafka) -> None:
     """By `roundrobin` all members must have the same number of streams for every topic."""
     sizes = {f"wide-{next(_numbers)}": 3, f"narrow-{next(_numbers)}": 2}
     with KafkaAdminClient(bootstrap_servers=old_kafka.bootstrap) as admin:

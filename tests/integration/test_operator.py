@@ -127,7 +127,7 @@ def test_backfill_below_the_origin_again_and_after_a_skip(project: FeedProject) 
     check_reconciled(feed)
 
 
-def test_what_happened_is_accepted_and_the_feed_goes_on(project: FeedProject) -> None:
+def test_accepted_event_lets_the_feed_continue(project: FeedProject) -> None:
     fill(project, find_first_hour())
     feed = project.write_feed()
     run(feed, request_offsets(project.topic, 0, 0, 10))

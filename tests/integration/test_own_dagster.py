@@ -48,7 +48,7 @@ def hour(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], mon
     return show_window(start)
 
 
-def test_definitions_with_an_asset_of_ones_own(tmp_path: Path, hour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_definitions_with_a_user_asset(tmp_path: Path, hour: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_ports, "LocalEngine", lambda *_: InlineEngine())
     project = shutil.copytree(EXAMPLES / "dagster_project", tmp_path / "dagster_project")
     defs = load_definitions(project)

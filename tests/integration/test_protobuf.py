@@ -105,7 +105,7 @@ def as_google(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.each_lake
-def test_records_of_two_versions_land_as_google_reads_them_and_need_no_registry_later(
+def test_records_of_two_versions_match_google_and_need_no_registry_later(
     project: FeedProject, registry: LocalRegistry
 ) -> None:
     first = serialize_orders(registry, project.topic, (make_order(FIRST, i) for i in range(100)))
@@ -144,7 +144,7 @@ def test_records_of_two_versions_land_as_google_reads_them_and_need_no_registry_
     assert (report.problems, report.compared) == ((), 201)
 
 
-def test_a_registry_that_is_lost_in_mid_run(project: FeedProject, registry: LocalRegistry) -> None:
+def test_registry_lost_during_a_run(project: FeedProject, registry: LocalRegistry) -> None:
     """The registry fails after one of two schemas: nothing lands; the next run lands all, the new field as drift."""
     first = serialize_orders(registry, project.topic, (make_order(FIRST, i) for i in range(20)))
     second = serialize_orders(registry, project.topic, (make_order(SECOND, i, country="FR") for i in range(20, 40)))
@@ -164,7 +164,7 @@ def test_a_registry_that_is_lost_in_mid_run(project: FeedProject, registry: Loca
     assert drift == [(DriftKind.NEW, "country", 20)]
 
 
-def test_an_enum_s_new_name_is_replayed_by_a_newer_file(project: FeedProject, registry: LocalRegistry) -> None:
+def test_new_enum_symbol_is_replayed_with_a_newer_file(project: FeedProject, registry: LocalRegistry) -> None:
     orders = [make_order(SECOND, i) for i in range(3)]
     orders[1].state = 2
     send(project, serialize_orders(registry, project.topic, orders))
@@ -192,7 +192,7 @@ def test_bare_records_need_no_registry(project: FeedProject, capsys: pytest.Capt
     assert main(["audit", "orders", "--project", str(project.root)]) == 0
 
 
-def test_rows_go_back_as_confluent_s_deserializer_and_google_read_them(
+def test_republished_rows_match_confluent_deserializer_and_google(
     project: FeedProject, registry: LocalRegistry, fresh_topic: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The message is the second of its file: the registry's number and the message's indexes precede it."""

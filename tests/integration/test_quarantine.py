@@ -109,7 +109,7 @@ def count_quarantined(feed: Feed) -> Counter[str]:
     return counts
 
 
-def test_what_was_quarantined_lands_after_the_feed_was_mended(
+def test_quarantined_records_land_after_the_feed_is_fixed(
     project: FeedProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     produce(project, 2000)

@@ -94,7 +94,7 @@ def _send(producer: KafkaProducer, topic: str, first: int) -> None:
 @pytest.mark.each_lake
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_window_read_each_way_is_what_a_consumer_sees(landed: LandedHours) -> None:
+def test_window_read_each_way_matches_a_consumer(landed: LandedHours) -> None:
     session = engine.session(landed.feed.spark)
     session.dataSource.register(SluiceSource)
     options = {"feed": "orders", "project": str(landed.root)}

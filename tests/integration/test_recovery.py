@@ -198,7 +198,7 @@ def sleeping(project: FeedProject) -> Iterator[SleepingRun]:
     sleeper.resume()
 
 
-def test_two_runs_at_once_one_is_refused_with_the_batchs_name(project: FeedProject, sleeping: SleepingRun) -> None:
+def test_second_concurrent_run_is_refused_with_the_batch_name(project: FeedProject, sleeping: SleepingRun) -> None:
     with pytest.raises(PlanBusy, match=r"batch 2 \(catch-up\) is at work: run sleeper"):
         run(sleeping.feed)
     sleeping.resume()
@@ -207,7 +207,7 @@ def test_two_runs_at_once_one_is_refused_with_the_batchs_name(project: FeedProje
 
 
 @pytest.mark.each_lake
-def test_a_zombie_that_wakes_after_a_take_over_publishes_nothing(project: FeedProject, sleeping: SleepingRun) -> None:
+def test_zombie_publishes_nothing_after_a_takeover(project: FeedProject, sleeping: SleepingRun) -> None:
     feed = sleeping.feed
     with open_inline_ports(feed) as ports:
         liveness = LivenessWithDeadOwner(sleeping.owner.token, ports.liveness)
@@ -242,7 +242,7 @@ class LivenessWithDeadOwner:
 
 
 @pytest.mark.parametrize("mode", ["transactional", "plain"])
-def test_committed_offsets_are_the_frontier_with_our_mark(project: FeedProject, mode: str) -> None:
+def test_committed_offsets_are_the_frontier_with_a_mark(project: FeedProject, mode: str) -> None:
     feed = project.write_feed(commit=mode)
     run(feed)
     result = commit_feed(feed)
@@ -256,14 +256,14 @@ def test_committed_offsets_are_the_frontier_with_our_mark(project: FeedProject, 
     assert commit_feed(feed).status is CommitStatus.UNCHANGED
 
 
-def test_commit_none_leaves_the_group_alone(project: FeedProject) -> None:
+def test_commit_none_does_not_touch_the_group(project: FeedProject) -> None:
     feed = project.write_feed(commit="none")
     run(feed)
     assert commit_feed(feed).status is CommitStatus.DISABLED
     assert fetch_committed(project, feed) == [None, None]
 
 
-def test_a_group_held_by_a_live_consumer_is_refused_and_landing_goes_on(project: FeedProject) -> None:
+def test_group_with_a_live_consumer_is_refused_and_landing_continues(project: FeedProject) -> None:
     feed = project.write_feed()
     foreign = KafkaConsumer(project.topic, bootstrap_servers=project.kafka.bootstrap, group_id=feed.group)
     try:
@@ -360,7 +360,7 @@ def test_a_zombie_committer_is_fenced_by_the_coordinator(project: FeedProject) -
     assert fetch_committed(project, feed) == [150, 150]
 
 
-def test_a_lost_answer_is_resolved_by_reading_back(project: FeedProject) -> None:
+def test_lost_response_is_resolved_by_reading_back(project: FeedProject) -> None:
     feed = project.write_feed()
     run(feed)
     assert commit_with(feed, lambda: None, lose_answer=True).status is CommitStatus.COMMITTED

@@ -84,7 +84,7 @@ def wait_for_records(kafka: LocalKafka, topic: str, count: int) -> list[dict[str
     return list(wait_until(lambda: len(r := consume_topic(kafka, topic)) >= count and r))
 
 
-def test_raw_rows_go_back_byte_by_byte_through_kills(
+def test_raw_rows_are_republished_unchanged_despite_kills(
     tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     project, target = FeedProject(tmp_path, kafka, fresh_topic(partitions=3)), fresh_topic(partitions=3)
@@ -117,7 +117,7 @@ def test_raw_rows_go_back_byte_by_byte_through_kills(
     assert len(list((tmp_path / ".sluice/lake/_sluice/orders/republished").rglob("map/*.parquet"))) > 3
 
 
-def test_lanes_in_tasks_of_spark_through_kills(
+def test_lanes_in_spark_tasks_survive_kills(
     tmp_path: Path,
     kafka: LocalKafka,
     fresh_topic: Callable[..., str],
@@ -178,7 +178,7 @@ def test_lanes_in_tasks_of_spark_through_kills(
     assert "the map names a new coordinate twice" in {f["text"] for f in report["findings"]}
 
 
-def test_of_two_runs_the_one_that_began_last_goes_on(
+def test_later_of_two_runs_continues(
     tmp_path: Path,
     kafka: LocalKafka,
     fresh_topic: Callable[..., str],
@@ -230,7 +230,7 @@ def test_of_two_runs_the_one_that_began_last_goes_on(
     assert len(wait_for_records(kafka, target, 100)) == 100
 
 
-def test_by_key_with_coordinates_and_what_is_refused(
+def test_republish_by_key_with_coordinates_and_refusals(
     tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     project, target = FeedProject(tmp_path, kafka, fresh_topic(partitions=3)), fresh_topic(partitions=2)
@@ -281,7 +281,7 @@ def test_by_key_with_coordinates_and_what_is_refused(
     assert (audited["holds"], audited["rows"], audited["compared"]) == (True, 80, 80)
 
 
-def test_one_after_the_other_at_most_so_many_a_second(
+def test_sequential_republish_with_a_rate_limit(
     tmp_path: Path,
     kafka: LocalKafka,
     fresh_topic: Callable[..., str],
@@ -333,7 +333,7 @@ class Clock:
         return self.slept
 
 
-def test_an_audit_names_what_the_target_holds_otherwise(
+def test_audit_reports_differences_in_the_target(
     tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     project, target = FeedProject(tmp_path, kafka, fresh_topic(partitions=3)), fresh_topic(partitions=3)
@@ -399,7 +399,7 @@ def test_an_audit_names_what_the_target_holds_otherwise(
     assert run_command(capfd, *audit, code=1)["gone"] == 49  # and one that is not in the map
 
 
-def test_typed_rows_land_the_same_again_and_quarantined_ones_keep_their_bytes(
+def test_typed_rows_land_equal_and_quarantined_ones_keep_their_bytes(
     tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     project = FeedProject(tmp_path, kafka, fresh_topic(partitions=3))
@@ -444,7 +444,7 @@ def test_typed_rows_land_the_same_again_and_quarantined_ones_keep_their_bytes(
     assert read_landed(other, "others") == read_landed(project, "orders")
 
 
-def test_times_that_the_target_does_not_take_and_a_mark_that_was_forgotten(
+def test_timestamps_refused_by_the_target_and_an_expired_mark(
     tmp_path: Path,
     kafka: LocalKafka,
     fresh_topic: Callable[..., str],
@@ -524,7 +524,7 @@ def test_in_dagster_with_lineage_to_the_target(
 
 
 @pytest.mark.faults
-def test_brokers_that_die_on_the_way_and_a_second_one_that_fences(
+def test_brokers_die_during_a_republish_and_a_second_run_fences(
     tmp_path: Path,
     kafka3: LocalKafka,
     fresh_topic: Callable[..., str],

@@ -65,7 +65,7 @@ def land_and_commit(feed: Feed) -> None:
 
 
 @pytest.mark.parametrize("mode", ["transactional", "plain", "none"])
-def test_exactly_these_rights_suffice_and_each_is_named_when_it_is_missing(
+def test_documented_rights_suffice_and_missing_ones_are_named(
     secured: LocalKafka, tmp_path: Path, topic: str, mode: str
 ) -> None:
     feed = write_feed(secured, tmp_path, topic, commit=mode)
@@ -77,7 +77,9 @@ def test_exactly_these_rights_suffice_and_each_is_named_when_it_is_missing(
         land_and_commit(feed)
 
 
-def test_dead_letters_take_one_more(secured: LocalKafka, tmp_path: Path, topic: str, fresh_topic: FreshTopic) -> None:
+def test_dead_letters_need_one_more_right(
+    secured: LocalKafka, tmp_path: Path, topic: str, fresh_topic: FreshTopic
+) -> None:
     letters = fresh_topic(cluster=secured, name="letters")
     lines = {"format": "json", "schema": "{n: int64}", "dead_letters": f"{{topic: {letters}}}"}
     feed = write_feed(secured, tmp_path, topic, policies="{quarantine_limit: {share: 1.0}}", **lines)
@@ -110,7 +112,7 @@ def test_patterns_are_granted_by_their_prefix(secured: LocalKafka, tmp_path: Pat
         land_and_commit(feed)
 
 
-def test_what_is_optional_is_missed_only_by_what_it_is_for(secured: LocalKafka, tmp_path: Path, topic: str) -> None:
+def test_optional_rights_are_needed_only_for_their_purpose(secured: LocalKafka, tmp_path: Path, topic: str) -> None:
     feed = write_feed(secured, tmp_path, topic)
     needed = [r for r in rights_of(feed) if not r.optional]
     optional = {(r.operation, r.kind): r for r in rights_of(feed) if r.optional}
@@ -126,7 +128,7 @@ def test_what_is_optional_is_missed_only_by_what_it_is_for(secured: LocalKafka, 
     assert probe_rights(optional[Operation.DESCRIBE, ResourceKind.CLUSTER]) == (False, False, True)
 
 
-def test_the_commands_grant_what_they_say(secured: LocalKafka, tmp_path: Path, topic: str) -> None:
+def test_commands_grant_the_documented_rights(secured: LocalKafka, tmp_path: Path, topic: str) -> None:
     """The commands run as pasted in Kafka's own tool, with the configuration file of an administrator."""
     assert secured.secured is not None
     feed = write_feed(secured, tmp_path, topic)
@@ -142,7 +144,7 @@ def test_the_commands_grant_what_they_say(secured: LocalKafka, tmp_path: Path, t
         revoke(secured, rights)
 
 
-def test_the_command_line_says_the_same(
+def test_command_line_shows_the_same_rights(
     secured: LocalKafka, tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     feed = write_feed(secured, tmp_path, topic)

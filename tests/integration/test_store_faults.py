@@ -89,14 +89,14 @@ def count_requests(project: Project) -> int:
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7])
-def test_a_store_that_goes_away_within_a_run(project: Project, share: float) -> None:
+def test_store_becomes_unreachable_during_a_run(project: Project, share: float) -> None:
     before = int(count_requests(project) * share)
     project.proxy.rules[:] = [Rule(".", "pass", times=before), Rule(".", "reset", times=-1)]
     project.fail(project.make_feed(), LakeUnavailable, Unknown)
     project.recover()
 
 
-def test_a_store_that_is_away_for_a_while_is_waited_for(project: Project) -> None:
+def test_unreachable_store_is_waited_for(project: Project) -> None:
     before = count_requests(project) // 2
     project.proxy.rules[:] = [Rule(".", "pass", times=before), Rule(".", "reset", times=12)]
     project.land(project.make_feed(retries=12))
@@ -104,7 +104,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(project: Project) -> Non
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_refusals_that_pass_are_not_noticed(project: Project, status: int) -> None:
+def test_transient_refusals_are_retried(project: Project, status: int) -> None:
     kinds = ("^PUT .*log", "^PUT .*staging", "^PUT .*data", "^GET .*(comp=list|list-type)", "^HEAD", DELETES)
     project.proxy.rules[:] = [Rule(kind, "refuse", status=status, code="ServerBusy") for kind in kinds]
     project.land(project.make_feed(retries=3))
@@ -112,7 +112,7 @@ def test_refusals_that_pass_are_not_noticed(project: Project, status: int) -> No
     project.recover()
 
 
-def test_refusals_that_stay_are_one_error(project: Project) -> None:
+def test_persistent_refusals_are_one_error(project: Project) -> None:
     project.proxy.rules[:] = [Rule("^PUT .*log", "refuse", times=-1, status=503, code="ServerBusy")]
     failed = project.fail(project.make_feed(), LakeUnavailable, Unknown)
     assert "run again" in failed.remedy
@@ -120,7 +120,7 @@ def test_refusals_that_stay_are_one_error(project: Project) -> None:
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7])
-def test_credentials_that_expire_within_a_run(project: Project, share: float) -> None:
+def test_credentials_expire_during_a_run(project: Project, share: float) -> None:
     before = int(count_requests(project) * share)
     refusal: dict[str, Any] = {"status": 401 if project.store.scheme == "gs" else 403, "code": "AuthenticationFailed"}
     project.proxy.rules[:] = [Rule(".", "pass", times=before), Rule(".", "refuse", times=-1, **refusal)]
@@ -131,7 +131,7 @@ def test_credentials_that_expire_within_a_run(project: Project, share: float) ->
 
 @pytest.mark.parametrize("project", ["azure"], indirect=True)
 @pytest.mark.parametrize("at", ["^PUT .*staging", "^PUT .*log", "^PUT .*data", DELETES])
-def test_a_sas_token_that_expires_within_a_run(project: Project, at: str) -> None:
+def test_sas_token_expires_during_a_run(project: Project, at: str) -> None:
     """A real token: a request is delayed until the token has expired."""
     feed = project.make_feed(project.store.with_token("rcwdl", 8))
     end = feed.azure.token_end if feed.azure else None
@@ -157,7 +157,7 @@ def test_a_retention_lock_set_on_a_lake(project: Project) -> None:
 
 
 @pytest.mark.parametrize("project", ["azure"], indirect=True)
-def test_a_reader_needs_two_letters(project: Project) -> None:
+def test_reader_needs_two_sas_permissions(project: Project) -> None:
     feed = project.make_feed(project.store.with_token("rl"))
     folder = ["--project", str(project.folder.root)]
     assert main(["status", "orders", *folder]) == 0

@@ -303,7 +303,7 @@ def course(
 
 
 @pytest.mark.kafka
-def test_a_table_shows_each_row_once_whatever_happens_to_its_feed(course: Course) -> None:
+def test_table_shows_each_row_once_through_all_changes_of_its_feed(course: Course) -> None:
     course.produce(0, 1, 2, 3)
 
     # several landings into one window, and two at once for a new table
@@ -347,7 +347,7 @@ def test_a_table_shows_each_row_once_whatever_happens_to_its_feed(course: Course
 
 
 @pytest.mark.kafka
-def test_a_feed_that_landed_long_before_gets_its_table_at_once(course: Course) -> None:
+def test_feed_with_earlier_rows_gets_its_complete_table_at_once(course: Course) -> None:
     """The table is created after all kinds of events, and the feed continues afterwards."""
     course.produce(0, 1, 2)
     course.land(0, 20)

@@ -96,7 +96,7 @@ class LiveFeed:
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_a_table_follows_a_feed_that_lives(
+def test_table_follows_an_active_feed(
     kind: str, tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     pytest.importorskip({"iceberg": "pyiceberg", "delta": "deltalake"}[kind])

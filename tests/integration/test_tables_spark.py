@@ -32,7 +32,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> TableWorld:
     return IcebergWorld(tmp_path) if request.param == "iceberg" else DeltaWorld(tmp_path)
 
 
-def test_spark_reads_what_landed(world: TableWorld) -> None:
+def test_spark_reads_the_landed_rows(world: TableWorld) -> None:
     def bring_up() -> None:
         with open_tables(world.feed, world.lake) as tables:
             sync(world.reopen_ledger(), world.lake, tables)

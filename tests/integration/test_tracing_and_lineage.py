@@ -38,7 +38,7 @@ def run_sluice(project: FeedProject, address: str, *arguments: str) -> subproces
 
 @pytest.mark.spark
 @pytest.mark.soak
-def test_nobody_listens_and_the_run_goes_on(project: FeedProject) -> None:
+def test_run_continues_without_a_collector(project: FeedProject) -> None:
     producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap)
     for number in range(200):
         producer.send(project.topic, b"an order", partition=number % 2)
@@ -50,7 +50,7 @@ def test_nobody_listens_and_the_run_goes_on(project: FeedProject) -> None:
     assert SECRET not in process.stdout + process.stderr
 
 
-def test_a_run_that_fails_says_by_what(
+def test_failed_run_reports_its_cause(
     project: FeedProject, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     project.write_feed(topics="none-such", description="Orders of the shop")
@@ -81,7 +81,7 @@ def test_a_run_that_fails_says_by_what(
         ({"OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, False),
     ],
 )
-def test_traces_go_where_the_environment_says(environ: dict[str, str], traced: bool) -> None:
+def test_traces_are_sent_to_the_configured_endpoint(environ: dict[str, str], traced: bool) -> None:
     assert tracing.is_configured(environ) is traced
 
 
@@ -95,16 +95,16 @@ def test_traces_go_where_the_environment_says(environ: dict[str, str], traced: b
         ({"OPENLINEAGE_DISABLED": "true", "OPENLINEAGE_URL": "http://x"}, False),
     ],
 )
-def test_lineage_goes_where_the_environment_says(environ: dict[str, str], configured: bool) -> None:
+def test_lineage_is_sent_to_the_configured_endpoint(environ: dict[str, str], configured: bool) -> None:
     assert lineage.is_configured(environ) is configured
 
 
-def test_traces_are_shared_out_evenly() -> None:
+def test_traces_are_sampled_evenly() -> None:
     """Ratio samplers use the lower half of the trace id."""
     fractions = [tracing.trace_of(str(n)) % 2**64 / 2**64 for n in range(1000)]
     assert 0.4 < sum(x < 0.5 for x in fractions) / len(fractions) < 0.6
 
 
-def test_a_lake_on_s3_has_its_names(project: FeedProject) -> None:
+def test_lineage_names_of_a_lake_on_s3(project: FeedProject) -> None:
     feed = project.write_feed(lake="s3://bucket/some/where", s3="{access_key_id: a, secret_access_key: b}")
     assert lineage.lake_name(feed) == ("s3://bucket", "some/where/data/orders")

@@ -123,7 +123,7 @@ def test_every_record_is_landed_typed_or_quarantined(project: FeedProject) -> No
         assert explanation.found is Class.LANDED
 
 
-def test_too_many_bad_records_stop_the_batch_until_the_feed_allows_or_reads_them(project: FeedProject) -> None:
+def test_too_many_bad_records_stop_the_batch_until_the_feed_changes(project: FeedProject) -> None:
     produce(project, 1000, bad=0.2)
     strict = "{quarantine_limit: {at_least: 10}}"
     with pytest.raises(QuarantineExceeded, match="items: wrong_type"):

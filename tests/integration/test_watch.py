@@ -47,7 +47,7 @@ def produce(project: FeedProject, partition: int, stamps: list[int]) -> None:
             producer.send(project.topic, b"x", partition=partition, timestamp_ms=stamp)
 
 
-def test_records_are_told_of_before_and_after_retention_takes_them(project: FeedProject) -> None:
+def test_records_are_reported_before_and_after_retention_deletes_them(project: FeedProject) -> None:
     feed, begin = project.write_feed(alerts="{retention: 6h}"), now() - 10 * HOUR
     produce(project, 0, [begin])
     run(feed)
@@ -70,7 +70,7 @@ def test_records_are_told_of_before_and_after_retention_takes_them(project: Feed
     assert lost.text.startswith(f"{project.topic}:0: offsets [1, 4) are gone from Kafka")
 
 
-def test_how_long_things_last_is_read_where_it_may_be(project: FeedProject, fresh_topic: Topics) -> None:
+def test_retention_is_read_with_sufficient_rights(project: FeedProject, fresh_topic: Topics) -> None:
     small = fresh_topic(config={"cleanup.policy": "compact,delete", "retention.bytes": "1000"})
     with open_inline_ports(project.write_feed()) as ports:
         configs = ports.cluster.configs([project.topic, small, "not-there"])
@@ -83,7 +83,7 @@ def test_how_long_things_last_is_read_where_it_may_be(project: FeedProject, fres
     assert configs.broker.transaction_max_timeout == 15 * MINUTE
 
 
-def test_a_recreated_topic_and_new_partitions_are_seen(project: FeedProject) -> None:
+def test_recreated_topic_and_new_partitions_are_detected(project: FeedProject) -> None:
     produce(project, 0, [now()])
     feed = project.write_feed()
     run(feed)
@@ -102,7 +102,7 @@ def test_a_recreated_topic_and_new_partitions_are_seen(project: FeedProject) -> 
     assert finding.severe
 
 
-def test_a_transaction_that_hangs_is_named_and_the_command_ends_it(project: FeedProject) -> None:
+def test_hanging_transaction_is_named_and_ended_by_the_command(project: FeedProject) -> None:
     produce(project, 1, [now()])
     feed = project.write_feed()
     run(feed)

@@ -178,7 +178,7 @@ def test_windows_tile_for_many_seeds(project: FeedProject, seed: int) -> None:
     _check_windows_tile(project, seed, "record_time" if seed % 3 == 0 else "window")
 
 
-def test_windows_tile_whatever_happens(project: FeedProject) -> None:
+def test_windows_tile_through_random_events(project: FeedProject) -> None:
     _check_windows_tile(project, 1, "window")
 
 
@@ -221,7 +221,7 @@ def _land_at_random(world: World, rng: random.Random) -> None:
         world.land(drops=lambda s: rng.random() < 0.2)
 
 
-def test_an_open_transaction_holds_its_window_and_no_other(project: FeedProject) -> None:
+def test_open_transaction_delays_its_window_only(project: FeedProject) -> None:
     world = World(project, project.write_feed(window="1h"))
     producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap)
     producer.send(project.topic, b"before", partition=0, timestamp_ms=START + 1).get()
@@ -246,7 +246,7 @@ def test_an_open_transaction_holds_its_window_and_no_other(project: FeedProject)
     producer.close()
 
 
-def test_late_records_belong_to_the_hour_they_came_in(project: FeedProject) -> None:
+def test_late_records_belong_to_their_arrival_hour(project: FeedProject) -> None:
     world = World(project, project.write_feed(window="1h"), now=START + HOUR + 20 * 60_000)
     producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap)
     producer.send(project.topic, b"early", partition=0, timestamp_ms=START + 1).get()
@@ -282,7 +282,7 @@ def test_a_partial_window_is_finished_by_the_next_run(project: FeedProject) -> N
     check(world)
 
 
-def test_an_outage_is_caught_up_in_batches_the_oldest_windows_first(
+def test_outage_is_caught_up_in_batches_oldest_windows_first(
     project: FeedProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thirty hours of records, with an open transaction in the last hour, a failing offset range, and a stop."""

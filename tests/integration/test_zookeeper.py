@@ -50,7 +50,7 @@ def write_feed(project: FeedProject, zookeeper: LocalZooKeeper, **more: Any) -> 
     return project.write_feed(offsets=json.dumps(settings))
 
 
-def test_a_feed_goes_on_from_zookeeper_and_commits_there(project: FeedProject, zookeeper: LocalZooKeeper) -> None:
+def test_feed_continues_from_zookeeper_and_commits_there(project: FeedProject, zookeeper: LocalZooKeeper) -> None:
     feed = write_feed(project, zookeeper)
     assert feed.commit == "plain"
     produce(project)
@@ -84,7 +84,7 @@ def read_ledger_id(feed: Feed) -> str:
         return open_feed_ledger(feed, ports).read().ledger_id
 
 
-def test_an_offset_that_somebody_moved_is_noticed(project: FeedProject, zookeeper: LocalZooKeeper) -> None:
+def test_moved_offset_is_detected(project: FeedProject, zookeeper: LocalZooKeeper) -> None:
     feed = write_feed(project, zookeeper)
     produce(project)
     run(feed)
@@ -97,7 +97,7 @@ def test_an_offset_that_somebody_moved_is_noticed(project: FeedProject, zookeepe
     assert zookeeper.read_offsets(feed.group, project.topic) == {0: "10", 1: "13", 2: "10"}
 
 
-def test_a_rival_that_writes_in_mid_commit_refuses_it_whole(project: FeedProject, zookeeper: LocalZooKeeper) -> None:
+def test_rival_write_during_a_commit_fails_it_completely(project: FeedProject, zookeeper: LocalZooKeeper) -> None:
     feed = write_feed(project, zookeeper)
     produce(project)
     run(feed)
@@ -143,7 +143,7 @@ def _end_session(zookeeper: LocalZooKeeper, port: Any) -> None:
     thief.close()
 
 
-def test_others_are_waited_for_and_named(project: FeedProject, zookeeper: LocalZooKeeper) -> None:
+def test_other_members_are_waited_for_and_named(project: FeedProject, zookeeper: LocalZooKeeper) -> None:
     feed = write_feed(project, zookeeper)
     produce(project)
     registration = {"version": 1, "subscription": {project.topic: 1}, "pattern": "static", "timestamp": "1"}
@@ -182,7 +182,7 @@ def test_while_a_run_reads_it_owns_every_partition(project: FeedProject, zookeep
 
 
 @pytest.mark.parametrize("text", ["", "abc", "-1", "12x", "99999999999999999999"])
-def test_a_node_that_holds_no_offset_is_refused_by_its_path(
+def test_node_without_an_offset_is_refused_by_its_path(
     project: FeedProject, zookeeper: LocalZooKeeper, text: str
 ) -> None:
     feed = write_feed(project, zookeeper)
@@ -210,7 +210,7 @@ def fetch_kafka_offsets(feed: Feed, topic: str) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("mode", ["transactional", "plain"])
-def test_both_stores_are_written_and_the_larger_is_gone_on_from(
+def test_both_stores_are_written_and_the_larger_offset_is_used(
     project: FeedProject, zookeeper: LocalZooKeeper, mode: str
 ) -> None:
     feed = write_dual_feed(project, zookeeper, commit=mode)
@@ -262,9 +262,7 @@ def test_a_kill_at_any_step_of_a_dual_commit_is_harmless(
     assert fetch_kafka_offsets(feed, project.topic) == {0: 13, 1: 13, 2: 13}
 
 
-def test_a_store_that_lags_behind_is_made_good_although_nothing_moves(
-    project: FeedProject, zookeeper: LocalZooKeeper
-) -> None:
+def test_lagging_store_is_updated_without_new_offsets(project: FeedProject, zookeeper: LocalZooKeeper) -> None:
     feed = write_dual_feed(project, zookeeper)
     produce(project)
     run(feed)

@@ -199,9 +199,7 @@ RIVALS = {
 
 @pytest.mark.parametrize("retention", [False, True], ids=["kept", "retention"])
 @pytest.mark.parametrize("rival", RIVALS)
-def test_whoever_meets_what_a_killed_rival_left_goes_on_or_is_told_a_way_out_that_works(
-    rival: str, retention: bool
-) -> None:
+def test_remains_of_a_killed_rival_are_handled_or_have_a_working_remedy(rival: str, retention: bool) -> None:
     with run_deterministically():
         worlds = [w for w in kill_at_each_write(*RIVALS[rival], retention) if list_rival_batches(w)]
         assert len(worlds) >= 2, "it left something to be met"
@@ -222,7 +220,7 @@ def _by_overlap_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("rule", [_nothing_else, _by_overlap_alone])
-def test_without_the_rule_something_stays_in_the_way(
+def test_missing_rule_leaves_a_blocked_feed(
     rule: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule(monkeypatch)

@@ -19,7 +19,7 @@ def test_schedules_with_few_deviations(scenario: Scenario) -> None:
     explore_scenario(scenario, max_runs=40)
 
 
-def test_a_copy_ends_after_its_file_was_replaced_and_its_run_dies() -> None:
+def test_copy_ends_after_its_file_was_replaced_and_its_run_died() -> None:
     """The next run removes the file again."""
     with run_deterministically(), forget_early():
         explorer = Explorer(BY_NAME["again, slow copies"])

@@ -277,9 +277,7 @@ LONG = (forgotten, lossfirst)
     [pytest.param(*tooth, marks=pytest.mark.soak if tooth[0] in LONG else ()) for tooth in TEETH],
     ids=lambda x: getattr(x, "__name__", None),
 )
-def test_without_the_rule_something_breaks(
-    rule: Callable[[Patch], None], scenario: str, finds: str, monkeypatch: Patch
-) -> None:
+def test_missing_rule_is_detected(rule: Callable[[Patch], None], scenario: str, finds: str, monkeypatch: Patch) -> None:
     rule(monkeypatch)
     with pytest.raises(Violation, match=rf"^({finds})\d*[:/]"):
         explore_scenario(BY_NAME[scenario], max_runs=3000)

@@ -13,12 +13,12 @@ from sluice.pipelines.util.documents import document_of
 DRIFT = Drift(DriftKind.NEW, "coupon", 3, 17)
 
 
-def test_a_dataclass_without_names_has_all_fields_in_order() -> None:
+def test_document_without_names_has_all_fields_in_order() -> None:
     assert document_of(DRIFT) == {"kind": "new", "field": "coupon", "records": 3, "first": 17, "type": ""}
     assert json.dumps(document_of(DRIFT)) == json.dumps(asdict(DRIFT))
 
 
-def test_names_choose_attributes_and_paths_in_their_order() -> None:
+def test_names_select_attributes_and_paths_in_given_order() -> None:
     document = document_of(DRIFT, "first kind sort=kind.name")
     assert list(document.items()) == [("first", 17), ("kind", "new"), ("sort", "NEW")]
 

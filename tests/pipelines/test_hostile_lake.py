@@ -69,7 +69,7 @@ FORGED: dict[str, Callable[[Receipt], Receipt]] = {
 
 
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED.keys())
-def test_a_forged_receipt_is_passed_over_and_its_range_read_again(
+def test_forged_receipt_is_ignored_and_its_range_is_read_again(
     tmp_path: Path, forge: Callable[[Receipt], Receipt]
 ) -> None:
     (tmp_path / "victim").write_bytes(b"whole")
@@ -83,7 +83,7 @@ def test_a_forged_receipt_is_passed_over_and_its_range_read_again(
     assert (tmp_path / "victim").read_bytes() == b"whole"
 
 
-def test_a_sound_receipt_is_adopted(tmp_path: Path) -> None:
+def test_valid_receipt_is_adopted(tmp_path: Path) -> None:
     lake = LocalLake(tmp_path)
     assert run(lake, "c") == replace(run(lake, "a"), adopted=True)
 
@@ -140,7 +140,7 @@ def make_target(lake: LocalLake) -> RepairTarget:
 
 @pytest.mark.parametrize("path", [*OUTSIDE, *ELSEWHERE])
 @pytest.mark.parametrize("which", ["staged", "path"])
-def test_a_forged_publish_entry_shows_nothing_and_removes_nothing(lake: LocalLake, which: str, path: str) -> None:
+def test_forged_publish_entry_changes_no_files(lake: LocalLake, which: str, path: str) -> None:
     ledger = open_ledger(lake)
     append_publish(ledger, append_plan(ledger), lake, **{which: path})
     before = list(lake.list(""))
@@ -152,7 +152,7 @@ def test_a_forged_publish_entry_shows_nothing_and_removes_nothing(lake: LocalLak
 
 
 @pytest.mark.parametrize("path", [*OUTSIDE, *ELSEWHERE])
-def test_what_a_forged_plan_replaces_is_not_removed(lake: LocalLake, path: str) -> None:
+def test_files_replaced_by_forged_plan_are_not_removed(lake: LocalLake, path: str) -> None:
     ledger = open_ledger(lake)
     append_publish(ledger, append_plan(ledger, replace(PLAN, replaces=(path,))), lake)
     with pytest.raises((LedgerCorrupt, Terminal)):
@@ -161,7 +161,7 @@ def test_what_a_forged_plan_replaces_is_not_removed(lake: LocalLake, path: str) 
 
 
 @pytest.mark.parametrize("path", [*OUTSIDE, *ELSEWHERE])
-def test_what_a_forged_retirement_names_is_not_removed(lake: LocalLake, path: str) -> None:
+def test_files_named_by_forged_retirement_are_not_removed(lake: LocalLake, path: str) -> None:
     ledger = open_ledger(lake)
     append_publish(ledger, append_plan(ledger), lake)
     ledger.append(lambda s: RetireEntry(before=0, ranges=(), parts=(path,), reason="forged"))
@@ -170,7 +170,7 @@ def test_what_a_forged_retirement_names_is_not_removed(lake: LocalLake, path: st
 
 
 @pytest.mark.parametrize("token", ["../../../../victim", "/etc/passwd", "a/../..", "nul\0"])
-def test_an_owner_whose_token_leads_out_is_refused(lake: LocalLake, token: str) -> None:
+def test_owner_token_with_path_outside_lake_is_refused(lake: LocalLake, token: str) -> None:
     ledger = open_ledger(lake)
     ledger.append(lambda s: PlanEntry(plan=PLAN, hash=PLAN.hash, owner=replace(owner(), token=token)))
     with pytest.raises(Terminal, match="no path inside the lake"):
@@ -181,7 +181,7 @@ def test_an_owner_whose_token_leads_out_is_refused(lake: LocalLake, token: str) 
 # -- readers
 
 
-def test_a_forged_manifest_makes_no_window_complete(tmp_path: Path) -> None:
+def test_forged_manifest_does_not_complete_window(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.land((A, 0, 100))
     forged = paths.window_path("orders", START, HOUR)
@@ -192,7 +192,7 @@ def test_a_forged_manifest_makes_no_window_complete(tmp_path: Path) -> None:
     assert world.read_rows(windows=[START]).num_rows == 200
 
 
-def test_files_of_others_in_a_window_s_folder_are_not_read(tmp_path: Path) -> None:
+def test_foreign_files_in_window_folder_are_not_read(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.land((A, 0, 100), (B, 0, 100))
     folder = paths.window_folder(START, HOUR, paths.PREFIX)
@@ -227,7 +227,7 @@ FOLDERS = ["staging", "owners", "windows", "checkpoints", "relanded", "reports",
 
 
 @pytest.mark.parametrize("folder", [f"_sluice/orders/{f}".rstrip("/") for f in FOLDERS] + ["data/orders", "_sluice"])
-def test_files_of_any_name_stop_nobody(tmp_path: Path, folder: str) -> None:
+def test_files_with_hostile_names_do_not_block_the_feed(tmp_path: Path, folder: str) -> None:
     world = World(tmp_path)
     world.land(*split_offsets(A, 50), *split_offsets(B, 50))
     for name in NAMES:
@@ -248,7 +248,7 @@ ODD: list[Any] = [None, -1, 1 << 70, float("inf"), "x", [], {}, [[]], [[0, 1]], 
 ODD += [{"keys": [0], "counts": [n], "places": "eJwDAAAAAAE=", "offsets": ""} for n in (-1, 3, 1 << 60)]
 
 
-def test_a_hostile_checkpoint_is_a_state_or_none() -> None:
+def test_hostile_checkpoint_loads_as_state_or_is_ignored() -> None:
     memory = MemoryLake()
     ledger = open_ledger(memory)
     append_plan(ledger)
@@ -262,7 +262,7 @@ def test_a_hostile_checkpoint_is_a_state_or_none() -> None:
                     assert all(len(s.starts) == len(s.ends) for s in state.superseded.values())
 
 
-def test_a_checkpoint_of_another_number_is_passed_over() -> None:
+def test_checkpoint_with_wrong_number_is_ignored() -> None:
     memory = MemoryLake()
     ledger = open_ledger(memory)
     append_plan(ledger)

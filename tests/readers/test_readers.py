@@ -63,7 +63,7 @@ READERS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS, ids=lambda r: f"{r.store}-{r.name}")
-def test_a_filter_finds_its_rows(reader: Reader, landed_sets: LandedSets) -> None:
+def test_filter_returns_its_rows(reader: Reader, landed_sets: LandedSets) -> None:
     failures: Failures = {}
     for name in list_sets(reader.store):
         landed_set = landed_sets.get(reader.store, name)
@@ -121,7 +121,7 @@ def _merge(failures: Failures, more: Failures) -> None:
 # -- the page
 
 
-def test_the_page_shows_what_was_measured() -> None:
+def test_page_matches_measured_results() -> None:
     page = PAGE.read_text()
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)

@@ -227,7 +227,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("report", CASES)
-def test_a_record_lands_by_avros_rules(report: str, tmp_path: Path) -> None:
+def test_record_lands_by_avro_rules(report: str, tmp_path: Path) -> None:
     case = CASES[report]
     landed = land(tmp_path, case.reader, [json.dumps(case.writer)], [encode(case.writer, case.value)])
     assert list_reasons(landed) == [], landed.quarantined["detail"].to_pylist()
@@ -266,7 +266,7 @@ BYTES: dict[str, tuple[str, Schema, bytes, Any]] = {
 
 
 @pytest.mark.parametrize("report", BYTES)
-def test_bytes_land_by_avros_rules(report: str, tmp_path: Path) -> None:
+def test_bytes_land_by_avro_rules(report: str, tmp_path: Path) -> None:
     """Schemas that fastavro refuses, or values that it cannot write."""
     writer, reader, data, expected = BYTES[report]
     landed = land(tmp_path, reader, [writer], [HEADER + data])
@@ -274,7 +274,7 @@ def test_bytes_land_by_avros_rules(report: str, tmp_path: Path) -> None:
     assert {name: row[name] for name in expected} == expected
 
 
-def test_a_record_that_names_no_whole_schema_is_refused_alone(tmp_path: Path) -> None:
+def test_record_with_invalid_header_or_length_is_refused_alone(tmp_path: Path) -> None:
     """atleon/atleon#4: a value with the first byte and less than four more stopped the consumer."""
     good = encode(record(ID), {"id": 1})
     bad = [b"\0", b"\0\0\0", HEADER, b"", b"\1" + good[1:], good + b"\0"]
@@ -289,7 +289,7 @@ def test_tombstones_land_among_avro_records(tmp_path: Path) -> None:
     assert landed.rows["kafka_tombstone"].to_pylist() == [False, True, False]
 
 
-def test_an_older_record_without_its_schema_is_no_newer_one(tmp_path: Path) -> None:
+def test_bare_record_of_older_schema_is_refused(tmp_path: Path) -> None:
     """fastavro/fastavro#826: bytes of an older schema were read as a newer one, which has more fields."""
     newer = record(ID, make_field("note", ["null", "string"], default=None))
     values = [encode(record(ID), {"id": 1})[5:], encode(newer, {"id": 2, "note": "n"})[5:]]
@@ -297,7 +297,7 @@ def test_an_older_record_without_its_schema_is_no_newer_one(tmp_path: Path) -> N
     assert (landed.rows["id"].to_pylist(), list_reasons(landed)) == ([2], ["not_avro"])
 
 
-def test_times_of_another_unit_are_not_taken_for_ours(tmp_path: Path) -> None:
+def test_times_of_other_unit_are_not_misread(tmp_path: Path) -> None:
     """apache/iceberg#16681: logical types that a sink did not know landed as plain numbers."""
     millis = record(make_field("x", make_logical("long", "timestamp-millis")))
     micros = record(make_field("x", make_logical("long", "timestamp-micros")))
@@ -311,7 +311,7 @@ def test_times_of_another_unit_are_not_taken_for_ours(tmp_path: Path) -> None:
     assert str(landed.rows.schema.field("x").type) == "timestamp[ns, tz=UTC]"
 
 
-def test_a_union_as_the_whole_schema_is_read_by_its_branch(tmp_path: Path) -> None:
+def test_top_level_union_of_writer_is_read_by_its_branch(tmp_path: Path) -> None:
     """goldsky-io/streamling#60: with a union or a record as the top-level schema, some writers' values were misread."""
     values = [encode(record(ID), {"id": 1}), b"\0\0\0\0\2\2\4", b"\0\0\0\0\2\0"]
     writers = [json.dumps(record(ID)), json.dumps(["null", record(ID)])]
@@ -320,7 +320,7 @@ def test_a_union_as_the_whole_schema_is_read_by_its_branch(tmp_path: Path) -> No
     assert landed.quarantined["value"].to_pylist() == values[2:]
 
 
-def test_a_record_is_read_by_a_union_as_the_whole_schema(tmp_path: Path) -> None:
+def test_top_level_union_of_reader_accepts_record(tmp_path: Path) -> None:
     """The reverse of goldsky-io/streamling#60."""
     writers = [json.dumps(record(ID)), json.dumps(["null", record(ID)]), json.dumps("int")]
     values = [encode(record(ID), {"id": 1}), b"\0\0\0\0\2\2\4", b"\0\0\0\0\2\0", b"\0\0\0\0\3\2"]

@@ -74,13 +74,13 @@ NESTS: dict[str, tuple[str, Values]] = {
 
 
 @pytest.mark.parametrize("report", NESTS)
-def test_nulls_and_empty_nests_stay_apart(report: str, tmp_path: Path) -> None:
+def test_null_and_empty_nested_values_are_distinguished(report: str, tmp_path: Path) -> None:
     type, values = NESTS[report]
     for value, readers in zip(values, read_all(land(tmp_path, type, values)), strict=True):
         assert readers == (value, value, value)
 
 
-def test_empty_maps_and_null_maps_stay_apart(tmp_path: Path) -> None:
+def test_null_and_empty_maps_are_distinguished(tmp_path: Path) -> None:
     """apache/parquet-format#308: an empty map or list could not be written."""
     values = [{}, None, {"a": None}, {"a": 1, "b": 2}]
     files = land(tmp_path, "map<string, int32>", values)
@@ -100,7 +100,7 @@ TEXTS: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("report", TEXTS)
-def test_a_text_is_found_by_itself(report: str, tmp_path: Path) -> None:
+def test_filter_on_string_matches_its_row(report: str, tmp_path: Path) -> None:
     """Bounds of long texts are truncated; readers that rely on them still find each value and the minimum."""
     values = TEXTS[report]
     files = land(tmp_path, "string", values)
@@ -117,7 +117,7 @@ def test_a_text_is_found_by_itself(report: str, tmp_path: Path) -> None:
     assert duckdb.connect().execute(query, [files]).fetchone() == (by_bytes[0], by_bytes[-1])
 
 
-def test_unsigned_numbers_are_found_by_themselves(tmp_path: Path) -> None:
+def test_filter_on_unsigned_integer_matches_its_row(tmp_path: Path) -> None:
     """pola-rs/polars#15323: bounds of unsigned 64-bit numbers were compared as signed ones."""
     values = [0, 1 << 63, (1 << 64) - 1, 7]
     files = land(tmp_path, "uint64", values)
@@ -129,7 +129,7 @@ def test_unsigned_numbers_are_found_by_themselves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("digits", [4, 9, 18, 38])
-def test_negative_decimals_are_found_by_themselves(digits: int, tmp_path: Path) -> None:
+def test_filter_on_negative_decimal_matches_its_row(digits: int, tmp_path: Path) -> None:
     """apache/gluten#2834: -7.00 as decimal(5,2) was read as 42949665.96."""
     values = [Decimal("-7.00"), Decimal("7.00"), Decimal("-0.01"), Decimal("0.00"), Decimal("-99.99")]
     files = land(tmp_path, f"decimal({digits},2)", [f"<{v}>" for v in values])
@@ -148,7 +148,7 @@ FLOATS: dict[str, list[float]] = {
 
 
 @pytest.mark.parametrize("report", FLOATS)
-def test_floats_are_found_beside_those_that_are_no_numbers(report: str, tmp_path: Path) -> None:
+def test_filter_on_float_matches_its_rows_next_to_nan(report: str, tmp_path: Path) -> None:
     """Bounds omit NaN; DuckDB and Polars order it as the largest value, pyarrow does not order it."""
     values = FLOATS[report]
     schema = record(make_field("n", "int"), make_field("x", "double"))
@@ -167,7 +167,7 @@ def test_floats_are_found_beside_those_that_are_no_numbers(report: str, tmp_path
         assert find_by_pyarrow(files, pc.field("x") > value) == above
 
 
-def test_names_with_blanks_and_signs(tmp_path: Path) -> None:
+def test_column_names_with_spaces_and_symbols_are_readable(tmp_path: Path) -> None:
     """snowflakedb/snowpark-python#335: a column with a blank in its name could not be read."""
     schema = '"my field": int32, "max(t)": int32, "größe": int32, "a-b": int32'
     land_values(
@@ -191,12 +191,12 @@ REFUSED_NAMES: dict[str, str] = {
 
 
 @pytest.mark.parametrize("report", REFUSED_NAMES)
-def test_names_that_readers_mistake_are_refused(report: str, tmp_path: Path) -> None:
+def test_column_names_ambiguous_for_readers_are_refused(report: str, tmp_path: Path) -> None:
     with pytest.raises(FeedError, match=r"case only|without dots"):
         land_values(tmp_path, JSON % (REFUSED_NAMES[report], ""), [b"{}"])
 
 
-def test_columns_that_came_later_are_null_before(tmp_path: Path) -> None:
+def test_later_column_is_null_in_older_files(tmp_path: Path) -> None:
     """duckdb/duckdb#16859: a column that only newer files have could not be selected."""
     lake = tmp_path / "lake"
     land_values(tmp_path, JSON % ("n: int32", ""), [b'{"n": 0}'], lake)

@@ -35,7 +35,7 @@ def test_each_report_has_one_row() -> None:
 
 
 @pytest.mark.parametrize(("report", "module", "test", "verdict"), ROWS, ids=[r[0] for r in ROWS])
-def test_a_row_names_a_test_that_is_there(report: str, module: str, test: str, verdict: str) -> None:
+def test_row_names_an_existing_test(report: str, module: str, test: str, verdict: str) -> None:
     text = (ROOT / module).read_text()
     assert f"def test_{test}(" in text
     assert module not in (str(p.relative_to(ROOT)) for p in HERE.glob("*.py")) or report in text

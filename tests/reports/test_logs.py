@@ -153,7 +153,7 @@ def land_rows(root: Path, source: Log, answer_bytes: int) -> list[Row]:
 
 
 @pytest.mark.parametrize("report", LOGS)
-def test_a_log_lands(report: str, tmp_path: Path) -> None:
+def test_log_lands_with_all_offsets_accounted_for(report: str, tmp_path: Path) -> None:
     source = LOGS[report]
     for number, answer_bytes in enumerate((1, 1 << 20)):
         assert land_rows(tmp_path / str(number), source, answer_bytes) == list_expected_rows(source)
@@ -170,7 +170,7 @@ PACKED = [r for r, source in LOGS.items() if source.batches[0].batch.magic == 2 
 
 
 @pytest.mark.parametrize("report", PACKED)
-def test_another_reader_agrees_on_the_bytes(report: str) -> None:
+def test_kafka_python_reads_the_same_values(report: str) -> None:
     """kafka-python's own reader finds the same values in the logs above."""
     source = LOGS[report]
     markers = {o for b in source.batches if b.batch.marker is not None for o in b.offsets}
@@ -182,14 +182,14 @@ def test_another_reader_agrees_on_the_bytes(report: str) -> None:
     assert rows == [(row["offset"], row["value"]) for row in list_expected_rows(source)]
 
 
-def test_an_open_transaction_ends_the_batch_before_it(tmp_path: Path) -> None:
+def test_batch_ends_before_open_transaction(tmp_path: Path) -> None:
     """dpkp/kafka-python#1707: readers of committed records stop where the first open transaction begins."""
     source = log(make_plain(2), make_transaction(1), make_plain(3), make_transaction(2), abort(2))
     landed = land_log(tmp_path, source)
     assert landed.rows["offset"].to_pylist() == [0, 1]
 
 
-def test_an_offset_that_compaction_took_is_no_place_to_wait(tmp_path: Path) -> None:
+def test_reading_continues_past_compacted_offsets(tmp_path: Path) -> None:
     """dpkp/kafka-python#1390: a reader whose position was compacted away never went on."""
     source = log(LogBatch((LogRecord(b"a", skip=3),)), LogBatch((LogRecord(b"b", skip=40),)))
     landed = land_log(tmp_path, source, answer_bytes=1)
@@ -214,7 +214,7 @@ def make_mixed_wrapper() -> Log:
     return replace(source, batches=[replace(stored, data=data)])
 
 
-def test_a_wrapper_of_another_format_than_its_messages(tmp_path: Path) -> None:
+def test_wrapper_with_messages_of_other_format_is_refused(tmp_path: Path) -> None:
     """apache/kafka#2019: an old cleaner converted only the wrapper. Java's consumer refuses such a set; so do we."""
     with pytest.raises(SluiceError) as refused:
         land_log(tmp_path, make_mixed_wrapper())
@@ -222,14 +222,14 @@ def test_a_wrapper_of_another_format_than_its_messages(tmp_path: Path) -> None:
     assert "sluice accept orders corrupt --offsets orders:0:0-3" in str(refused.value)
 
 
-def test_a_batch_that_cannot_be_unpacked_is_named(tmp_path: Path) -> None:
+def test_batch_that_cannot_be_decompressed_is_reported(tmp_path: Path) -> None:
     """dpkp/kafka-python#1033: without a codec's library a consumer returned nothing and no error."""
     source = compress_log(lambda data: b"\0" * 40, ZSTD)
     with pytest.raises(SluiceError, match=r"orders.*0"):
         land_log(tmp_path, source)
 
 
-def test_offsets_beyond_32_bits(tmp_path: Path) -> None:
+def test_offsets_beyond_32_bits_are_kept(tmp_path: Path) -> None:
     """DataDog/integrations-core#24814: offsets went through 32 bits, and a lag was negative."""
     source = log(make_plain(3), start=2_761_265_739)
     assert [row["offset"] for row in land_rows(tmp_path, source, 1)] == [2_761_265_739 + i for i in range(3)]

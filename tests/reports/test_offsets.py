@@ -23,7 +23,7 @@ def make_log(count: int, time: int = TIME, name: bytes = b"v") -> Log:
     return log(LogBatch(tuple(LogRecord(b"k", name + b"%d" % i, time + i) for i in range(count))))
 
 
-def test_a_new_partition_is_read_from_its_beginning(tmp_path: Path) -> None:
+def test_new_partition_is_read_from_the_beginning(tmp_path: Path) -> None:
     """IBM/sarama#1739: records of a new partition, sent before the group detected it, were lost."""
     topics = Topics(tmp_path, LATEST, {A: make_log(3)})
     assert topics.land().rows.num_rows == 0
@@ -35,7 +35,7 @@ def test_a_new_partition_is_read_from_its_beginning(tmp_path: Path) -> None:
     ]
 
 
-def test_a_new_topic_of_a_pattern_is_read_from_its_beginning(tmp_path: Path) -> None:
+def test_new_topic_of_a_pattern_is_read_from_the_beginning(tmp_path: Path) -> None:
     """confluentinc/librdkafka#1852: the first messages of a topic that a pattern matched later were lost."""
     topics = Topics(tmp_path, PATTERN, {A: make_log(3)})
     topics.land()
@@ -44,7 +44,7 @@ def test_a_new_topic_of_a_pattern_is_read_from_its_beginning(tmp_path: Path) -> 
     assert landed["topic"].to_pylist() == ["orders.eu", "orders.eu"]
 
 
-def test_a_log_that_ends_before_the_position_is_named(tmp_path: Path) -> None:
+def test_log_that_ends_before_position_is_reported_as_truncated(tmp_path: Path) -> None:
     """IBM/sarama#1734: a log was deleted on the disk; the group stayed at an offset that no longer existed."""
     topics = Topics(tmp_path, logs={A: make_log(10)})
     topics.land()
@@ -59,7 +59,9 @@ def test_a_log_that_ends_before_the_position_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("report", "old", "new"), [("streamnative/kop#530", 10, 5), ("dibbhatt/kafka-spark-consumer#60", 3, 9)]
 )
-def test_a_topic_that_was_made_again_is_another_topic(report: str, old: int, new: int, tmp_path: Path) -> None:
+def test_recreated_topic_is_read_from_beginning_after_acceptance(
+    report: str, old: int, new: int, tmp_path: Path
+) -> None:
     """No records of the new topic were read, or the first ones were missed, since the old position was kept."""
     topics = Topics(tmp_path, logs={A: make_log(old, name=b"old")})
     topics.land()
@@ -70,7 +72,7 @@ def test_a_topic_that_was_made_again_is_another_topic(report: str, old: int, new
     assert topics.land().rows["value"].to_pylist() == [b"new%d" % i for i in range(new)]
 
 
-def test_offsets_that_are_gone_are_named_and_nothing_is_skipped(tmp_path: Path) -> None:
+def test_deleted_offsets_are_reported_and_not_skipped(tmp_path: Path) -> None:
     """confluentinc/librdkafka#3745: a position that retention had passed was reset to the end."""
     topics = Topics(tmp_path, logs={A: make_log(3), B: make_log(3)})
     topics.land()
@@ -81,7 +83,7 @@ def test_offsets_that_are_gone_are_named_and_nothing_is_skipped(tmp_path: Path) 
     assert topics.land().rows.select(["partition", "offset"]).to_pylist() == [{"partition": 0, "offset": 7}]
 
 
-def test_a_time_without_later_records_begins_at_the_end(tmp_path: Path) -> None:
+def test_start_time_after_all_records_begins_at_end(tmp_path: Path) -> None:
     """apache/hudi#19658: a partition without a record after the time was read from its beginning."""
     text = "topics: orders\nstart: '2023-11-14T23:30:00Z'\n"
     topics = Topics(tmp_path, text, {A: make_log(3, TIME), B: make_log(3, TIME + 2 * HOUR)})
@@ -95,7 +97,7 @@ def test_a_time_without_later_records_begins_at_the_end(tmp_path: Path) -> None:
     ]
 
 
-def test_an_empty_topic_is_no_error(tmp_path: Path) -> None:
+def test_empty_topic_is_not_an_error(tmp_path: Path) -> None:
     """apache/spark#32747: a start by time failed the query where a partition had no record after it."""
     text = "topics: orders\nstart: '2023-11-14T23:30:00Z'\n"
     topics = Topics(tmp_path, text, {A: log(), B: log()})

@@ -141,7 +141,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("report", CASES)
-def test_bytes_land_as_google_reads_them(report: str, tmp_path: Path) -> None:
+def test_bytes_decode_as_by_google_protobuf(report: str, tmp_path: Path) -> None:
     case = CASES[report]
     landed = land(tmp_path, case.schema, case.data, message="R" if "message R" in case.schema else "")
     assert landed.quarantined["detail"].to_pylist() == []
@@ -176,7 +176,7 @@ NUMBERS: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("report", NUMBERS)
-def test_the_numbers_before_a_message(report: str, tmp_path: Path) -> None:
+def test_message_indexes_are_read_or_refused(report: str, tmp_path: Path) -> None:
     message, data, reason = NUMBERS[report]
     good = {"A": b"\0", "B": b"\2\2", "B.C": b"\4\2\0", "B.D": b"\4\2\2"}[message] + encode_text(1, "good")
     values = [b"\0" + struct.pack(">I", 1) + d for d in (good, data, good)]

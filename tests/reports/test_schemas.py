@@ -28,7 +28,7 @@ def land_avro(root: Path, wire: str, *values: bytes, number: int = 1) -> LandedM
     return land_values(root, feed, values, lake, order__avsc=json.dumps(ORDER))
 
 
-def test_records_of_a_lost_schema_wait_and_others_land(tmp_path: Path) -> None:
+def test_only_records_of_lost_schema_are_quarantined(tmp_path: Path) -> None:
     """confluentinc/schema-registry#1975: the registry lost schema 20, and every consumer stood still."""
     values = [encode(ORDER, {"id": i}, 20 if i % 2 else 24) for i in range(6)]
     landed = land_avro(tmp_path, "confluent", *values, number=24)
@@ -36,7 +36,7 @@ def test_records_of_a_lost_schema_wait_and_others_land(tmp_path: Path) -> None:
     assert (list_reasons(landed), landed.quarantined["value"].to_pylist()) == (["unknown_schema"] * 3, values[1::2])
 
 
-def test_an_unknown_number_is_asked_for_once() -> None:
+def test_unknown_schema_id_is_requested_once() -> None:
     """kafkajs/confluent-schema-registry#301: each record of an unknown schema was a request to the registry."""
     schemas = Schemas({1: ORDER})
     values = [encode(ORDER, {"id": i}, 1 + i % 3) for i in range(300)]
@@ -45,7 +45,7 @@ def test_an_unknown_number_is_asked_for_once() -> None:
     assert sorted(schemas.requests) == [1, 2, 3]
 
 
-def test_numbers_of_four_and_of_eight_bytes_are_not_mixed_up(tmp_path: Path) -> None:
+def test_schema_ids_of_four_and_eight_bytes_are_not_confused(tmp_path: Path) -> None:
     """Apicurio/apicurio-registry#2547: four bytes of a number and four of the record were read as one number."""
     short, long = encode(ORDER, {"id": 7}), b"\0" + struct.pack(">q", 1) + b"\x0e"
     landed = land_avro(tmp_path / "four", "confluent", short, long)
@@ -54,7 +54,7 @@ def test_numbers_of_four_and_of_eight_bytes_are_not_mixed_up(tmp_path: Path) -> 
     assert (landed.rows["id"].to_pylist(), len(list_reasons(landed))) == ([7], 1)
 
 
-def test_a_record_of_another_registry_is_refused_alone(tmp_path: Path) -> None:
+def test_record_of_another_registry_is_quarantined_alone(tmp_path: Path) -> None:
     """awslabs/aws-glue-schema-registry#136: a Glue header where Confluent's was expected stopped the task."""
     glue = b"\3\0" + bytes(16) + b"\x0e"
     landed = land_avro(tmp_path, "confluent", encode(ORDER, {"id": 1}), glue, encode(ORDER, {"id": 2}))
@@ -71,7 +71,7 @@ def test_keys_keep_their_bytes(tmp_path: Path) -> None:
     assert landed.rows["key"].to_pylist() == keys
 
 
-def test_a_record_without_a_key_lands_beside_others(tmp_path: Path) -> None:
+def test_record_without_key_lands_with_key_schema(tmp_path: Path) -> None:
     """epiphanous/flinkrunner#84: with a schema for keys, a record without one stopped the reader."""
     lake = MemoryLake()
     keep_schema(lake, 1, AVRO, json.dumps(ORDER))
@@ -93,7 +93,7 @@ def land_by_schema(root: Path, properties: dict[str, Any], *values: Any, **more:
     return land_values(root, feed, [json.dumps(v).encode() for v in values], order__json=json.dumps(schema))
 
 
-def test_one_of_null_and_another_may_be_null(tmp_path: Path) -> None:
+def test_oneof_null_and_type_accepts_null(tmp_path: Path) -> None:
     """confluentinc/schema-registry#1800: `oneOf` of null and a type, or of null and a definition, failed in a sink."""
     nothing = {"type": "null", "title": "Not included"}
     properties = {
@@ -118,7 +118,7 @@ def test_an_optional_field_with_a_default_may_be_missing(tmp_path: Path) -> None
     ]
 
 
-def test_numbers_with_bounds(tmp_path: Path) -> None:
+def test_numbers_with_bounds_land(tmp_path: Path) -> None:
     """awslabs/aws-glue-schema-registry#369: a number or integer with bounds could not be converted."""
     bounds = {"minimum": 0, "maximum": 253402300799999}
     properties = {"n": {"type": "number"} | bounds, "i": {"type": "integer"} | bounds}
@@ -126,7 +126,7 @@ def test_numbers_with_bounds(tmp_path: Path) -> None:
     assert landed.rows.select(["n", "i"]).to_pylist() == [{"n": 1745495247914.0, "i": 1745495247914}]
 
 
-def test_a_field_of_two_types_is_refused_by_its_place(tmp_path: Path) -> None:
+def test_field_of_two_types_is_refused_with_its_schema_path(tmp_path: Path) -> None:
     """jcustenborder/kafka-connect-json-schema#20: a field that may be a number or a text failed record by record."""
     with pytest.raises(FeedError, match=r"schema_file: #/properties/x/type: allows values of several kinds"):
         land_by_schema(tmp_path, {"x": {"type": ["integer", "string"]}}, {"x": 1}, {"x": "a"})
@@ -144,7 +144,7 @@ SAMPLES: dict[str, tuple[list[Any], str]] = {
 
 
 @pytest.mark.parametrize("report", SAMPLES)
-def test_a_sample_gives_a_type_for_all_of_it(report: str, tmp_path: Path) -> None:
+def test_inferred_type_fits_all_sampled_values(report: str, tmp_path: Path) -> None:
     values, expected = SAMPLES[report]
     lines = [json.dumps({"x": v}).encode() for v in values]
     type_ = sample_values(lines).columns["x"]

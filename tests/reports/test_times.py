@@ -53,7 +53,7 @@ FAR = {
 
 @pytest.mark.parametrize("report", FAR)
 @pytest.mark.parametrize("layout", [RAW, BY_TIME])
-def test_a_record_with_an_odd_stamp_lands(report: str, layout: str, tmp_path: Path) -> None:
+def test_record_with_extreme_timestamp_lands(report: str, layout: str, tmp_path: Path) -> None:
     t = FAR[report]
     source = log(LogBatch((LogRecord(b"a", b"a"), LogRecord(b"b", b"b", t), LogRecord(b"c", b"c"))))
     landed = land_log(tmp_path, source, layout)
@@ -66,7 +66,7 @@ def test_a_record_with_an_odd_stamp_lands(report: str, layout: str, tmp_path: Pa
     assert stamps == {b"a": 1_700_000_000_000, b"b": t, b"c": 1_700_000_000_000}
 
 
-def test_records_of_before_there_were_stamps(tmp_path: Path) -> None:
+def test_records_without_timestamp_land(tmp_path: Path) -> None:
     """confluentinc/kafka-connect-elasticsearch#235: a record without a stamp stopped the sink."""
     source = log(LogBatch((LogRecord(b"k", b"v"),) * 3, magic=0))
     landed = land_log(tmp_path, source, BY_TIME)
@@ -74,7 +74,7 @@ def test_records_of_before_there_were_stamps(tmp_path: Path) -> None:
     assert landed.rows["timestamp"].cast("int64").to_pylist() == [-1] * 3
 
 
-def test_late_and_early_rows_lie_in_their_own_hours(tmp_path: Path) -> None:
+def test_late_and_early_rows_land_in_folders_of_their_hours(tmp_path: Path) -> None:
     """confluentinc/kafka-connect-storage-cloud#200: records of later hours were put into the open one."""
     base = stamp("2026-01-01T10:59:59.999+00:00")
     times = [base, base + 1, base - HOUR, base + 5 * HOUR, base, base + HOUR, base - 1, base + 2]
@@ -85,7 +85,7 @@ def test_late_and_early_rows_lie_in_their_own_hours(tmp_path: Path) -> None:
     assert {k: sorted(v) for k, v in hours.items()} == {k: sorted(v) for k, v in expected.items()}
 
 
-def test_by_arrival_a_late_record_opens_no_old_hour(tmp_path: Path) -> None:
+def test_late_record_in_arrival_layout_adds_no_old_hour(tmp_path: Path) -> None:
     """apache/inlong#5423: one machine's wrong clock opened old partitions again."""
     base = stamp("2026-01-01T10:30:00+00:00")
     root = tmp_path / "p"
@@ -96,7 +96,7 @@ def test_by_arrival_a_late_record_opens_no_old_hour(tmp_path: Path) -> None:
     assert [k for k in hours if k != get_hour(base)] == [get_hour(base + HOUR)]
 
 
-def test_rows_out_of_order_make_one_file_an_hour(tmp_path: Path) -> None:
+def test_out_of_order_rows_make_one_file_per_hour(tmp_path: Path) -> None:
     """confluentinc/kafka-connect-storage-common#82: each record out of order rolled a file."""
     base = stamp("2026-01-01T10:00:00+00:00")
     times = [base + (i * 7919 % 3600) * 1000 for i in range(500)]
@@ -121,7 +121,7 @@ NIGHTS = {
 
 
 @pytest.mark.parametrize("report", NIGHTS)
-def test_nights_when_clocks_change_have_their_hours(report: str, zone: str, tmp_path: Path) -> None:
+def test_windows_are_in_utc_when_clocks_change(report: str, zone: str, tmp_path: Path) -> None:
     """An hour of these nights existed twice or not at all. Windows are in UTC in any time zone of the machine."""
     first = stamp(NIGHTS[report])
     times = [first + i * HOUR // 2 for i in range(14)]
@@ -129,7 +129,7 @@ def test_nights_when_clocks_change_have_their_hours(report: str, zone: str, tmp_
     assert hours == {get_hour(first + i * HOUR): times[2 * i : 2 * i + 2] for i in range(7)}
 
 
-def test_nanoseconds_move_no_date(tmp_path: Path) -> None:
+def test_nanoseconds_do_not_shift_the_date(tmp_path: Path) -> None:
     """pinterest/secor#305: nine digits of a second were read as milliseconds, and records moved by days."""
     values = [b'{"t": "2017-01-31T23:59:59.999999999Z"}', b'{"t": "2017-01-31T23:59:59Z"}']
     landed = land_json(tmp_path, "t: timestamp", *values)
@@ -142,7 +142,7 @@ def append_by_broker(*times: int) -> Log:
     return log(LogBatch(tuple(LogRecord(time=t) for t in times), append_time=times[-1]))
 
 
-def test_the_brokers_stamp_counts_where_it_gave_one(tmp_path: Path) -> None:
+def test_log_append_time_replaces_record_timestamps(tmp_path: Path) -> None:
     """redpanda-data/redpanda#910: a topic by LogAppendTime had stamps that were no times since 1970."""
     landed = land_log(tmp_path, append_by_broker(1, 2, 1_700_000_000_000))
     assert landed.rows["timestamp"].cast("int64").to_pylist() == [1_700_000_000_000] * 3

@@ -101,7 +101,7 @@ def test_versions_by_uuid_and_by_name(glue: Any, tmp_path: Path) -> None:
         ("InvalidInputException", Failed, "gave InvalidInputException"),
     ],
 )
-def test_what_fails_is_one_clear_error(
+def test_failures_are_clear_errors(
     code: str, error: type[SluiceError], message: str, glue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
@@ -113,7 +113,7 @@ def test_what_fails_is_one_clear_error(
     assert "s3cr3t" not in f"{raised.value} {raised.value.remedy}"
 
 
-def test_no_credentials_and_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_credentials_and_address_are_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -128,7 +128,7 @@ def test_no_credentials_and_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path
         make_client().subjects()
 
 
-def test_a_registry_that_is_not_there(glue: Any) -> None:
+def test_missing_registry_is_an_error(glue: Any) -> None:
     assert make_client("glue://eu-central-1/none").version("orders") is None
 
 
@@ -157,7 +157,7 @@ def test_doctor_counts_schemas(glue: Any, tmp_path: Path, monkeypatch: pytest.Mo
         ("url: 'glue://nowhere'", "", "glue://REGION/REGISTRY"),
     ],
 )
-def test_what_does_not_go_together_is_refused(registry: str, more: str, message: str, tmp_path: Path) -> None:
+def test_conflicting_settings_are_refused(registry: str, more: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(FeedError) as raised:
         load_feed(write_feed_file(tmp_path, registry, more), {})
     assert message in str(raised.value)

@@ -40,13 +40,13 @@ def test_exactly_the_named_files_are_read(tmp_path: Path, folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_hadoop_is_told_that_no_sign_is_a_pattern(folder: str) -> None:
+def test_pattern_characters_are_escaped_for_hadoop(folder: str) -> None:
     """Spark takes paths for Hadoop's glob patterns; the pattern without its backslashes is the path."""
     assert re.sub(r"\\(.)", r"\1", _escape_glob(folder)) == folder
     assert not re.search(r"(?<!\\)[*?\[\]{}]", _escape_glob(folder).replace("\\\\", ""))
 
 
-def test_keys_of_a_bucket_that_are_no_paths_stop_nobody(s3_store: Store) -> None:
+def test_bucket_keys_that_are_not_paths_are_ignored(s3_store: Store) -> None:
     """S3 accepts any key; listings for maintenance return only objects that can be read and removed."""
     lake = S3Lake(s3_store.make_address(), s3_store.settings)
     lake.put("a/x", b"")

@@ -84,7 +84,7 @@ def write_foreign_heartbeat(lake: LocalLake, owner: Owner, at: int, number: int 
     lake.put(PATH.format(owner.token), json.dumps(heartbeat).encode())
 
 
-def test_an_owner_is_this_process_and_its_token_is_its_own() -> None:
+def test_owner_is_this_process_with_a_unique_token() -> None:
     one, other = new_owner("run-1"), new_owner("run-1")
     assert (one.run, one.pid, one.started) == ("run-1", os.getpid(), other.started)
     assert one.host
@@ -92,7 +92,7 @@ def test_an_owner_is_this_process_and_its_token_is_its_own() -> None:
     assert len(bytes.fromhex(one.token)) == 16
 
 
-def test_it_beats_at_once_says_who_it_is_and_stops_with_the_block(
+def test_heartbeat_starts_at_once_identifies_its_owner_and_stops_with_the_block(
     lake: LocalLake, watcher: Watcher, clock: Clock
 ) -> None:
     owner = new_owner("run-1")
@@ -109,7 +109,7 @@ def test_it_beats_at_once_says_who_it_is_and_stops_with_the_block(
     assert watcher.pauses == []
 
 
-def test_it_beats_again_and_again_also_while_the_clock_stands_still(lake: LocalLake, clock: Clock) -> None:
+def test_heartbeat_repeats_while_the_clock_stands_still(lake: LocalLake, clock: Clock) -> None:
     owner = new_owner("run-1")
     with LakeLiveness(lake, "orders", clock, BOUND, heartbeat_ms=1).send_heartbeats(owner):
         first = read_heartbeat(lake, owner)
@@ -118,14 +118,14 @@ def test_it_beats_again_and_again_also_while_the_clock_stands_still(lake: LocalL
     assert "sluice-heartbeat" not in names
 
 
-def test_the_file_goes_when_the_block_raises(lake: LocalLake, watcher: Watcher) -> None:
+def test_heartbeat_file_is_removed_when_the_block_raises(lake: LocalLake, watcher: Watcher) -> None:
     owner = new_owner("run-1")
     with pytest.raises(RuntimeError), watcher.liveness.send_heartbeats(owner):
         raise RuntimeError
     assert watcher.is_dead(owner)
 
 
-def test_two_owners_of_one_process_end_by_themselves(watcher: Watcher) -> None:
+def test_two_owners_of_one_process_end_separately(watcher: Watcher) -> None:
     one, other = new_owner("run-1"), new_owner("run-2")
     with watcher.liveness.send_heartbeats(one):
         with watcher.liveness.send_heartbeats(other):
@@ -161,7 +161,7 @@ def run_other_owner(lake: LocalLake, clock: Clock) -> Iterator[tuple[subprocess.
             process.kill()
 
 
-def test_a_killed_run_on_this_machine_is_dead_at_once_though_its_heartbeat_is_fresh(
+def test_killed_run_on_this_machine_is_dead_despite_a_fresh_heartbeat(
     lake: LocalLake, watcher: Watcher, clock: Clock
 ) -> None:
     with run_other_owner(lake, clock) as (process, owner):
@@ -175,7 +175,7 @@ def test_a_killed_run_on_this_machine_is_dead_at_once_though_its_heartbeat_is_fr
     assert watcher.pauses == []
 
 
-def test_a_pid_that_now_belongs_to_another_process_is_no_sign_of_life(lake: LocalLake, watcher: Watcher) -> None:
+def test_reused_pid_does_not_prove_life(lake: LocalLake, watcher: Watcher) -> None:
     owner = replace(new_owner("run-1"), started=1)  # this pid, but not this process
     with watcher.liveness.send_heartbeats(owner):
         assert watcher.is_dead(owner)
@@ -189,9 +189,7 @@ def test_a_pid_of_another_machine_proves_nothing(lake: LocalLake, watcher: Watch
 
 
 @pytest.mark.parametrize("off", [-HOUR, HOUR], ids=["an hour slow", "an hour fast"])
-def test_a_live_owner_whose_clock_is_off_is_seen_to_beat(
-    lake: LocalLake, watcher: Watcher, clock: Clock, off: int
-) -> None:
+def test_live_owner_with_clock_skew_is_alive(lake: LocalLake, watcher: Watcher, clock: Clock, off: int) -> None:
     owner = new_owner("run-1")
     write_foreign_heartbeat(lake, owner, clock.now + off)
 
@@ -205,7 +203,7 @@ def test_a_live_owner_whose_clock_is_off_is_seen_to_beat(
 
 
 @pytest.mark.parametrize("off", [-HOUR, HOUR, -BOUND - 1], ids=["an hour slow", "an hour fast", "just late"])
-def test_an_owner_that_sends_no_heartbeat_while_watched_for_the_bound_is_dead(
+def test_owner_without_heartbeat_for_the_limit_is_dead(
     lake: LocalLake, watcher: Watcher, clock: Clock, off: int
 ) -> None:
     owner = new_owner("run-1")
@@ -215,7 +213,7 @@ def test_an_owner_that_sends_no_heartbeat_while_watched_for_the_bound_is_dead(
     assert sum(watcher.pauses) * 1000 == BOUND
 
 
-def test_an_owner_that_ends_while_watched_is_dead_at_once(lake: LocalLake, watcher: Watcher, clock: Clock) -> None:
+def test_owner_that_ends_while_watched_is_dead_at_once(lake: LocalLake, watcher: Watcher, clock: Clock) -> None:
     owner = new_owner("run-1")
     write_foreign_heartbeat(lake, owner, clock.now - HOUR)
     watcher.on_pause = lambda: lake.remove(PATH.format(owner.token))
@@ -223,9 +221,7 @@ def test_an_owner_that_ends_while_watched_is_dead_at_once(lake: LocalLake, watch
     assert len(watcher.pauses) == 1
 
 
-def test_a_run_that_hangs_on_this_machine_is_dead_after_the_bound(
-    lake: LocalLake, watcher: Watcher, clock: Clock
-) -> None:
+def test_hanging_run_on_this_machine_is_dead_after_the_limit(lake: LocalLake, watcher: Watcher, clock: Clock) -> None:
     with run_other_owner(lake, clock) as (process, owner):
         process.send_signal(signal.SIGSTOP)
         clock.now += HOUR
@@ -237,9 +233,7 @@ def test_a_run_that_hangs_on_this_machine_is_dead_after_the_bound(
     "heartbeat",
     [b"", b"{", b"[]", b'{"at": "soon", "pid": -1}', b'{"at": 1%s}' % (b"0" * 400), b"\xff", b"[" * 100_000],
 )
-def test_a_heartbeat_that_cannot_be_read_is_watched_like_any_other(
-    lake: LocalLake, watcher: Watcher, heartbeat: bytes
-) -> None:
+def test_unreadable_heartbeat_is_watched(lake: LocalLake, watcher: Watcher, heartbeat: bytes) -> None:
     owner = new_owner("run-1")
     lake.put(PATH.format(owner.token), heartbeat)
     assert watcher.liveness.last_heartbeat(owner) is None
@@ -250,7 +244,7 @@ def test_a_heartbeat_that_cannot_be_read_is_watched_like_any_other(
     assert watcher.is_dead(owner)
 
 
-def test_a_lake_that_takes_no_heartbeat_is_logged_and_stops_nothing(
+def test_failed_heartbeat_write_is_logged_and_the_run_continues(
     lake: LocalLake,
     watcher: Watcher,
     clock: Clock,
@@ -275,7 +269,7 @@ def test_a_lake_that_takes_no_heartbeat_is_logged_and_stops_nothing(
 # -- verdicts
 
 
-def test_all_suspects_are_watched_at_once_and_each_by_its_own_evidence(
+def test_suspects_are_watched_concurrently_and_judged_separately(
     lake: LocalLake, watcher: Watcher, clock: Clock
 ) -> None:
     beating, silent, ended, fresh, absent = (new_owner(f"run-{i}") for i in range(5))
@@ -302,7 +296,7 @@ def test_all_suspects_are_watched_at_once_and_each_by_its_own_evidence(
     assert sum(watcher.pauses) * 1000 == BOUND, "for all of them together"
 
 
-def test_without_watching_a_suspect_is_not_known_yet_and_what_would_tell_is_said(
+def test_suspect_without_watching_is_undecided_with_the_needed_evidence(
     lake: LocalLake, watcher: Watcher, clock: Clock
 ) -> None:
     silent, undated, fresh, absent = (new_owner(f"run-{i}") for i in range(4))
@@ -319,9 +313,7 @@ def test_without_watching_a_suspect_is_not_known_yet_and_what_would_tell_is_said
     assert watcher.pauses == [], "nobody waited"
 
 
-def test_everybody_who_beats_is_known_and_what_a_heartbeat_does_not_say_is_empty(
-    lake: LocalLake, watcher: Watcher
-) -> None:
+def test_all_owners_with_heartbeats_are_listed_and_missing_keys_are_empty(lake: LocalLake, watcher: Watcher) -> None:
     owner = new_owner("run-1")
     with watcher.liveness.send_heartbeats(owner):
         lake.put(PATH.format("odd"), b'{"run": 7, "pid": "x", "host": null}')
@@ -329,7 +321,7 @@ def test_everybody_who_beats_is_known_and_what_a_heartbeat_does_not_say_is_empty
         assert watcher.liveness.owners() == tuple(sorted([owner, Owner("odd", "", "", 0, 0)], key=lambda o: o.token))
 
 
-def test_a_process_seen_before_it_began_is_another_one() -> None:
+def test_process_with_a_later_start_time_is_another_process() -> None:
     now = time.time()
     assert not process_gone(os.getpid(), now)
     assert process_gone(os.getpid(), now - 86_400 * 365)

@@ -89,7 +89,7 @@ def wait_for_begun(wiring: LogWiring, count: int = 1) -> list[int]:
     return wait_until(lambda: (p := [int(n.name) for n in wiring.notes.iterdir()]) and len(p) >= count and p)
 
 
-def test_tasks_land_and_their_receipts_come_back(wiring: LogWiring) -> None:
+def test_tasks_land_and_return_receipts(wiring: LogWiring) -> None:
     lake = LocalLake(wiring.lake)
     receipts, failures = prove(PLAN, 12, run(wiring), lake)
     assert failures == []
@@ -103,7 +103,7 @@ def test_tasks_land_and_their_receipts_come_back(wiring: LogWiring) -> None:
     assert list_workers() == workers, "workers serve the next job"
 
 
-def test_a_worker_that_ends_while_idle_costs_no_try(wiring: LogWiring) -> None:
+def test_idle_worker_that_ends_uses_up_no_attempt(wiring: LogWiring) -> None:
     run(wiring)
     for pid in list_workers():
         os.kill(pid, signal.SIGKILL)
@@ -113,7 +113,7 @@ def test_a_worker_that_ends_while_idle_costs_no_try(wiring: LogWiring) -> None:
     assert prove(PLAN, 12, run(dying), LocalLake(other))[1] == []
 
 
-def test_a_pool_that_sees_two_ends_of_a_worker_at_once_reports_the_next_one() -> None:
+def test_pool_handles_two_end_signals_of_one_worker() -> None:
     """The process ends and the driver shuts its socket before the pool sees either."""
     pool, job = worker_pool.get_pool(), pickle.dumps(partial(executor.call, _name_process))
     first, second = local_engine._Worker(pool), local_engine._Worker(pool)
@@ -130,7 +130,7 @@ def test_a_pool_that_sees_two_ends_of_a_worker_at_once_reports_the_next_one() ->
     second.close()
 
 
-def test_an_idle_worker_takes_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_worker_adopts_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_TEST_FIRST", "1")
     before = LocalEngine().map("sales", "test", _name_process, 1)
     monkeypatch.delenv("SLUICE_TEST_FIRST")
@@ -144,7 +144,7 @@ def _name_process(_: int) -> str:
     return " ".join([str(os.getpid()), *(n for n in sorted(os.environ) if n.startswith("SLUICE_TEST_"))])
 
 
-def test_idle_workers_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_workers_end_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     monkeypatch.setattr(worker_pool, "_IDLE_MS", 1)
     with ours, theirs:
@@ -152,7 +152,7 @@ def test_idle_workers_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_a_task_whose_process_dies_is_tried_again(wiring: LogWiring, fresh: bool) -> None:
+def test_task_whose_process_dies_is_retried(wiring: LogWiring, fresh: bool) -> None:
     dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=2)
     receipts, failures = prove(PLAN, 12, run(dying, fresh=fresh), LocalLake(wiring.lake))
     assert failures == []
@@ -160,7 +160,7 @@ def test_a_task_whose_process_dies_is_tried_again(wiring: LogWiring, fresh: bool
     assert len(receipts) == 3
 
 
-def test_a_fresh_try_adopts_what_the_one_before_it_finished(wiring: LogWiring) -> None:
+def test_retry_adopts_finished_work_of_the_previous_attempt(wiring: LogWiring) -> None:
     task = (Task(0, 1, (RANGES[1], RANGES[2], RANGES[0])),)
     plan = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, task)
     dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=1)
@@ -171,7 +171,7 @@ def test_a_fresh_try_adopts_what_the_one_before_it_finished(wiring: LogWiring) -
     assert prove(plan, 12, [s for s in sent if not isinstance(s, TaskTraffic)], LocalLake(wiring.lake))[1] == []
 
 
-def test_a_task_that_dies_on_each_try_is_salvaged_and_the_others_land(wiring: LogWiring) -> None:
+def test_task_that_dies_on_each_attempt_is_salvaged_and_others_land(wiring: LogWiring) -> None:
     dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=99)
     receipts, failures = prove(PLAN, 12, run(dying), LocalLake(wiring.lake))
     assert [(f.offset_range, f.error, f.fatal) for f in failures] == [(RANGES[0], "Failed", True)]
@@ -180,13 +180,13 @@ def test_a_task_that_dies_on_each_try_is_salvaged_and_the_others_land(wiring: Lo
     assert len(list(wiring.notes.iterdir())) == 3
 
 
-def test_a_job_that_cannot_run_reports_why_in_one_line(wiring: LogWiring) -> None:
+def test_failed_job_reports_its_cause_in_one_line(wiring: LogWiring) -> None:
     with pytest.raises(Failed) as e:
         run(LogWiring(wiring.lake, wiring.notes, LOGS, broken=True))
     assert e.value.message == "the tasks failed: ModuleNotFoundError: No module named 'elsewhere'"
 
 
-def test_workers_take_memory_from_the_allocator_that_was_measured() -> None:
+def test_workers_use_the_measured_memory_allocator() -> None:
     assert LocalEngine().map("sales", "test", _name_allocator, 2) == ["system"] * 2
 
 
@@ -194,7 +194,7 @@ def _name_allocator(_: int) -> str:
     return str(pa.default_memory_pool().backend_name)
 
 
-def test_secrets_reach_workers_by_their_socket_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_reach_workers_only_through_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     worker_pool.get_pool()
     monkeypatch.setenv("SLUICE_TEST_SECRET", SECRET)
     (answer,) = LocalEngine().map("sales", "test", _show_process, 1)
@@ -207,7 +207,7 @@ def _show_process(_: int) -> str:
     return f"{os.environ['SLUICE_TEST_SECRET']}, texts to all: {open_to_all}"
 
 
-def test_long_messages_arrive_whole() -> None:
+def test_long_messages_arrive_complete() -> None:
     sizes = (0, 1, worker_pool.PIECE - 1, worker_pool.PIECE, worker_pool.PIECE + 1, 5 * worker_pool.PIECE)
     answers = LocalEngine().map("sales", "test", _Long(sizes), len(sizes))
     assert Counter(map(len, answers)) == Counter(sizes)
@@ -246,7 +246,7 @@ def test_an_interrupt_reaches_the_waiting_thread_and_kills_the_workers(wiring: L
     assert len(prove(PLAN, 12, run(wiring), LocalLake(wiring.lake))[0]) == 3
 
 
-def test_a_killed_pool_fails_its_job_and_the_next_job_starts_another(wiring: LogWiring) -> None:
+def test_killed_pool_fails_its_job_and_next_job_starts_another(wiring: LogWiring) -> None:
     hanging = LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True)
     killer = start_thread(lambda: (wait_for_begun(hanging), worker_pool._pools[-1]._process.kill()))
     with pytest.raises(Failed) as e:
@@ -257,14 +257,14 @@ def test_a_killed_pool_fails_its_job_and_the_next_job_starts_another(wiring: Log
     assert len(prove(PLAN, 12, run(wiring), LocalLake(wiring.lake))[0]) == 3
 
 
-def test_a_pool_that_cannot_start_is_one_clear_error(wiring: LogWiring, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_pool_start_is_a_clear_error(wiring: LogWiring, monkeypatch: pytest.MonkeyPatch) -> None:
     local_engine.end()
     monkeypatch.setattr(worker_pool, "MODULE", "sluice.resources.elsewhere")
     with pytest.raises(SetupError, match=r"did not start: .*No module named sluice.resources.elsewhere"):
         run(wiring)
 
 
-def test_a_pool_that_another_thread_has_ended_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_ended_by_another_thread_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_pool, "MODULE", "sluice.resources.elsewhere")
     pool = worker_pool.PoolProcess()
     pool._process.wait()
@@ -301,7 +301,7 @@ def test_nothing_outlives_a_killed_driver(wiring: LogWiring, forks: tuple[str, .
             assert not forks
 
 
-def test_an_interrupt_of_the_terminal_is_the_drivers(wiring: LogWiring) -> None:
+def test_terminal_interrupt_is_handled_by_the_driver(wiring: LogWiring) -> None:
     arguments = [sys.executable, "-c", _DRIVER, str(wiring.lake), str(wiring.notes)]
     with subprocess.Popen(arguments, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True) as driver:
         wait_for_begun(wiring)
@@ -311,7 +311,7 @@ def test_an_interrupt_of_the_terminal_is_the_drivers(wiring: LogWiring) -> None:
     assert list_processes(driver.pid) == []
 
 
-def test_jobs_of_several_feeds_take_turns(wiring: LogWiring, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_several_feeds_alternate(wiring: LogWiring, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_engine, "_turns", local_engine._Turns(1))
     order: list[str] = []
 

@@ -36,7 +36,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("when", ["1970-01-02T03", "1970-01-02T03:00", 27 * HOUR, datetime(1970, 1, 2, 3, tzinfo=UTC)])
-def test_a_window_in_its_spellings(when: reading.When) -> None:
+def test_window_is_parsed_from_each_spelling(when: reading.When) -> None:
     assert reading.instant(when) == 27 * HOUR
 
 
@@ -53,7 +53,7 @@ def test_a_window_in_its_spellings(when: reading.When) -> None:
         ({"window": "1970-01-02T03", "kind": "lost"}, "one of landed, quarantined"),
     ],
 )
-def test_what_is_no_window_is_refused(project: Path, arguments: dict[str, Any], says: str) -> None:
+def test_invalid_window_is_refused(project: Path, arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         sluice.read("orders", project=project, **arguments)
 
@@ -64,7 +64,7 @@ def test_a_range_up_to_a_wrong_year_ends_at_its_first_incomplete_window(project:
         sluice.read("orders", "2024-05-01T00", to="9999-12-31T00", project=project)
 
 
-def test_a_feed_that_never_ran_is_incomplete_and_one_that_is_not_there_unknown(project: Path) -> None:
+def test_feed_without_runs_is_incomplete_and_missing_feed_is_unknown(project: Path) -> None:
     with pytest.raises(WindowIncomplete, match="1970-01-02T03:00 of feed orders"):
         sluice.read("orders", "1970-01-02T03", project=project)
     with pytest.raises(FeedError, match="broken"):
@@ -82,15 +82,13 @@ def test_a_feed_that_never_ran_is_incomplete_and_one_that_is_not_there_unknown(p
         ({"feed": "orders", "from": "1970-01-02T03"}, "`from` without `to`"),
     ],
 )
-def test_the_source_refuses_options_that_do_not_say_what_to_read(
-    project: Path, options: dict[str, str], says: str
-) -> None:
+def test_spark_source_refuses_options_that_select_nothing(project: Path, options: dict[str, str], says: str) -> None:
     source = SluiceSource({**options, "project": str(project)})
     with pytest.raises(UsageError, match=says):
         source.reader(source.schema())
 
 
-def test_types_that_spark_does_not_have_are_widened_and_times_beyond_it_are_null() -> None:
+def test_unsupported_types_are_widened_for_spark_and_times_out_of_range_are_null() -> None:
     few = pa.array(["a", None, "a"]).dictionary_encode()
     times = pa.array([-1, 2**63 - 1, None], pa.timestamp("ms", "UTC"))
     nested = pa.array([[{"n": 1, "at": 2}], None, []], pa.list_(pa.struct({"n": pa.uint8(), "at": pa.timestamp("ms")})))
@@ -109,7 +107,7 @@ def test_types_that_spark_does_not_have_are_widened_and_times_beyond_it_are_null
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_times_beyond_spark_are_null_at_any_depth(first: int) -> None:
+def test_times_out_of_range_for_spark_are_null_at_any_depth(first: int) -> None:
     late, at = 1 << 62, pa.timestamp("ms", "UTC")
     rows = [
         {"s": {"n": 1, "at": late}, "l": [1, late], "m": {"a": late, "b": 2}},
@@ -148,7 +146,7 @@ def test_times_beyond_spark_are_null_at_any_depth(first: int) -> None:
         (pa.array([1, 2], pa.timestamp("ns")), False),
     ],
 )
-def test_what_sparks_own_reader_would_fail_on_is_seen_in_the_footer(
+def test_files_that_spark_cannot_read_are_detected_by_their_footer(
     tmp_path: Path, times: pa.Array, reads: bool
 ) -> None:
     pq.write_table(pa.table({"nested": [[1], [2]], "at": times}), tmp_path / "x.parquet", store_schema=False)
@@ -184,7 +182,7 @@ def _make_file(path: str, size: int) -> File:
     return File(0, PartKind.LANDED, path, path, "orders", 0, 0, 1, 1, size, "0" * 64)
 
 
-def test_from_s3_duckdb_has_the_times_that_it_has_from_a_disk(tmp_path: Path) -> None:
+def test_duckdb_reads_the_same_times_from_s3_and_disk(tmp_path: Path) -> None:
     """Through Arrow, which rejects times beyond DuckDB's calendar, times are passed as numbers."""
     times = [0, 1_795_183_200_123, -1, None]
     plain = pa.array([*times, 7], pa.timestamp("ms"))
@@ -198,7 +196,7 @@ def test_from_s3_duckdb_has_the_times_that_it_has_from_a_disk(tmp_path: Path) ->
         assert relation.to_arrow_table().equals(expected.to_arrow_table())
 
 
-def test_duckdb_compares_times_in_nanoseconds_once_they_are_cut(tmp_path: Path) -> None:
+def test_duckdb_compares_nanosecond_times_after_truncation(tmp_path: Path) -> None:
     """Both by DuckDB's own reader and through Arrow, digits below a microsecond are cut off as for Spark."""
     stamps = [1, 1_700_000_000_123_456_789, None, -1, -1_700_000_000_123_456_789, 2**63 - 1]
     table = pa.table({'a "b"': pa.array(range(6)), "t": pa.array(stamps).cast(pa.timestamp("ns", "UTC"))})
@@ -220,7 +218,7 @@ def test_duckdb_compares_times_in_nanoseconds_once_they_are_cut(tmp_path: Path) 
             assert len(relation.filter("t = 'infinity'").fetchall()) == 1
 
 
-def test_the_face_of_the_library() -> None:
+def test_public_names_of_the_package() -> None:
     assert all(getattr(sluice, name) for name in sluice.__all__)
     assert issubclass(sluice.errors.WindowIncomplete, sluice.errors.SluiceError)
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):

@@ -68,7 +68,7 @@ def make_reference(*subjects: str, schema: str = '"int"') -> Answers:
     return {"schema": schema, "references": [{"name": s, "subject": s, "version": 1} for s in subjects]}
 
 
-def test_a_schema_with_what_it_refers_to(serve: Serve) -> None:
+def test_schema_is_fetched_with_its_references(serve: Serve) -> None:
     client = serve(
         {
             "/api/schemas/ids/7": make_reference("a", "b", schema="top"),
@@ -82,7 +82,7 @@ def test_a_schema_with_what_it_refers_to(serve: Serve) -> None:
     assert client.schema(8) is None
 
 
-def test_the_login_goes_with_each_request_and_shows_nowhere(serve: Serve) -> None:
+def test_credentials_are_sent_with_each_request_and_never_shown(serve: Serve) -> None:
     answers: Answers = {"/api/schemas/ids/1": {"schema": '"int"'}}
     client = serve(answers)
     client.schema(1)
@@ -121,7 +121,7 @@ REFUSED: list[tuple[Answers, type[SluiceError], str]] = [
 
 
 @pytest.mark.parametrize(("answers", "kind", "message"), REFUSED)
-def test_what_fails_is_one_clear_error(serve: Serve, answers: Answers, kind: type[SluiceError], message: str) -> None:
+def test_failures_are_clear_errors(serve: Serve, answers: Answers, kind: type[SluiceError], message: str) -> None:
     client = serve(dict(answers))
     with pytest.raises(kind, match=message) as error:
         client.schema(1)
@@ -130,7 +130,7 @@ def test_what_fails_is_one_clear_error(serve: Serve, answers: Answers, kind: typ
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "€"])
-def test_a_token_that_no_header_holds_shows_nowhere(serve: Serve, end: str) -> None:
+def test_token_that_is_an_invalid_header_is_never_shown(serve: Serve, end: str) -> None:
     url = serve({"/api/schemas/ids/1": {"schema": '"int"'}}).settings.url
     client = RegistryClient(RegistrySettings(url=url, token=SECRET + end))
     with pytest.raises(SetupError, match="token has a line break") as error:
@@ -138,12 +138,12 @@ def test_a_token_that_no_header_holds_shows_nowhere(serve: Serve, end: str) -> N
     assert SECRET not in str(error.getrepr(style="long", showlocals=False))
 
 
-def test_a_registry_that_nobody_reaches() -> None:
+def test_unreachable_registry_is_an_error() -> None:
     with pytest.raises(RegistryUnavailable, match="cannot be asked"):
         RegistryClient(RegistrySettings(url="http://127.0.0.1:9", timeout="1s")).schema(1)
 
 
-def test_schemas_are_asked_for_once_and_kept(serve: Serve) -> None:
+def test_schemas_are_requested_once_and_stored(serve: Serve) -> None:
     answers: Answers = {"/api/schemas/ids/1": {"schema": '"int"'}}
     client, lake = serve(answers), MemoryLake()
     schemas = KeptSchemas(lake, "orders", client)
@@ -156,7 +156,7 @@ def test_schemas_are_asked_for_once_and_kept(serve: Serve) -> None:
     assert list(other.list("_sluice")) == []
 
 
-def test_a_schema_that_reads_nothing_is_kept_and_says_why(serve: Serve) -> None:
+def test_unusable_schema_is_stored_with_its_cause(serve: Serve) -> None:
     answers: Answers = {
         "/api/schemas/ids/1": {"schema": 'syntax = "proto3"; message M { Missing x = 1; }', "schemaType": "PROTOBUF"},
         "/api/schemas/ids/2": {"schema": '"int"'},
@@ -171,7 +171,7 @@ def test_a_schema_that_reads_nothing_is_kept_and_says_why(serve: Serve) -> None:
     assert len(list(lake.list("_sluice"))) == 2
 
 
-def test_numbers_that_nobody_knows_are_asked_for_within_bounds() -> None:
+def test_requests_for_unknown_schema_ids_are_limited() -> None:
     class Empty:
         def schema(self, id: int) -> None:
             return None
@@ -185,7 +185,7 @@ def test_numbers_that_nobody_knows_are_asked_for_within_bounds() -> None:
         schemas.texts(MOST_UNKNOWN)
 
 
-def test_the_number_of_the_feed_s_own_schema(serve: Serve, tmp_path: Path) -> None:
+def test_id_of_the_schema_of_the_feed(serve: Serve, tmp_path: Path) -> None:
     line = {"type": "record", "name": "Line", "fields": [{"name": "sku", "type": "string"}]}
     order = {"type": "record", "name": "Order", "fields": [{"name": "lines", "type": {"type": "array", "items": line}}]}
     parted = {

@@ -43,7 +43,7 @@ def project(tmp_path: Path, kafka: LocalKafka, topic: str) -> Path:
     return tmp_path
 
 
-def test_importing_the_module_leaves_the_function() -> None:
+def test_importing_the_module_keeps_the_function() -> None:
     assert callable(sluice.stream)
 
 
@@ -55,7 +55,7 @@ def collect_offsets(batches: Any) -> dict[int, list[int]]:
     return offsets
 
 
-def test_a_bounded_range_is_what_a_plain_consumer_gets(kafka: LocalKafka, project: Path, topic: str) -> None:
+def test_bounded_range_matches_a_plain_consumer(kafka: LocalKafka, project: Path, topic: str) -> None:
     for partition in range(3):
         produce(kafka, topic, 500, partition)
     with open_transaction(kafka, topic, 20) as aborted:
@@ -73,7 +73,7 @@ def test_a_bounded_range_is_what_a_plain_consumer_gets(kafka: LocalKafka, projec
     assert table.num_rows == 1500
 
 
-def test_offsets_choose_partitions_and_end_where_they_say(kafka: LocalKafka, project: Path, topic: str) -> None:
+def test_offsets_select_partitions_and_ends(kafka: LocalKafka, project: Path, topic: str) -> None:
     produce(kafka, topic, 30, 1)
     with sluice.stream("orders", {f"{topic}:1": 7}, {f"{topic}:1": 19}, project=project) as stream:
         assert collect_offsets(stream) == {1: list(range(7, 19))}
@@ -88,7 +88,7 @@ def test_offsets_choose_partitions_and_end_where_they_say(kafka: LocalKafka, pro
             sluice.stream("orders", start, project=project)
 
 
-def test_fetched_runs_ahead_of_what_is_consumed(kafka: LocalKafka, project: Path, topic: str) -> None:
+def test_fetch_runs_ahead_of_consumption(kafka: LocalKafka, project: Path, topic: str) -> None:
     produce(kafka, topic, 9, 0)
     with sluice.stream("orders", {f"{topic}:0": 0}, project=project) as stream:
         batch = next(stream)
@@ -98,9 +98,7 @@ def test_fetched_runs_ahead_of_what_is_consumed(kafka: LocalKafka, project: Path
         assert stream.positions[f"{topic}:0"].consumed == 9
 
 
-def test_an_open_range_goes_on_until_it_is_stopped_or_nothing_comes(
-    kafka: LocalKafka, project: Path, topic: str
-) -> None:
+def test_open_range_continues_until_stopped_or_idle(kafka: LocalKafka, project: Path, topic: str) -> None:
     with sluice.stream("orders", "latest", follow=True, project=project) as stream, ThreadPoolExecutor() as pool:
         batches: list[pa.RecordBatch] = []
 
@@ -142,7 +140,7 @@ def open_following_stream(project: Path, start: Place = "earliest") -> Stream:
     return stream
 
 
-def test_a_jump_is_an_error_not_a_gap(kafka: LocalKafka, project: Path, topic: str) -> None:
+def test_offset_jump_is_an_error(kafka: LocalKafka, project: Path, topic: str) -> None:
     produce(kafka, topic, 10, 0)
     with open_following_stream(project) as stream:
         produce(kafka, topic, 10, 0)
@@ -153,7 +151,7 @@ def test_a_jump_is_an_error_not_a_gap(kafka: LocalKafka, project: Path, topic: s
 
 
 @pytest.mark.parametrize("partitions", [3, 1])
-def test_another_topic_of_that_name_is_an_error(kafka: LocalKafka, project: Path, topic: str, partitions: int) -> None:
+def test_recreated_topic_is_an_error(kafka: LocalKafka, project: Path, topic: str, partitions: int) -> None:
     produce(kafka, topic, 10, 2)
     with open_following_stream(project, {f"{topic}:2": 0}) as stream:
         with open_admin(kafka) as client:
@@ -165,7 +163,7 @@ def test_another_topic_of_that_name_is_an_error(kafka: LocalKafka, project: Path
             list(stream)
 
 
-def test_a_stream_has_an_end_or_follows(project: Path, kafka: LocalKafka) -> None:
+def test_stream_needs_an_end_or_follow(project: Path, kafka: LocalKafka) -> None:
     with pytest.raises(UsageError, match="has no end"):
         sluice.stream("orders", end="latest", follow=True, project=project)
     before = threading.active_count()

@@ -37,11 +37,11 @@ def test_noise_and_a_warm_up_are_flat() -> None:
     assert list_steep(make_lines()) == []
 
 
-def test_a_leak_of_a_process_is_steep() -> None:
+def test_leak_of_a_process_is_detected() -> None:
     assert list_steep(make_lines(leak=60)) == ["daemon memory"]
 
 
-def test_a_restart_hides_no_leak_and_is_none() -> None:
+def test_restart_is_not_a_leak_and_hides_none() -> None:
     assert list_steep(make_lines(restarted=45)) == []
     assert list_steep(make_lines(leak=60, restarted=45)) == ["daemon memory"]
 
@@ -51,7 +51,7 @@ def test_a_short_soak_judges_nothing() -> None:
     assert {s.per_hour for s in slopes} == {None}
 
 
-def test_the_ledger_may_grow_and_a_folder_may_not() -> None:
+def test_ledger_may_grow_and_other_folders_may_not() -> None:
     lines = make_lines()
     for n, line in enumerate(lines):
         line["temporary"] = {"entries": 10 + n, "mib": 1}

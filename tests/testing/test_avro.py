@@ -65,7 +65,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-def test_versions_are_one_table_and_the_ledger_says_how_they_were_read(project: Project) -> None:
+def test_versions_share_a_table_and_the_ledger_records_their_schemas(project: Project) -> None:
     project.set_schema(of(ID))
     project.keep_schema(1, of(ID))
     project.keep_schema(2, of(ID, COUNTRY))
@@ -86,7 +86,7 @@ def test_versions_are_one_table_and_the_ledger_says_how_they_were_read(project: 
         project.land([])
 
 
-def test_records_that_a_schema_refused_are_landed_by_a_newer_one(project: Project) -> None:
+def test_records_refused_by_a_schema_land_with_a_newer_schema(project: Project) -> None:
     project.set_schema(of(state("open")))
     project.keep_schema(1, of(state("open", "paid")))
     landed = project.land(encode(of(state("open", "paid")), {"state": s}, 1) for s in ("open", "paid", "open"))
@@ -106,7 +106,7 @@ def test_records_that_a_schema_refused_are_landed_by_a_newer_one(project: Projec
     assert done.outcome.fit.total() == 1
 
 
-def test_without_a_registry_all_records_are_of_the_file(project: Project) -> None:
+def test_without_a_registry_the_file_is_the_schema_of_all_records(project: Project) -> None:
     project.feed.write_text(FEED)
     project.set_schema(of(ID))
     landed = project.land([encode(of(ID), {"id": 1}, None), encode(of(ID), {"id": 2}, 1)])
@@ -114,7 +114,7 @@ def test_without_a_registry_all_records_are_of_the_file(project: Project) -> Non
     assert landed.quarantined["reason"].to_pylist() == ["not_avro"]
 
 
-def test_fields_that_only_writers_have_become_columns_where_the_feed_says_so(project: Project) -> None:
+def test_fields_of_writers_become_columns_with_evolve(project: Project) -> None:
     project.feed.write_text(FEED + REGISTRY + "policies: {on_drift: evolve}\n")
     project.set_schema(of(ID))
     tags = {"name": "tags", "type": {"type": "array", "items": ["null", "string"]}}

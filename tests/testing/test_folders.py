@@ -75,7 +75,7 @@ def list_folders(root: Path) -> set[str]:
         ("1d", DAY, "kafka_window_date=2026-11-20"),
     ],
 )
-def test_folders_have_keys_that_no_field_can_have(
+def test_folders_have_keys_that_cannot_be_field_names(
     tmp_path: Path, layout: str, window: str, length: int, first: str
 ) -> None:
     land_records(tmp_path, layout, window, length)
@@ -159,9 +159,7 @@ def begin_as_formerly(folder: Path, feed: Feed) -> None:
     ledger.append(lambda s: SchemaEntry(shape=feed.shape.name, columns=columns))
 
 
-def test_an_old_lake_keeps_its_folders_and_a_run_names_the_fields_that_they_override(
-    tmp_path: Path, layout: str
-) -> None:
+def test_old_lake_keeps_its_folders_and_a_run_names_overridden_fields(tmp_path: Path, layout: str) -> None:
     path = tmp_path / "orders.yaml"
     path.write_text(FEED.format(window="1h", layout=layout))
     begin_as_formerly(tmp_path, load_feed(path, {}))

@@ -45,7 +45,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-def test_avro_keys_beside_json_values(project: Project) -> None:
+def test_avro_keys_with_json_values(project: Project) -> None:
     schemas = KeptSchemas(project.lake, "orders")
     schemas.keep(RegisteredSchema(1, AVRO, (json.dumps(KEY),)))
     schemas.keep(RegisteredSchema(2, AVRO, (json.dumps(OLD_KEY),)))
@@ -79,7 +79,7 @@ def test_avro_keys_beside_json_values(project: Project) -> None:
     assert shape_named(ledger, state, find_newest_name(state) or "") == landed.feed.shape
 
 
-def test_json_schema_keys_join_the_contract(project: Project) -> None:
+def test_json_schema_key_columns_are_in_the_contract(project: Project) -> None:
     schema = {"type": "object", "properties": {"c": {"type": "string", "enum": ["a", "b"]}}, "required": ["c"]}
     feed = FEED + "key: {format: json_schema, schema_file: key.avsc}\n"
     landed = project.land(
@@ -96,7 +96,7 @@ def test_json_schema_keys_join_the_contract(project: Project) -> None:
     ]
 
 
-def test_keys_whose_schema_is_named_in_a_header(project: Project) -> None:
+def test_keys_with_schema_id_in_a_header(project: Project) -> None:
     KeptSchemas(project.lake, "orders").keep(RegisteredSchema(1, AVRO, (json.dumps(KEY),)))
     feed = FEED + AVRO_KEY.replace("key.avsc}", "key.avsc, wire_format: confluent_headers}")
     bare = encode(KEY, {"customer": "a", "shop": 7}, None)
@@ -108,7 +108,7 @@ def test_keys_whose_schema_is_named_in_a_header(project: Project) -> None:
     assert landed.quarantined["reason"].to_pylist() == ["not_avro"]
 
 
-def test_keys_whose_schema_is_named_in_apicurios_header(project: Project) -> None:
+def test_keys_with_schema_id_in_apicurio_header(project: Project) -> None:
     KeptSchemas(project.lake, "orders").keep(RegisteredSchema("globalId-1", AVRO, (json.dumps(KEY),)))
     feed = FEED + AVRO_KEY.replace("key.avsc}", "key.avsc, wire_format: apicurio_headers}")
     feed = feed.replace("127.0.0.1:9", "127.0.0.1:9/apis/ccompat/v7")
@@ -140,6 +140,6 @@ def test_other_fields_of_keys_become_no_columns(project: Project) -> None:
         (FEED + AVRO_KEY.replace("key.avsc", "other.avsc"), "key.schema_file: names"),
     ],
 )
-def test_keys_that_are_refused(project: Project, feed: str, message: str) -> None:
+def test_invalid_key_settings_are_refused(project: Project, feed: str, message: str) -> None:
     with pytest.raises(FeedError, match=message):
         project.land(feed, KEY)

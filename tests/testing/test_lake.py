@@ -35,14 +35,14 @@ def test_files_may_be_changed_by_hand() -> None:
     assert MemoryLake(lake.files).files == lake.files
 
 
-def test_a_hook_comes_before_the_effect() -> None:
+def test_hook_runs_before_the_effect() -> None:
     lake = MemoryLake()
     lake.before["put_if_absent"] = lambda path: lake.put(path, b"a rival's")
     assert not lake.put_if_absent("a", b"mine")
     assert lake.get("a") == b"a rival's"
 
 
-def test_of_files_put_together_each_is_put_by_itself() -> None:
+def test_files_put_together_are_put_one_by_one() -> None:
     lake = MemoryLake({"b": b"before"})
     lake.lose_answer_of.add("c")
     with pytest.raises(Unknown):

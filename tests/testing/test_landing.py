@@ -39,7 +39,7 @@ def contract(orders: Path, *expectations: dict[str, Any]) -> None:
     orders.with_suffix(".contract.json").write_text(json.dumps(suite))
 
 
-def test_what_fits_lands_and_what_does_not_is_quarantined_with_why(orders: Path) -> None:
+def test_valid_records_land_and_others_are_quarantined_with_reason(orders: Path) -> None:
     landed = land(orders, [Message(order(1, amount=2.5)), Message(b"no json"), Message(order(2))])
     assert landed.rows.column("id").to_pylist() == [1, 2]
     assert [str(a) for a in landed.rows.column("amount").to_pylist()] == ["2.50", "None"]
@@ -74,19 +74,19 @@ def test_a_contract_quarantines_rows_and_refuses_batches(orders: Path) -> None:
         land(orders, [Message(order(1, amount=1))])
 
 
-def test_fields_that_the_schema_does_not_know_are_told(orders: Path) -> None:
+def test_unknown_fields_are_reported(orders: Path) -> None:
     landed = land(orders, [Message(order(1, amount=1, channel="web"))])
     assert [(d.kind, d.field) for d in landed.drift] == [("new", "channel")]
     assert json.loads(landed.rows.column("_extra")[0].as_py()) == {"channel": "web"}
 
 
-def test_a_folder_holds_a_lake_that_readers_read(orders: Path, tmp_path: Path) -> None:
+def test_folder_contains_a_lake_for_readers(orders: Path, tmp_path: Path) -> None:
     landed = land(orders, [Message(order(1))], lake=tmp_path / "lake")
     assert landed.rows.equals(of_feed(landed.feed, landed.windows[0]).arrow())
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_landing_again_goes_on_behind_what_is_there(orders: Path, tmp_path: Path, in_memory: bool) -> None:
+def test_landing_again_continues_after_existing_rows(orders: Path, tmp_path: Path, in_memory: bool) -> None:
     lake = MemoryLake() if in_memory else tmp_path / "lake"
     land(orders, [Message(order(1)), Message(order(2))], lake=lake)
     again = land(orders, [Message(order(3)), Message(order(4), partition=2)], lake=lake)
@@ -100,7 +100,7 @@ def test_landing_again_goes_on_behind_what_is_there(orders: Path, tmp_path: Path
     assert nothing.rows.schema.names == again.rows.schema.names
 
 
-def test_what_was_refused_stands_in_nobodys_way(orders: Path) -> None:
+def test_refused_records_do_not_block_later_landings(orders: Path) -> None:
     lake = MemoryLake()
     contract(orders, {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 2}})
     with pytest.raises(ContractBroken):
@@ -170,7 +170,7 @@ def test_a_report_is_over_one_complete_window(orders: Path, tmp_path: Path, monk
         landed.report(report, "2026-01-01T07")
 
 
-def test_a_lake_that_came_from_a_kafka_is_left_alone(orders: Path, tmp_path: Path) -> None:
+def test_lake_of_a_real_kafka_is_refused(orders: Path, tmp_path: Path) -> None:
     """A batch planned there by a run would be abandoned as a refused batch of a test."""
     ledger = Ledger(LocalLake(tmp_path / "lake"), "orders", lambda: 0, "run", "a-real-cluster")
     key = Key("orders", 0, "id-1")

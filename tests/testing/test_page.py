@@ -41,7 +41,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.spark] if n in ON_SPARK else []) for n in NAMES])
-def test_an_example(name: str, project: Path, tmp_path: Path) -> None:
+def test_examples_of_the_page_run(name: str, project: Path, tmp_path: Path) -> None:
     run = load_example(name)
     run(**{"tmp_path": tmp_path / "lake"} if inspect.signature(run).parameters else {})
 

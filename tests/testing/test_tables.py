@@ -54,7 +54,7 @@ def _sync(feed: Feed, root: Path) -> Synced:
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_records_bring_in_no_column_that_the_table_cannot_have(kind: str, tmp_path: Path) -> None:
+def test_drift_adds_no_column_that_the_table_cannot_have(kind: str, tmp_path: Path) -> None:
     feed = _write_feed(tmp_path, TABLES[kind])
     assert sorted(_land(feed, tmp_path)) == sorted(NAMES[kind])
     last = land(feed, [Message(json.dumps(RECORDS[0] | RECORDS[1]).encode())], lake=tmp_path / "lake").rows
@@ -72,7 +72,7 @@ def test_a_new_table_over_such_a_column_is_refused_by_name(kind: str, name: str,
 
 
 @pytest.mark.parametrize(("kind", "names"), [("iceberg", ["a", "net price", "_file"]), ("delta", ["a", "_file"])])
-def test_nor_a_member_of_a_struct(kind: str, names: list[str], tmp_path: Path) -> None:
+def test_drift_adds_no_struct_member_that_the_table_cannot_have(kind: str, names: list[str], tmp_path: Path) -> None:
     """A member may have the name of a metadata column of Iceberg: only a column is confused with it."""
     feed, record = _write_feed(tmp_path, TABLES[kind]), {"id": 1, "s": {"a": 2, "net price": 3, "_file": "x"}}
     for _ in range(2):

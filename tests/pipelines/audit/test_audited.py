@@ -46,7 +46,7 @@ def list_opened(world: World, work: Callable[[], object]) -> set[str]:
     return opened
 
 
-def test_what_was_looked_at_is_not_opened_again(world: World) -> None:
+def test_checked_files_are_not_opened_again(world: World) -> None:
     first = run_audit(world)
     assert (first.looked, first.batches, first.proven) == (2, 2, None)
     assert not list_opened(world, lambda: run_audit(world))
@@ -59,7 +59,7 @@ def test_what_was_looked_at_is_not_opened_again(world: World) -> None:
     assert list_opened(world, lambda: run_audit(world, everything=True)) == set(world.list_files())
 
 
-def test_each_kind_of_audit_by_itself(world: World) -> None:
+def test_each_kind_of_audit_alone(world: World) -> None:
     run_audit(world)
     assert list_opened(world, lambda: run_audit(world, hashes=True)) == set(world.list_files())
     assert not list_opened(world, lambda: run_audit(world, hashes=True))
@@ -115,7 +115,7 @@ def not_visible_yet(world: World) -> None:
 
 
 @pytest.mark.parametrize("damage", [missing, short, another_of_its_size, a_stranger, not_visible_yet])
-def test_damage_is_found_each_time_until_it_is_mended(world: World, damage: Callable[[World], None]) -> None:
+def test_damage_is_reported_each_time_until_repaired(world: World, damage: Callable[[World], None]) -> None:
     intact = dict(world.lake.files)
     run_audit(world)
     damage(world)
@@ -127,7 +127,7 @@ def test_damage_is_found_each_time_until_it_is_mended(world: World, damage: Call
     assert run_audit(world).looked == 0
 
 
-def test_an_entry_that_is_gone_or_another(world: World) -> None:
+def test_missing_or_changed_entry(world: World) -> None:
     run_audit(world)
     path = paths.log_path("orders", 1)
     entry = world.lake.files[path]
@@ -138,7 +138,7 @@ def test_an_entry_that_is_gone_or_another(world: World) -> None:
         run_audit(world)
 
 
-def test_a_file_that_only_has_another_tag(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_with_only_another_tag(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of the whole lake has such files: entries are read again and are the same, files are checked again."""
     run_audit(world)
     real = type(world.lake).stats
@@ -148,7 +148,7 @@ def test_a_file_that_only_has_another_tag(world: World, monkeypatch: pytest.Monk
     assert run_audit(world).looked == 0
 
 
-def test_the_proof_of_another_ledger_or_none_at_all(world: World, tmp_path: Path) -> None:
+def test_note_of_another_ledger_or_invalid_note(world: World, tmp_path: Path) -> None:
     other = World(tmp_path / "other")
     other.land((A, 0, 50), (B, 0, 50))
     run_audit(other)
@@ -159,7 +159,7 @@ def test_the_proof_of_another_ledger_or_none_at_all(world: World, tmp_path: Path
         assert run_audit(world).looked == 0
 
 
-def test_who_may_not_write_is_told(world: World) -> None:
+def test_missing_write_permission_is_reported(world: World) -> None:
     def refuse(path: str) -> None:
         raise LakeUnavailable("no")
 
@@ -168,7 +168,7 @@ def test_who_may_not_write_is_told(world: World) -> None:
     assert isinstance(audit_cache.keep(world.lake, "orders", report.audited, None, 0), LakeUnavailable)
 
 
-def test_what_is_kept_is_read_back(world: World) -> None:
+def test_note_round_trips(world: World) -> None:
     run_audit(world)
     data = world.lake.files[paths.audited_path("orders")]
     loaded = Audited.load(data)
@@ -177,7 +177,7 @@ def test_what_is_kept_is_read_back(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_happens_it_finds_what_an_audit_of_everything_finds(tmp_path: Path, seed: int) -> None:
+def test_quick_audit_reports_the_findings_of_a_full_audit(tmp_path: Path, seed: int) -> None:
     chance, world = random.Random(seed), World(tmp_path)
     at = {A: 0, B: 0}
 

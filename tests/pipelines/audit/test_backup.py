@@ -68,19 +68,19 @@ def list_records(world: World) -> list[tuple[int, int]]:
     return [(tp.partition, r["offset"]) for tp in PARTITIONS for r in world.topic.log(tp).visible(0, 1 << 40)]
 
 
-def test_a_copy_in_order_holds_every_file_that_its_ledger_names(world: World) -> None:
+def test_copy_in_order_contains_every_file_of_its_ledger(world: World) -> None:
     problems = list_problems(world, MemoryLake(copy(world, ORDER, land)))
     assert problems
     assert all("is in no publish entry" in str(p) for p in problems), "only files of batches that came during the copy"
     assert list_problems(world, MemoryLake(copy(world, ORDER, lambda world: None))) == ()
 
 
-def test_where_the_ledger_is_copied_last_files_are_missing(world: World) -> None:
+def test_copy_with_the_ledger_last_lacks_files(world: World) -> None:
     problems = list_problems(world, MemoryLake(copy(world, (*ORDER[:2:-1], *ORDER[:3]), land)))
     assert any("is missing" in str(p) for p in problems)
 
 
-def test_where_a_checkpoint_is_copied_after_the_log_entries_are_missing(world: World) -> None:
+def test_copy_with_the_checkpoint_after_the_log_lacks_entries(world: World) -> None:
     def land_often(world: World) -> None:
         for _ in range(8):  # enough for a checkpoint
             land(world)
@@ -90,7 +90,7 @@ def test_where_a_checkpoint_is_copied_after_the_log_entries_are_missing(world: W
 
 
 @pytest.mark.parametrize("between", [land, lambda world: None], ids=["runs go on", "all is quiet"])
-def test_what_was_restored_is_known_as_older_and_then_lands_again_once(
+def test_restored_lake_is_recognized_as_older_and_lands_again_once(
     world: World, between: Callable[[World], None]
 ) -> None:
     files = copy(world, ORDER, between)
@@ -104,7 +104,7 @@ def test_what_was_restored_is_known_as_older_and_then_lands_again_once(
     assert list_problems(world, world.lake) == ()
 
 
-def test_a_lake_that_moved_goes_on_where_it_was(world: World) -> None:
+def test_moved_lake_continues(world: World) -> None:
     world.lake = MemoryLake(copy(world, ORDER, lambda world: None))
     land(world)
     assert sorted(world.read_rows(world.lake.list("data/orders"))) == list_records(world)

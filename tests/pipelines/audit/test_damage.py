@@ -118,7 +118,7 @@ def audit_and_rescan(world: World, feed: Feed, *, hashes: bool = False) -> Audit
 @pytest.mark.parametrize("hashes", [False, True])
 @pytest.mark.parametrize("folder", ["data", "quarantine"])
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_broken_file_is_a_finding_and_the_rescan_goes_on(
+def test_broken_file_is_a_finding_and_the_rescan_continues(
     world: World, feed: Feed, damage: Damage, folder: str, hashes: bool
 ) -> None:
     path = list_files(world, folder)[0]
@@ -131,7 +131,7 @@ def test_a_broken_file_is_a_finding_and_the_rescan_goes_on(
     assert report.compared >= len(ROWS), "the other offset range is still compared"
 
 
-def test_every_broken_file_is_told_of(world: World, feed: Feed) -> None:
+def test_every_broken_file_is_reported(world: World, feed: Feed) -> None:
     paths = [*list_files(world, "data"), *list_files(world, "quarantine")]
     for path in paths:
         break_file(world.lake, path, lambda d: d[:-1])
@@ -202,7 +202,7 @@ def test_readers_of_the_quarantine_name_the_file(world: World, feed: Feed, damag
     assert (rejected.unread, rejected.files) == (2, 1)
 
 
-def test_columns_that_are_not_there_are_damage_too(world: World, feed: Feed) -> None:
+def test_missing_columns_are_damage(world: World, feed: Feed) -> None:
     (path,) = list_files(world, "quarantine")
     break_file(world.lake, path, _rename_columns)
     with pytest.raises(PartUnreadable, match=path):
@@ -231,14 +231,14 @@ def test_merging_names_the_file(tmp_path: Path, damage: Damage) -> None:
     assert "sluice run orders --offsets orders:0:0-50 --replace" in caught.value.remedy
 
 
-def test_a_name_that_was_cut_is_no_error_of_its_own() -> None:
+def test_truncated_name_is_not_a_separate_error() -> None:
     name = encode_topic("A" * 249)
     assert "~1" in name
     assert "TOPIC:0:0-5" in parquet.find_remedy(f"data/orders/{name}-0-0-5-b3.parquet")
     assert "backup" in parquet.find_remedy("_sluice/orders/staging/3/a/data/x.parquet")
 
 
-def test_landed_offsets_that_no_file_has_any_more_are_a_finding(tmp_path: Path) -> None:
+def test_landed_offsets_missing_from_files_are_a_finding(tmp_path: Path) -> None:
     """A replacement of half a range, which no plan of ours makes."""
     world = Landed(tmp_path)
     world.land((A, 0, 100), (B, 0, 100))
@@ -277,7 +277,7 @@ def test_errors_of_damage_cross_process_borders() -> None:
     assert (again.path, again.gone, json.dumps(again.fields())) == ("x", True, json.dumps(error.fields()))
 
 
-def test_what_the_lake_says_goes_through(world: World) -> None:
+def test_errors_of_the_lake_are_passed_on(world: World) -> None:
     class Away:
         def open(self, path: str) -> Any:
             raise Terminal("the store is away")

@@ -104,14 +104,14 @@ def book() -> Book:
         (4, Class.BELOW_ORIGIN, "origin 5"),
     ],
 )
-def test_each_class_is_told_by_its_name(book: Book, offset: int, expected: Class, says: str) -> None:
+def test_each_class_is_shown_by_name(book: Book, offset: int, expected: Class, says: str) -> None:
     kind, text = book.explain_offset(offset)
     assert kind is expected
     assert says in text
 
 
 @pytest.mark.parametrize("offset", [6, 9, 13, 14])
-def test_files_that_were_swapped_are_reported(book: Book, offset: int) -> None:
+def test_swapped_files_are_reported(book: Book, offset: int) -> None:
     files = book.lake.files
     files["landed/5.parquet"], files["landed/12.parquet"] = files["landed/12.parquet"], files["landed/5.parquet"]
     with pytest.raises(PartUnreadable, match=r"the file was replaced") as caught:
@@ -129,6 +129,6 @@ def test_a_file_of_another_partition_with_the_same_offsets_is_reported(tmp_path:
         explain(world.ledger, world.lake, B.tp, 7)
 
 
-def test_a_partition_that_nobody_knows(book: Book) -> None:
+def test_unknown_partition(book: Book) -> None:
     explanation = explain(book.ledger, book.lake, TopicPartition("orders", 9), 1)
     assert explanation.found is Class.UNKNOWN_PARTITION

@@ -91,13 +91,15 @@ def with_value(table: pa.Table, name: str, row: int, value: object) -> pa.Table:
         ("quarantine", lambda t: t.filter(pc.equal(t.column("offset"), 1)), "offset 4 is not landed"),
     ],
 )
-def test_what_differs_from_the_log_is_told(world: World, feed: Feed, folder: str, change: Change, says: str) -> None:
+def test_differences_from_the_log_are_reported(
+    world: World, feed: Feed, folder: str, change: Change, says: str
+) -> None:
     rewrite(world, folder, change)
     problems = [p for p in world.find_problems(feed) if "orders:0:0-5" in p]
     assert any(part in p for p in problems for part in says.split("|")), problems
 
 
-def test_what_fits_and_is_in_quarantine_all_the_same_is_told(world: World, feed: Feed) -> None:
+def test_quarantined_record_that_fits_is_reported(world: World, feed: Feed) -> None:
     moved: list[pa.Table] = []
     rewrite(world, "data", lambda t: moved.append(t.slice(2)) or t.slice(0, 2))  # type: ignore[func-returns-value]
     tombstone = {"value": None, "offset": 3, "byte": None}
@@ -110,16 +112,14 @@ def test_what_fits_and_is_in_quarantine_all_the_same_is_told(world: World, feed:
     assert any("offset 3 fits, and is in quarantine" in p for p in world.find_problems(feed))
 
 
-def test_rows_are_made_by_the_shape_that_made_them_whatever_the_feed_says_now(world: World, feed: Feed) -> None:
+def test_rows_are_rebuilt_with_the_shape_of_their_landing(world: World, feed: Feed) -> None:
     other = world.make_feed({"amount": "decimal(20,4)", "more": "list<string>"})
     assert world.find_problems(other) == []
     world.land_records(other, {"amount": 1, "more": ["a"]}, {"more": 1})
     assert world.find_problems(world.make_feed(SCHEMA)) == []
 
 
-def test_mended_rows_are_not_compared_and_relanded_ones_may_be_of_any_shape_of_their_range(
-    world: World, feed: Feed
-) -> None:
+def test_fixed_rows_are_not_compared_and_replayed_rows_may_have_any_shape(world: World, feed: Feed) -> None:
     def add_row(table: pa.Table) -> pa.Table:
         rows = table.to_pylist()
         return pa.Table.from_pylist([rows[0], rows[0] | {"kafka_offset": 1, "id": 77}, *rows[1:]], table.schema)
@@ -132,7 +132,7 @@ def test_mended_rows_are_not_compared_and_relanded_ones_may_be_of_any_shape_of_t
     assert [p for p in world.find_problems(feed) if "offset" in p and "what landed" in p] == []
 
 
-def test_keys_of_headers_in_files_from_before_they_were_escaped_are_the_logs(tmp_path: Path) -> None:
+def test_unescaped_header_keys_of_older_files_match_the_log(tmp_path: Path) -> None:
     def read_back(*keys: str) -> pa.Table:
         headers = [[{"key": key, "value": b"v"}] for key in keys]
         pq.write_table(pa.table({"headers": pa.array([*headers, None], HEADERS)}), tmp_path / "rows.parquet")
@@ -146,7 +146,7 @@ def test_keys_of_headers_in_files_from_before_they_were_escaped_are_the_logs(tmp
 @pytest.mark.parametrize(
     "kind", [pa.timestamp("ms", "UTC"), pa.timestamp("ns"), pa.date32(), pa.time64("us"), pa.time32("ms")], ids=str
 )
-def test_times_that_python_does_not_have_are_compared_next_to_nan(kind: pa.DataType) -> None:
+def test_times_out_of_range_for_python_are_compared_next_to_nan(kind: pa.DataType) -> None:
     number, largest = (pa.int32(), (1 << 31) - 1) if kind.bit_width == 32 else (pa.int64(), (1 << 62) + 1)
 
     def build(times: list[int | None]) -> pa.Table:
@@ -213,7 +213,7 @@ def test_records_that_the_log_lacks_without_compaction_are_a_problem(
     assert ("unless it compacted the topic" if compacted else "DESCRIBE_CONFIGS") in problem.remedy
 
 
-def test_records_that_retention_deletes_in_mid_rescan_are_not_comparable(world: World) -> None:
+def test_records_deleted_during_a_rescan_are_not_comparable(world: World) -> None:
     feed = world.make_feed(None)
     world.write(b"a")
     world.land_records(feed, b"b")

@@ -72,7 +72,7 @@ def list_read_files(world: World) -> set[str]:
     return {p for p in opened if "/audited/" in p}
 
 
-def test_what_is_old_is_settled_and_each_is_looked_at_in_turn(world: World) -> None:
+def test_old_entries_are_checked_in_turn(world: World) -> None:
     first = run_audit(world)
     assert first.unlisted == 0
     old = [s.first for s in load_cache(world).settled]
@@ -88,7 +88,7 @@ def test_what_is_old_is_settled_and_each_is_looked_at_in_turn(world: World) -> N
     assert load_cache(world).dump() == world.lake.files[paths.audited_path("orders")]
 
 
-def test_it_lists_only_where_it_looks(world: World) -> None:
+def test_audit_lists_only_checked_folders(world: World) -> None:
     run_audit(world)
     count = len(load_cache(world).settled)
     assert len(list_read_files(world)) < count
@@ -109,7 +109,7 @@ def test_merged_retired_and_landed_again(world: World) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "stranger", "entry"])
-def test_damage_is_found_when_its_turn_comes(world: World, damage: str) -> None:
+def test_damage_is_reported_in_its_turn(world: World, damage: str) -> None:
     run_audit(world)
     victim = world.list_files()[0]
     match damage:
@@ -133,7 +133,7 @@ def test_damage_is_found_when_its_turn_comes(world: World, damage: str) -> None:
         assert run_audit(world, quick=False).problems == wanted
 
 
-def test_a_file_of_it_that_is_gone_or_another(world: World) -> None:
+def test_missing_or_changed_settled_file(world: World) -> None:
     first = run_audit(world)
     for data in (None, b"", b"{}", zlib.compress(b"[]")):
         for path in [p for p in world.lake.files if "/audited/" in p]:
@@ -152,7 +152,7 @@ def test_two_receipts_for_one_offset_are_named(world: World) -> None:
     assert report.problems == audit_all(world).problems
 
 
-def test_a_note_of_before_is_read(world: World) -> None:
+def test_older_note_is_read(world: World) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(receipt_rows, "ENTRIES", 10_000)
         run_audit(world, everything=True)
@@ -167,7 +167,7 @@ def test_a_note_of_before_is_read(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_goes_on_it_says_what_an_audit_of_everything_says(tmp_path: Path, seed: int) -> None:
+def test_audit_in_turns_matches_a_full_audit(tmp_path: Path, seed: int) -> None:
     chance, world = random.Random(seed), World(tmp_path)
     todo = [(k, start, start + 10) for start in range(0, 200, 10) for k in (A, B)]
 
@@ -191,7 +191,7 @@ def test_whatever_goes_on_it_says_what_an_audit_of_everything_says(tmp_path: Pat
         assert report.problems == ()
 
 
-def test_folders_are_listed_in_runs_in_the_order_of_paths() -> None:
+def test_folders_are_listed_in_path_order() -> None:
     folders = ["date=1", "date=2", "date=3", "date=3-x", "date=4", "date=9"]
     assert list(runs(["date=3", "date=4"], folders)) == [("date=3", "date=4")]
     assert list(runs(["date=1", "date=3", "date=9"], folders)) == [
@@ -203,7 +203,7 @@ def test_folders_are_listed_in_runs_in_the_order_of_paths() -> None:
     assert list(runs([], folders)) == []
 
 
-def test_what_is_retired_leaves_no_file(world: World) -> None:
+def test_retired_parts_leave_no_file(world: World) -> None:
     run_audit(world)
     expire(world.reopen_ledger(), world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)  # type: ignore[arg-type]
     run_audit(world)

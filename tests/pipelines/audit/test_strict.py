@@ -56,14 +56,14 @@ def put(world: World, offset: int, mark: int | None = None, incarnation: str = "
     world.group.offsets[TP] = CommittedOffset(offset, 0, metadata)
 
 
-def test_a_sound_feed(world: World) -> None:
+def test_intact_feed(world: World) -> None:
     result = run_strict_audit(world)
     assert result.problems == ()
     assert (result.commits, result.recorded, result.unseen, result.expired) == (2, 1, (), ())
     assert result.windows == 3
 
 
-def test_an_idle_groups_offsets_expire_and_nothing_is_wrong(world: World) -> None:
+def test_expired_offsets_of_an_idle_group_are_not_a_finding(world: World) -> None:
     del world.group.offsets[TP]
     result = run_strict_audit(world)
     assert (result.problems, result.expired) == ((), (KEY,))
@@ -151,7 +151,7 @@ def no_manifest_at_all(w: World) -> None:
         (no_manifest_at_all, 10, "is not the manifest of a window"),
     ],
 )
-def test_what_does_not_agree_is_named(world: World, plant: Callable[[World], None], invariant: int, says: str) -> None:
+def test_contradictions_are_named(world: World, plant: Callable[[World], None], invariant: int, says: str) -> None:
     plant(world)
     result = run_strict_audit(world)
     assert {p.invariant for p in result.problems} == {invariant}
@@ -178,7 +178,7 @@ def audit_again(world: World, before: AuditReport, earlier: Strict) -> tuple[Aud
     return report, strict(world.ledger, world.lake, world.feed, survey, report)  # type: ignore[arg-type]
 
 
-def test_what_was_looked_at_strictly_is_not_read_again(world: World) -> None:
+def test_strictly_checked_entries_are_not_read_again(world: World) -> None:
     report = audit(world.ledger, world.lake)  # type: ignore[arg-type]
     first = strict(
         world.ledger, world.lake, world.feed, take_survey(world.feed, world.make_ports(), world.ledger), report
@@ -202,7 +202,7 @@ def test_a_ledger_that_lost_entries_is_not_audited(world: World) -> None:
         run_strict_audit(world)
 
 
-def test_what_kafka_no_longer_holds_is_named(world: World) -> None:
+def test_records_deleted_from_kafka_are_named(world: World) -> None:
     world.topic.log_start = 7
     (first, second) = run_strict_audit(world).unseen
     assert (first.key, first.why) == (KEY, "below the log start 7")
@@ -212,7 +212,7 @@ def test_what_kafka_no_longer_holds_is_named(world: World) -> None:
 
 
 @pytest.mark.parametrize("event", [AcceptEvent.RECREATED, AcceptEvent.TRUNCATED])
-def test_another_life_of_the_log_is_no_fault_once_it_is_accepted(world: World, event: AcceptEvent) -> None:
+def test_accepted_life_of_the_log_is_not_a_finding(world: World, event: AcceptEvent) -> None:
     recreated(world) if event is AcceptEvent.RECREATED else truncated(world)
     accept_log(world.feed, world.make_ports(), event, "a test")
     world.topic.write(TP, [world.now] * 3, False)
@@ -224,7 +224,7 @@ def test_another_life_of_the_log_is_no_fault_once_it_is_accepted(world: World, e
     assert {u.why for u in result.unseen} == {"an earlier life of the topic, or a changed partition"}
 
 
-def test_without_commits_the_group_is_not_asked(world: World) -> None:
+def test_group_is_not_queried_without_commits(world: World) -> None:
     put(world, 99)
     world.feed = world.feed.model_copy(update={"commit": CommitMode.NONE})
     assert run_strict_audit(world).problems == ()

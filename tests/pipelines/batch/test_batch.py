@@ -248,7 +248,7 @@ def feed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     order=random.Random(0),
 )
 @given(script=st.lists(steps, min_size=3, max_size=14), order=st.randoms())
-def test_windows_tile_whatever_happens(feed: Feed, script: list[tuple[Any, ...]], order: Any) -> None:
+def test_windows_tile_through_random_events(feed: Feed, script: list[tuple[Any, ...]], order: Any) -> None:
     world = World(feed)
     for step in script:
         apply_step(world, step)
@@ -295,7 +295,7 @@ def _check_tiling(world: World, key: Key) -> None:
         expected_start = span.end
 
 
-def test_a_range_is_cut_where_windows_meet(feed: Feed) -> None:
+def test_range_is_cut_at_window_boundaries(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + HOUR, START + HOUR + 5, START + 2 * HOUR], False)
     world.now = START + 3 * HOUR
@@ -307,7 +307,7 @@ def test_a_range_is_cut_where_windows_meet(feed: Feed) -> None:
     assert {s.folder for s in batch.plan.offset_ranges} == {paths.window_folder(w, HOUR, paths.PREFIX) for w in window}
 
 
-def test_a_run_that_sleeps_after_its_survey_pins_no_boundary_that_passed_meanwhile(feed: Feed) -> None:
+def test_run_delayed_after_its_survey_pins_no_outdated_boundary(feed: Feed) -> None:
     """Its log end is older than the boundary: records of the hour would be in the next one (invariant 16)."""
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + HOUR // 2], False)
@@ -351,7 +351,7 @@ def test_positions_from_before_a_window_closed_are_requested_again(feed: Feed) -
     assert windows.find_range(world.ledger.read(), first, START, feed.window) == Range(0, 2)
 
 
-def test_a_window_that_lacks_a_partition_which_kafka_no_longer_has_is_named_as_such(feed: Feed) -> None:
+def test_window_of_a_deleted_partition_is_reported(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[1], [START], False)
     world.land(Request(RequestKind.CATCH_UP)).check()
@@ -374,7 +374,7 @@ def read_landed(world: World) -> list[tuple[int, int]]:
     return sorted(world.read_rows(world.lake.list("data/orders")))
 
 
-def test_what_is_landed_again_is_replaced_by_whole_ranges_and_once(feed: Feed) -> None:
+def test_landing_again_replaces_whole_ranges_once(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START + i for i in range(10)], False)
     world.land(request_offsets(0, 4)).check()
@@ -388,7 +388,7 @@ def test_what_is_landed_again_is_replaced_by_whole_ranges_and_once(feed: Feed) -
     check(world)
 
 
-def test_what_has_no_rows_is_landed_again_once_too(feed: Feed) -> None:
+def test_ranges_without_rows_are_landed_again_once(feed: Feed) -> None:
     """Its offset ranges have no parts that a plan could replace, so both receipts would have counted."""
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START], True)
@@ -399,7 +399,7 @@ def test_what_has_no_rows_is_landed_again_once_too(feed: Feed) -> None:
     check(world)
 
 
-def test_a_replacement_that_fails_in_part_changes_nothing_and_the_same_request_ends_it(feed: Feed) -> None:
+def test_partly_failed_replacement_changes_nothing_and_can_be_repeated(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + HOUR], False)
     world.now = START + 2 * HOUR
@@ -416,7 +416,7 @@ def test_a_replacement_that_fails_in_part_changes_nothing_and_the_same_request_e
     check(world)
 
 
-def test_nothing_is_landed_again_that_kafka_holds_no_more(feed: Feed) -> None:
+def test_records_deleted_from_kafka_are_not_landed_again(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + 1, START + 2], False)
     world.land(request_offsets(0, 3)).check()
@@ -434,7 +434,7 @@ def test_catching_up_cannot_replace(feed: Feed) -> None:
         world.land(Request(RequestKind.CATCH_UP, replace=True))
 
 
-def test_a_feed_that_chooses_no_beginning_asks_for_one(feed: Feed) -> None:
+def test_feed_without_a_start_is_refused(feed: Feed) -> None:
     """`start: fail` accepts only committed offsets; it names partitions without one, and pins no origin."""
     world = World(feed.model_copy(update={"start": parse_start("fail")}))
     for tp in PARTITIONS:
@@ -487,7 +487,7 @@ def test_several_windows_below_the_origin_are_one_batch(feed: Feed) -> None:
     assert landed.windows == tuple(START + h * HOUR for h in (1, 2, 3, 4))
 
 
-def test_a_window_older_than_all_that_kafka_holds_is_refused_and_nothing_written(feed: Feed) -> None:
+def test_window_older_than_the_log_is_refused_without_writes(feed: Feed) -> None:
     world = begin_at_end(feed)
     before = dict(world.lake.files)
     with pytest.raises(UsageError, match="holds no record of window") as error:
@@ -522,7 +522,7 @@ def test_the_last_closed_window_of_a_new_topic_is_empty_if_nothing_was_deleted(f
     check(world)
 
 
-def test_what_is_skipped_is_read_only_when_it_is_named(feed: Feed) -> None:
+def test_skipped_offsets_are_read_only_on_request(feed: Feed) -> None:
     world = World(feed)
     for tp in PARTITIONS:
         world.topic.write(tp, [START + i * HOUR for i in range(4)], False)
@@ -549,7 +549,7 @@ def test_skipping_to_the_end_leaves_nothing_pending(feed: Feed) -> None:
     assert landed.frontiers[next(k for k in landed.frontiers if k.partition == 0)] == 2
 
 
-def test_what_limits_leave_is_told(feed: Feed) -> None:
+def test_remainder_beyond_limits_is_reported(feed: Feed) -> None:
     limited = feed.model_copy(update={"limits": feed.limits.model_copy(update={"records": 3})})
     world = World(limited)
     world.topic.write(PARTITIONS[0], [START + i for i in range(8)], False)
@@ -573,7 +573,7 @@ def outage(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def test_a_long_catch_up_is_several_batches_the_oldest_windows_first(outage: World) -> None:
+def test_long_catch_up_is_several_batches_oldest_windows_first(outage: World) -> None:
     reports: list[Progress] = []
     landed = outage.land(Request(RequestKind.CATCH_UP), report=reports.append)
     landed.check()
@@ -588,7 +588,7 @@ def test_a_long_catch_up_is_several_batches_the_oldest_windows_first(outage: Wor
     assert [p.done for p in reports if p.stage == "publish"][-1] == 48
 
 
-def test_what_failed_in_a_long_catch_up_is_left_and_the_rest_lands(outage: World) -> None:
+def test_failed_ranges_of_a_long_catch_up_stay_pending_and_others_land(outage: World) -> None:
     landed = outage.land(Request(RequestKind.CATCH_UP), drops=frozenset({0}))
     failed = [f.offset_range for f in landed.failures]
     assert len(landed.batches) > 1
@@ -599,7 +599,7 @@ def test_what_failed_in_a_long_catch_up_is_left_and_the_rest_lands(outage: World
     assert outage.list_windows(pending=True) == []
 
 
-def test_who_has_enough_of_a_long_catch_up_leaves_the_rest(outage: World) -> None:
+def test_stopped_catch_up_leaves_the_rest_pending(outage: World) -> None:
     asked_for = Request(RequestKind.WINDOW, window=START, until=START + 12 * HOUR)
     first = outage.land(asked_for, enough=lambda: True)
     assert (len(first.batches), first.stopped) == (1, True)
@@ -608,7 +608,7 @@ def test_who_has_enough_of_a_long_catch_up_leaves_the_rest(outage: World) -> Non
     assert (rest.left, rest.stopped, outage.list_windows(pending=True)) == (0, False, [])
 
 
-def test_a_transaction_that_is_open_in_the_last_hour_holds_up_none_before_it(outage: World) -> None:
+def test_open_transaction_delays_no_earlier_hour(outage: World) -> None:
     outage.topic.write(PARTITIONS[0], [START + 11 * HOUR + 5], True)
     asked_for = Request(RequestKind.WINDOW, window=START, until=START + 12 * HOUR)
     landed = outage.land(asked_for)
@@ -617,7 +617,7 @@ def test_a_transaction_that_is_open_in_the_last_hour_holds_up_none_before_it(out
     assert outage.list_windows(pending=True) == [START + 11 * HOUR]
 
 
-def test_limits_of_a_run_hold_over_its_batches(outage: World) -> None:
+def test_limits_of_a_run_cover_all_its_batches(outage: World) -> None:
     limits = outage.feed.limits.model_copy(update={"records": 20})
     outage.feed = outage.feed.model_copy(update={"limits": limits})
     landed = outage.land(Request(RequestKind.CATCH_UP))
@@ -626,7 +626,7 @@ def test_limits_of_a_run_hold_over_its_batches(outage: World) -> None:
 
 
 @pytest.mark.parametrize("kind", [RequestKind.COMPACT, RequestKind.REPLAY])
-def test_a_dead_batch_that_wrote_parts_again_is_given_up(kind: RequestKind, feed: Feed) -> None:
+def test_dead_batch_that_rewrote_parts_is_abandoned(kind: RequestKind, feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + 1], False)
     (batch,) = world.land(request_offsets(0, 2)).batches
@@ -638,7 +638,7 @@ def test_a_dead_batch_that_wrote_parts_again_is_given_up(kind: RequestKind, feed
     assert read_landed(world) == [(0, 0), (0, 1)]
 
 
-def test_a_batch_taken_over_in_vain_is_told_as_failed(feed: Feed) -> None:
+def test_batch_taken_over_without_success_is_reported_as_failed(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START], False)
     for _ in range(2):
@@ -671,7 +671,7 @@ def _land_during(world: World, error: str, change: Callable[[Topic], None]) -> L
         world.liveness.dead.add("overtaken")
 
 
-def test_what_retention_took_before_anything_was_read_holds_no_plan_for_ever(feed: Feed) -> None:
+def test_loss_before_the_first_read_does_not_block_a_plan_forever(feed: Feed) -> None:
     """The plan was taken over and failed in each run, although the feed accepts losses."""
     policies = feed.policies.model_copy(update={"on_loss": OnLoss.ACCEPT})
     world = World(feed.model_copy(update={"policies": policies}))
@@ -683,14 +683,14 @@ def test_what_retention_took_before_anything_was_read_holds_no_plan_for_ever(fee
     assert world.land(Request(RequestKind.CATCH_UP)).batches == ()
 
 
-def test_a_loss_that_nobody_accepts_yet_stays_reserved(feed: Feed) -> None:
+def test_unaccepted_loss_stays_reserved(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + 1], False)
     _land_during(world, OffsetsLost.__name__, lambda topic: setattr(topic, "log_start", 2))
     assert len(world.ledger.read().live()) == 1
 
 
-def test_what_was_truncated_before_anything_was_read_is_planned_again(feed: Feed) -> None:
+def test_range_truncated_before_the_first_read_is_planned_again(feed: Feed) -> None:
     """No record of the plan had landed, so no loss needed an accept entry."""
     world = World(feed)
     for _ in range(2):
@@ -707,7 +707,7 @@ def land_more(world: World) -> None:
     world.land(Request(RequestKind.CATCH_UP)).check()
 
 
-def test_what_another_run_landed_between_two_looks_is_no_truncation(feed: Feed) -> None:
+def test_concurrent_landing_is_not_mistaken_for_truncation(feed: Feed) -> None:
     """The survey asks Kafka first and reads the ledger afterwards."""
     world = World(feed)
     land_more(world)
@@ -748,7 +748,7 @@ def test_a_partition_added_during_a_survey_keeps_its_committed_offset(feed: Feed
     assert {k.tp: o.offset for k, o in world.ledger.read().origins.items()}[PARTITIONS[1]] == 2
 
 
-def test_what_another_run_landed_between_survey_and_plan_is_pending_no_more(feed: Feed) -> None:
+def test_range_landed_between_survey_and_plan_is_not_pending(feed: Feed) -> None:
     world = World(feed)
     land_more(world)
 
@@ -762,7 +762,7 @@ def test_what_another_run_landed_between_survey_and_plan_is_pending_no_more(feed
     check(world)
 
 
-def test_what_a_run_landed_between_two_looks_is_no_finding(feed: Feed) -> None:
+def test_range_landed_between_two_surveys_is_not_a_finding(feed: Feed) -> None:
     """The sensor asks Kafka once for all feeds, then reads one ledger after the other."""
     world = World(feed)
     land_more(world)
@@ -785,7 +785,7 @@ def test_offsets_in_no_batch_are_a_finding_in_a_topic_that_is_not_compacted(comp
 
 
 @pytest.mark.parametrize("on_loss", list(OnLoss))
-def test_nothing_is_planned_or_lost_in_a_life_that_was_left_meanwhile(on_loss: OnLoss, feed: Feed) -> None:
+def test_nothing_is_planned_or_lost_in_an_ended_life(on_loss: OnLoss, feed: Feed) -> None:
     """The survey is older than the entry: the plan would reserve its ranges permanently, and no run could read them."""
     policies = feed.policies.model_copy(update={"on_loss": on_loss})
     world = World(feed.model_copy(update={"policies": policies}))
@@ -811,13 +811,13 @@ def test_nothing_is_planned_or_lost_in_a_life_that_was_left_meanwhile(on_loss: O
     assert [e.kind for e in after] == [], "the accept is the last entry"
 
 
-def test_refused_partitions_are_named_and_others_only_where_there_are_any() -> None:
+def test_refused_partitions_are_named() -> None:
     refusals = tuple(Refusal(TopicPartition("t", p), Refused(f"t:{p} went back", remedy="accept it")) for p in (0, 1))
     with pytest.raises(Refused, match=r"(?s)2 partitions were refused, the others have nothing pending.*t:0.*t:1"):
         Landed((), refusals, ()).check()
 
 
-def test_partitions_that_only_wait_for_transactions_are_no_refusal() -> None:
+def test_partitions_waiting_for_transactions_are_not_refused() -> None:
     waiting = tuple(Refusal(TopicPartition("t", p), WindowHeld(f"t:{p} is held")) for p in (0, 1))
     with pytest.raises(WindowHeld, match="2 partitions"):
         Landed((), waiting, ()).check()
@@ -825,7 +825,7 @@ def test_partitions_that_only_wait_for_transactions_are_no_refusal() -> None:
         Landed((), (*waiting, Refusal(TopicPartition("t", 2), Refused("t:2 went back"))), ()).check()
 
 
-def test_a_run_with_limits_does_not_land_all_after_its_first_plan_came_to_nothing(feed: Feed) -> None:
+def test_limits_of_a_run_apply_after_an_empty_first_plan(feed: Feed) -> None:
     policies = feed.policies.model_copy(update={"on_loss": OnLoss.ACCEPT})
     limits = feed.limits.model_copy(update={"records": 4})
     world = World(feed.model_copy(update={"policies": policies, "limits": limits}))

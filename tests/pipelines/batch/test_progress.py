@@ -20,7 +20,7 @@ class Ended(BaseException):
     """Not an Exception, like KeyboardInterrupt."""
 
 
-def test_what_a_reporter_raises_is_raised_where_the_batch_is_carried_out() -> None:
+def test_exceptions_of_a_reporter_reach_the_batch() -> None:
     def report(progress: Progress) -> None:
         raise Ended
 
@@ -30,7 +30,7 @@ def test_what_a_reporter_raises_is_raised_where_the_batch_is_carried_out() -> No
         raise ZeroDivisionError
 
 
-def test_a_lake_that_does_not_answer_is_asked_again() -> None:
+def test_unresponsive_lake_is_retried() -> None:
     looks: list[Callable[[], Iterator[str]]] = [Mock(side_effect=LakeUnavailable("later")), lambda: iter(())]
     lake = Mock(list=lambda folder: looks.pop(0)())
     reports, twice = list[Progress](), threading.Event()

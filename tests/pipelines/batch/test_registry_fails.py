@@ -148,7 +148,7 @@ FAILING: list[tuple[Callable[[socket.socket], None], int, str, str]] = [
 
 
 @pytest.mark.parametrize(("behave", "requests", "why", "remedy"), FAILING)
-def test_a_registry_that_fails_is_asked_once(
+def test_failing_registry_is_contacted_once(
     start: Any, behave: Callable[[socket.socket], None], requests: int, why: str, remedy: str
 ) -> None:
     world, server = start(behave)
@@ -165,7 +165,7 @@ def test_a_registry_that_fails_is_asked_once(
     assert list(world.lake.list("data")) == []
 
 
-def test_what_needs_no_registry_lands_and_the_rest_waits(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_without_new_schemas_land_and_others_stay_pending(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(land, "BATCH_RANGES", 8)
     world, server = start(hang)
     world.fill(lambda hour: KEPT if hour < 6 else OTHER)
@@ -180,7 +180,7 @@ def test_what_needs_no_registry_lands_and_the_rest_waits(start: Any, monkeypatch
     assert sum(b.counts.quarantined for b in again.batches) == 60
 
 
-def test_a_later_landing_asks_again(start: Any) -> None:
+def test_later_landing_contacts_the_registry_again(start: Any) -> None:
     world, server = start(hang)
     world.fill(lambda hour: OTHER)
     world.land(CATCH_UP)

@@ -36,14 +36,14 @@ def read_publish_entries(sound: Sound) -> list[PublishEntry]:
     return [e for _, e in sound.world.ledger.entries() if isinstance(e, PublishEntry)]
 
 
-def test_one_file_a_batch_and_the_account_closes(sound: Sound) -> None:
+def test_one_file_per_batch_and_the_account_balances(sound: Sound) -> None:
     assert list_visible(sound) == [f"orders-0-{r}-shared.parquet" for r in ("0-12-b2", "12-15-b7", "15-18-b12")]
     assert sound.check().broken == []
     report = audit(sound.world.ledger, sound.world.lake, hashes=True)
     assert (report.problems, report.parts) == ((), 3)
 
 
-def test_every_record_is_found(sound: Sound) -> None:
+def test_every_record_is_explained(sound: Sound) -> None:
     for tp in (ZERO, ONE):
         for row in sound.world.topic.log(tp).visible(0, sound.world.topic.log(tp).end):
             explanation = explain(sound.world.ledger, sound.world.lake, tp, row["offset"])
@@ -52,7 +52,7 @@ def test_every_record_is_found(sound: Sound) -> None:
             assert rows[explanation.row or 0] == (tp.partition, row["offset"])
 
 
-def test_landing_again_takes_the_whole_file(sound: Sound) -> None:
+def test_landing_again_replaces_the_whole_file(sound: Sound) -> None:
     sound.world.land(request_range(0, 1, again=True))
     (*_, again) = read_publish_entries(sound)
     assert {r.offset_range.tp for r in again.receipts} == {ZERO, ONE}
@@ -63,7 +63,7 @@ def test_landing_again_takes_the_whole_file(sound: Sound) -> None:
     assert sound.check().broken == []
 
 
-def test_landing_again_is_refused_when_a_range_of_the_file_is_gone(tmp_path: Path) -> None:
+def test_landing_again_is_refused_if_kafka_deleted_a_range_of_the_file(tmp_path: Path) -> None:
     sound = Sound(tmp_path, shared=True)
     sound.produce(ONE, 5)
     sound.land()
@@ -80,7 +80,7 @@ def test_landing_again_is_refused_when_a_range_of_the_file_is_gone(tmp_path: Pat
     assert list_visible(sound) == before
 
 
-def test_retired_with_its_file(sound: Sound) -> None:
+def test_ranges_are_retired_with_their_file(sound: Sound) -> None:
     world = sound.world
     before = sorted(t for t in world.ledger.read().boundary_times)[1]
     done = expiry.expire(
@@ -115,11 +115,11 @@ def make_file(path: str, partition: int, start: int) -> File:
     ],
     ids=["alone", "behind", "more", "in a circle", "the same"],
 )
-def test_files_come_in_an_order_that_keeps_the_logs(files: list[tuple[str, int, int]], order: str) -> None:
+def test_file_order_keeps_the_order_of_the_log(files: list[tuple[str, int, int]], order: str) -> None:
     assert "".join(f.path for f in order_files([make_file(*f) for f in files])) == order
 
 
-def test_an_older_sluice_stops_at_the_entry(sound: Sound) -> None:
+def test_older_sluice_stops_at_the_entry(sound: Sound) -> None:
     raw = json.loads(next(sound.get_entry_path(n) for n in sound.list_numbers("publish")).read_bytes())
     assert raw["format"] == 2
     log = sound.list_numbers("publish")[0]
@@ -159,7 +159,7 @@ def alone(raw: Any) -> None:
 
 
 @pytest.mark.parametrize("how", [forgotten, moved, alone])
-def test_a_lie_about_a_shared_file_is_seen(sound: Sound, how: Any) -> None:
+def test_wrong_entry_about_a_shared_file_is_detected(sound: Sound, how: Any) -> None:
     change(sound, how)
     assert {b.invariant for b in sound.check().broken} & {2, 3}
     report = audit(sound.world.ledger, sound.world.lake)

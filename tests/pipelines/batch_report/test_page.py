@@ -299,7 +299,7 @@ def test_a_published_batch() -> None:
     assert len(outline.of("caption")) == len(outline.of("table"))
 
 
-def test_what_brokers_were_asked() -> None:
+def test_requests_to_brokers() -> None:
     feed = Typed()
     account = feed.read_account(feed.land(make_rows(10)))
     busy = BrokerTraffic(
@@ -330,7 +330,7 @@ def test_columns_are_drawn() -> None:
     assert "n0 30 33.33 % n1 30 33.33 % n2 30 33.33 %" in outline.text
 
 
-def test_a_refused_batch_is_read_where_it_is_staged() -> None:
+def test_refused_batch_is_read_from_staging() -> None:
     feed = Typed(BETWEEN, expect("column_mean_to_be_between", column="price", min_value=1000))
     batch = feed.land(make_rows(100), published=False)
     outline = feed.render_page(batch)
@@ -353,7 +353,7 @@ def test_a_batch_published_in_part() -> None:
     assert "This batch was not checked against a contract." in outline.text
 
 
-def test_a_field_that_some_ranges_have_is_not_missing() -> None:
+def test_field_present_in_some_ranges_is_not_missing() -> None:
     feed = Typed()
     account = feed.read_account(feed.land(make_rows(5)))
     (r,) = account.facts.receipts
@@ -370,7 +370,7 @@ def test_a_field_that_some_ranges_have_is_not_missing() -> None:
     assert "a field that no record has" not in outline.text
 
 
-def test_receipts_that_say_nothing_sound_are_no_account() -> None:
+def test_invalid_receipts_are_not_counted() -> None:
     feed = Typed()
     unsound = feed.land(make_rows(3), published=False, fix=lambda r: replace(r, counts=replace(r.counts, landed=9)))
     assert feed.read_account(unsound).facts.receipts == ()
@@ -389,7 +389,7 @@ def test_raw_batches_and_merged_ones(tmp_path: Path) -> None:
     assert "not there any more" in parse(report_page.make(read_account(world.ledger, world.lake, 2), world.lake)).text  # type: ignore[arg-type]
 
 
-def test_batches_that_are_not_there() -> None:
+def test_missing_batches() -> None:
     feed = Typed()
     with pytest.raises(UsageError, match="no batch yet"):
         newest(feed.ledger.read(), "orders")
@@ -399,7 +399,7 @@ def test_batches_that_are_not_there() -> None:
     assert newest(feed.ledger.read(), "orders") == batch
 
 
-def test_it_is_kept_in_the_lake() -> None:
+def test_page_is_stored_in_the_lake() -> None:
     feed = Typed()
     batch = feed.land(make_rows(2))
     path = report_page.keep(feed.ledger, feed.lake, batch)  # type: ignore[arg-type]
@@ -420,7 +420,7 @@ def test_few_rows_or_none(records: list[bytes | None]) -> None:
         assert outline.has_section("contract")
 
 
-def test_values_that_are_no_numbers() -> None:
+def test_values_that_are_not_numbers() -> None:
     feed = Typed(PRICE, NAMES, expect("column_values_to_not_be_null", "info", column="blob"))
     batch = feed.land(make_rows(20, name=None, price=None))
     outline = feed.render_page(batch)
@@ -463,7 +463,7 @@ def test_every_kind_of_column() -> None:
     assert {n for n, p in profiles.items() if p.bins} == {"i8", "u64", "bytes", "day", "at", "money", "one"}
 
 
-def test_a_few_values_far_outside_do_not_hide_the_others() -> None:
+def test_few_outliers_do_not_hide_the_others() -> None:
     values = [*range(1000), 10**9, -(10**9)]
     table = pa.table({"v": pa.array(values, pa.int64()), "offset": pa.array(range(1002), pa.int64())})
     (profile,) = _read_columns(table, ["v"])
@@ -473,13 +473,13 @@ def test_a_few_values_far_outside_do_not_hide_the_others() -> None:
 
 
 @pytest.mark.parametrize("values", [[1.7e308] * 3, [1.7e308, -1.7e308], [1.7e308, 0.0, None, float("nan")]])
-def test_sums_and_distances_beyond_a_double_are_left_out(values: list[float | None]) -> None:
+def test_sums_and_distances_beyond_float64_are_omitted(values: list[float | None]) -> None:
     table = pa.table({"v": pa.array(values, pa.float64()), "offset": pa.array(range(len(values)), pa.int64())})
     (profile,) = _read_columns(table, ["v"])
     assert {"least", "median", "most"} <= {name for name, _ in profile.stats}
 
 
-def test_of_a_large_batch_a_sample_is_read() -> None:
+def test_large_batch_is_sampled() -> None:
     table = pa.table({"v": pa.array(range(10_000), pa.int64()), "offset": pa.array(range(10_000), pa.int64())})
     profiles = _read_profiles(table, ["v"], max_rows=1000, group=100)
     assert (profiles.rows, profiles.all_, profiles.is_sampled) == (1000, 10_000, True)
@@ -487,7 +487,7 @@ def test_of_a_large_batch_a_sample_is_read() -> None:
     assert [b.rows > 0 for b in profile.bins].count(True) >= 10, "from everywhere"
 
 
-def test_pages_side_by_side_share_a_database_and_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_pages_share_a_database_and_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     offsets = pa.array(range(500), pa.int64())
     tables = [pa.table({"v": pa.array([n] * 500, pa.int64()), "offset": offsets}) for n in range(8)]
     _read_columns(tables[0], ["v"])
@@ -525,7 +525,7 @@ def _make_part(path: str) -> Any:
 # -- hostile input
 
 
-def test_records_are_text() -> None:
+def test_record_values_are_escaped() -> None:
     evil = expect("column_values_to_not_match_regex", column="name", regex='<b onclick="x">|</td><script>')
     feed = Typed(evil, NAMES, columns={**COLUMNS, "x<script>y": "string", 'q"&': "int32"})
     records = [
@@ -546,7 +546,7 @@ def test_records_are_text() -> None:
     feed.render_page(feed.land(records, published=False), why=EVIL * 10_000)
 
 
-def test_feeds_topics_and_columns_are_text() -> None:
+def test_names_of_feeds_topics_and_columns_are_escaped() -> None:
     columns = {f'"><script>{i}': "int32" for i in range(40)}
     checks = [expect("column_values_to_be_between", "warning", column=c, min_value=5) for c in columns]
     feed = Typed(*checks, columns=columns)
@@ -559,7 +559,7 @@ def test_feeds_topics_and_columns_are_text() -> None:
 
 
 @pytest.mark.slow
-def test_whatever_there_is_it_stays_small() -> None:
+def test_page_size_is_bounded() -> None:
     checks = [
         expect("column_values_to_be_in_set", "warning", column="name", value_set=["&" * 60, f"{i}"]) for i in range(500)
     ]
@@ -583,7 +583,7 @@ def _move(r: Receipt, i: int) -> Receipt:
 
 
 @pytest.mark.parametrize("text", ["", "a", "\x00", "\u202e", "\ud800", "é", "\U0001f468\u200d\U0001f469", "\n", "&lt;"])
-def test_text_comes_back_as_it_is_seen(text: str) -> None:
+def test_text_round_trips(text: str) -> None:
     words = list(_list_texts(f"<p>{markup.plain(text)}</p>"))
     assert "".join(words) == markup.harmless(text)
     assert len(markup.plain(text * 100_000)) < 10 * markup.LONGEST

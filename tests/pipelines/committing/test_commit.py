@@ -94,7 +94,7 @@ def test_nothing_new_does_not_touch_the_group() -> None:
     assert world.group.joins == joins
 
 
-def test_a_run_that_sleeps_while_another_commits_on_says_so() -> None:
+def test_run_overtaken_by_a_later_commit_reports_it() -> None:
     """Its own commit may have taken effect before; this can no longer be known, and nothing depends on it."""
     world = World()
     world.account(0, 50)
@@ -112,7 +112,7 @@ def test_a_run_that_sleeps_while_another_commits_on_says_so() -> None:
     assert world.commit().status is CommitStatus.UNCHANGED
 
 
-def test_mode_none_leaves_kafka_alone() -> None:
+def test_mode_none_does_not_contact_kafka() -> None:
     world = World()
     world.account(0, 50)
     assert world.commit("none").status is CommitStatus.DISABLED
@@ -120,7 +120,7 @@ def test_mode_none_leaves_kafka_alone() -> None:
 
 
 @pytest.mark.parametrize("to", [20, 70])
-def test_goes_on_from_where_somebody_moved_it_knowingly_and_only_once(to: int) -> None:
+def test_accepted_move_is_continued_from_once(to: int) -> None:
     world = World()
     world.account(0, 50)
     world.commit()
@@ -132,7 +132,7 @@ def test_goes_on_from_where_somebody_moved_it_knowingly_and_only_once(to: int) -
         world.commit()
 
 
-def test_what_somebody_else_committed_is_told_once_landing_has_reached_it() -> None:
+def test_foreign_commit_is_reported_once_landing_has_reached_it() -> None:
     world = World()
     world.account(0, 50)
     world.commit()
@@ -145,7 +145,7 @@ def test_what_somebody_else_committed_is_told_once_landing_has_reached_it() -> N
     assert (world.commit().put_by_others, world.held) == ((), 70)
 
 
-def test_what_an_own_commit_left_was_put_by_nobody_else() -> None:
+def test_offsets_of_an_own_commit_are_not_foreign() -> None:
     """A commit with a lost answer, one from before the ledger, and an offset that a user moved with Sluice."""
     world = World(origin=20, committed=20)
     assert world.commit().put_by_others == ()
@@ -174,7 +174,7 @@ K1, K2 = Key("orders", 1, "id-1"), Key("orders", 2, "id-1")
         ),
     ],
 )
-def test_only_what_works_is_offered_for_moved_offsets(
+def test_only_working_remedies_are_offered_for_moved_offsets(
     moved: dict[Key, tuple[int, int]], works: list[str], not_offered: list[str]
 ) -> None:
     """Offsets moved back, ahead, beyond the log's end at 70, and all of these at once."""
@@ -204,7 +204,7 @@ def test_a_foreign_member_is_refused_and_nothing_is_fenced() -> None:
 
 
 @pytest.mark.parametrize("moved_to", [3, 70])
-def test_offsets_moved_by_somebody_are_refused_with_both_values(moved_to: int) -> None:
+def test_moved_offsets_are_refused_with_both_values(moved_to: int) -> None:
     world = World()
     world.account(0, 50)
     world.commit()
@@ -215,7 +215,7 @@ def test_offsets_moved_by_somebody_are_refused_with_both_values(moved_to: int) -
     assert world.held == moved_to
 
 
-def test_overwrite_commits_the_frontier_all_the_same() -> None:
+def test_overwrite_commits_the_frontier() -> None:
     world = World()
     world.account(0, 50)
     world.group.offsets[TP] = CommittedOffset(70)
@@ -223,7 +223,7 @@ def test_overwrite_commits_the_frontier_all_the_same() -> None:
     assert world.held == 50
 
 
-def test_adopt_records_what_was_passed_over_as_skipped() -> None:
+def test_adopt_records_the_passed_ranges_as_skipped() -> None:
     world = World()
     world.account(0, 50)
     world.group.offsets[TP] = CommittedOffset(70)
@@ -252,7 +252,7 @@ def test_adopting_beyond_a_live_batch_moves_nothing_back() -> None:
     assert (world.held, world.ledger.read().commits) == (60, {KEY: 60})
 
 
-def test_what_is_beyond_the_end_of_the_log_was_passed_over_by_nobody() -> None:
+def test_offsets_beyond_the_log_end_skip_nothing() -> None:
     world = World()
     world.account(0, 50)
     world.group.offsets[TP] = CommittedOffset(71)
@@ -271,7 +271,7 @@ def test_expired_offsets_are_committed_again() -> None:
 
 
 @pytest.mark.parametrize("mode", ["transactional", "plain"])
-def test_a_lost_answer_that_took_effect_is_found_by_reading_back(mode: str) -> None:
+def test_lost_response_that_took_effect_is_detected_by_reading_back(mode: str) -> None:
     world = World()
     world.account(0, 50)
     world.group.lose = "after"
@@ -279,7 +279,7 @@ def test_a_lost_answer_that_took_effect_is_found_by_reading_back(mode: str) -> N
     assert world.ledger.read().commits == {KEY: 50}
 
 
-def test_a_lost_answer_without_effect_is_not_taken_for_done() -> None:
+def test_lost_response_without_effect_is_not_a_commit() -> None:
     world = World()
     world.account(0, 50)
     world.group.lose = "before"
@@ -291,7 +291,7 @@ def test_a_lost_answer_without_effect_is_not_taken_for_done() -> None:
 
 
 @pytest.mark.parametrize(("lose", "error"), [("after", Unknown), ("before", Unknown), (None, KafkaUnavailable)])
-def test_where_nobody_can_be_asked_after_a_lost_answer_the_outcome_is_unknown(
+def test_lost_response_without_a_reachable_broker_is_unknown(
     lose: str | None, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World()
@@ -312,7 +312,7 @@ def test_where_nobody_can_be_asked_after_a_lost_answer_the_outcome_is_unknown(
     assert (world.held, world.ledger.read().commits) == (50, {KEY: 50})
 
 
-def test_a_commit_whose_record_was_lost_is_recognised_by_its_mark() -> None:
+def test_commit_without_its_entry_is_recognised_by_its_mark() -> None:
     world = World()
     world.account(0, 50)
     world.commit()
@@ -326,7 +326,7 @@ def test_a_commit_whose_record_was_lost_is_recognised_by_its_mark() -> None:
     assert world.held == 60
 
 
-def test_an_intruder_between_join_and_commit_fences_us() -> None:
+def test_intruder_between_join_and_commit_fences_the_committer() -> None:
     world = World()
     world.account(0, 50)
     world.group.on_commit = world.group.intrude
@@ -335,7 +335,7 @@ def test_an_intruder_between_join_and_commit_fences_us() -> None:
     assert world.held is None
 
 
-def test_a_newer_committer_of_ours_fences_the_older() -> None:
+def test_newer_committer_fences_the_older() -> None:
     world = World()
     world.account(0, 50)
 
@@ -356,7 +356,7 @@ def test_a_mark_above_the_ledger_proves_lost_entries() -> None:
         world.commit()
 
 
-def test_hostile_metadata_is_no_mark() -> None:
+def test_hostile_metadata_is_not_a_mark() -> None:
     for text in (
         "",
         "{}",
@@ -380,7 +380,7 @@ def test_commit_entries_count_by_their_maximum() -> None:
 
 
 @pytest.mark.parametrize("absent", [TopicPartition("orders", 1), TopicPartition("deleted", 0)])
-def test_a_partition_that_kafka_no_longer_has_holds_back_no_other(absent):
+def test_deleted_partition_delays_no_other(absent):
     """Kafka commits no offset of a deleted topic, which would end all commits of a feed with a pattern."""
     world = World()
     key = Key(*absent, "id-1")

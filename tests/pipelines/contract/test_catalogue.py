@@ -22,7 +22,7 @@ def make_expectation(type_: str, **kwargs: Any) -> Expectation:
 
 
 @pytest.mark.slow
-def test_it_is_what_great_expectations_says() -> None:
+def test_catalogue_matches_great_expectations() -> None:
     import great_expectations.expectations as gxe
 
     for entry in ENTRIES.values():
@@ -43,7 +43,7 @@ def test_the_documentation_lists_each_with_its_reason() -> None:
         assert entry.reason in row[0], entry.type
 
 
-def test_row_expectations_have_reasons_and_whole_ones_have_none() -> None:
+def test_row_expectations_have_reasons_and_batch_expectations_have_none() -> None:
     assert {bool(e.reason) for e in ENTRIES.values() if e.scope is Scope.ROW} == {True}
     assert {e.reason for e in ENTRIES.values() if e.scope is Scope.WHOLE} == {""}
     assert sum(e.scope is Scope.ROW for e in ENTRIES.values()) == 16
@@ -67,7 +67,7 @@ LEAST: dict[Takes, Any] = {
 
 
 @pytest.mark.parametrize("type_", [*ENTRIES])
-def test_each_says_itself_in_words(type_: str) -> None:
+def test_each_expectation_has_a_description(type_: str) -> None:
     kwargs = {k.name: LEAST[k.takes] for k in ENTRIES[type_].kwargs.values() if k.takes in LEAST}
     expectation = Expectation(0, type_, kwargs)
     assert text(expectation).isprintable()
@@ -100,16 +100,16 @@ def test_each_says_itself_in_words(type_: str) -> None:
         (make_expectation("expect_column_value_lengths_to_equal", column="c\x1b", value=3), "the length of c� is 3"),
     ],
 )
-def test_the_words(expectation: Expectation, words: str) -> None:
+def test_descriptions(expectation: Expectation, words: str) -> None:
     assert text(expectation) == words
 
 
-def test_a_demand_is_what_a_broken_row_should_be() -> None:
+def test_requirement_of_a_broken_row() -> None:
     expectation = make_expectation("expect_column_values_to_not_match_regex", column="c", regex="^x")
     assert (text(expectation), demand(expectation)) == ("c does not match ^x", "c should not match ^x")
 
 
-def test_the_columns_are_those_that_land() -> None:
+def test_columns_are_the_landed_ones() -> None:
     from sluice.pipelines.contract.catalogue import column_types
 
     schema = parse_schema({"a": "epoch(s)", "d": "decimal(3,1)", "l": "list<int32>"})
@@ -122,7 +122,7 @@ def test_the_columns_are_those_that_land() -> None:
                 assert arrow_type(kind) == arrow, name
 
 
-def test_the_example_of_the_documentation_is_a_contract() -> None:
+def test_documented_example_is_a_valid_contract() -> None:
     from sluice.pipelines.contract.suite import parse_contract
 
     (example,) = re.findall(r"```json\n(.*?)```", DOCS.partition("## Severity")[0], re.DOTALL)

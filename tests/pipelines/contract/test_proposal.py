@@ -62,11 +62,11 @@ def make_contract(proposals: tuple[Proposal, ...], schema: Schema) -> Contract:
         ),
     ],
 )
-def test_ranges_have_room_and_round_bounds(type_: str, values: list[Any], expected: dict[str, Any]) -> None:
+def test_ranges_have_margin_and_round_bounds(type_: str, values: list[Any], expected: dict[str, Any]) -> None:
     assert propose_for(type_, values)["be_between"] == expected
 
 
-def test_few_values_that_are_each_often_there_are_a_set() -> None:
+def test_few_frequent_values_are_a_set() -> None:
     assert propose_for("string", ["EUR", "USD"] * N)["be_in_set"] == {"value_set": ["EUR", "USD"]}
     assert propose_for("int32", [200, 404, 500] * N)["be_in_set"] == {"value_set": [200, 404, 500]}
     assert "be_in_set" not in propose_for("string", ["EUR", "USD"] * N + ["once"])
@@ -85,35 +85,35 @@ def test_few_values_that_are_each_often_there_are_a_set() -> None:
         ([f"(+{i}) [x]" for i in range(N)], r"^\(\+[0-9]+\) \[x\]$"),
     ],
 )
-def test_a_pattern_is_proposed_where_it_is_obvious(values: list[str], regex: str) -> None:
+def test_obvious_pattern_is_proposed(values: list[str], regex: str) -> None:
     assert regex in propose_for("string", values)["match_regex"]["regex"]
     other = propose_for("string", [*values, "~"])
     assert "match_regex" not in other, "one value that does not match rules out a pattern"
     assert other["value_lengths_to_be_between"]["min_value"] == 1
 
 
-def test_keys_are_unique_by_their_name_and_by_what_was_seen() -> None:
+def test_keys_are_unique_by_name_and_sample() -> None:
     assert "be_unique" in propose_for("string", [f"{i:x}" for i in range(N)], "order_id")
     assert propose_for("int64", list(range(N)), "orderId").keys() == {"be_unique", "not_be_null"}
     assert "be_unique" not in propose_for("string", [f"{i:x}" for i in range(N)], "note")
     assert "be_unique" not in propose_for("string", [f"{i % 999:x}" for i in range(N)], "order_id")
 
 
-def test_nulls_are_ruled_out_only_where_none_was_seen_and_the_schema_allows_them() -> None:
+def test_not_null_is_proposed_for_nullable_columns_without_nulls() -> None:
     assert "not_be_null" in propose_for("string", ["a"] * N)
     assert "not_be_null" not in propose_for("string", ["a"] * N + [None])
     assert "not_be_null" not in propose_for("string not null", ["a"] * N)
     assert "not_be_null" in propose_for("list<int32>", [[1]] * N)
 
 
-def test_of_too_little_nothing_is_said() -> None:
+def test_small_sample_proposes_nothing() -> None:
     few = ENOUGH - 1
     assert propose_for("int32", list(range(few))) == {}
     assert propose_for("int32", [1] * few + [None] * N) == {}
     assert propose_for("float64", [math.nan] * N) == {}  # a null to expectations
 
 
-def test_all_are_warnings_that_tell_counts_and_no_values() -> None:
+def test_proposals_are_warnings_with_counts_and_without_values() -> None:
     schema = parse_schema({"amount": "int32"})
     rows = pa.table({"amount": pa.array(range(N), pa.int32()), "kafka_key": pa.array([b"secret"] * N)})
     proposals = propose(rows, schema)
@@ -146,12 +146,12 @@ _COLUMNS = {
 
 @settings(max_examples=scale_examples(60))
 @given(st.data(), st.sampled_from(sorted(_COLUMNS)), st.integers(1, 40))
-def test_what_is_proposed_is_a_contract_that_the_sample_keeps(data: st.DataObject, name: str, distinct: int) -> None:
+def test_sample_satisfies_the_proposed_contract(data: st.DataObject, name: str, distinct: int) -> None:
     check_sample(name, data.draw(st.lists(st.none() | _COLUMNS[name][1], min_size=1, max_size=distinct)))
 
 
 @pytest.mark.parametrize("sample", [[0.0, 1.0, math.inf], [0.0, 1.7e308], [-1.7e308, 1.7e308], [math.nan, 1.0, 2.5]])
-def test_a_sample_with_extreme_floats_keeps_what_is_proposed(sample: list[float]) -> None:
+def test_sample_with_extreme_floats_satisfies_the_proposal(sample: list[float]) -> None:
     check_sample("f", sample)
 
 

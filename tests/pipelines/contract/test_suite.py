@@ -64,7 +64,7 @@ def parse(*items: Any, **top: Any) -> Contract:
     return parse_contract(make_suite(*items, **top), SCHEMA)
 
 
-def test_what_great_expectations_saves_is_read_and_only_what_counts_is_kept() -> None:
+def test_saved_suite_of_great_expectations_is_read() -> None:
     saved = make_item(
         BETWEEN, "warning", column="n", min_value=1.0, max_value=5, mostly=1, strict_min=False, windows=None
     )
@@ -77,11 +77,11 @@ def test_what_great_expectations_saves_is_read_and_only_what_counts_is_kept() ->
     assert expectation.kwargs == {"column": "n", "min_value": 1.0, "max_value": 5}
 
 
-def test_severity_is_critical_unless_it_says_otherwise() -> None:
+def test_severity_defaults_to_critical() -> None:
     assert parse(make_item(BETWEEN, column="n", min_value=1)).expectations[0].severity is Severity.CRITICAL
 
 
-def test_a_contract_is_pickled_and_recalled_as_it_is() -> None:
+def test_contract_can_be_pickled() -> None:
     contract = parse(
         make_item(IN_SET, column="s", value_set=["a", "日"]),
         make_item(BETWEEN, "info", column="at", min_value="2026-01-01"),
@@ -112,7 +112,7 @@ def test_a_contract_is_pickled_and_recalled_as_it_is() -> None:
         ("kafka_offset", 1 << 62),
     ],
 )
-def test_bounds_that_are_understood(column: str, value: Any) -> None:
+def test_accepted_bounds(column: str, value: Any) -> None:
     assert parse(make_item(BETWEEN, column=column, min_value=value))
 
 
@@ -269,7 +269,7 @@ def test_wrong_files_are_named(data: bytes, error: str) -> None:
     assert error in read_error(data)
 
 
-def test_all_problems_are_said_at_once() -> None:
+def test_all_problems_are_reported_together() -> None:
     message = read_error(
         make_suite(
             make_item(BETWEEN, column="x", min_value=1), make_item("nonsense"), make_item(REGEX, column="s", regex="(")
@@ -295,7 +295,7 @@ def test_all_problems_are_said_at_once() -> None:
         ),
     )
 )
-def test_whatever_is_in_the_file_it_is_a_contract_or_refused(value: Any) -> None:
+def test_arbitrary_file_is_a_contract_or_refused(value: Any) -> None:
     items = (
         value
         if isinstance(value, list)
@@ -326,7 +326,7 @@ def feeds(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_feed_has_the_contract_beside_it(feeds: Path) -> None:
+def test_feed_uses_the_contract_of_its_name(feeds: Path) -> None:
     assert load_feed(feeds / "orders.yaml", {}).contract is None
     (feeds / "orders.contract.json").write_bytes(make_suite(make_item(BETWEEN, column="n", min_value=1)))
     feed = load_feeds(feeds, {})["orders"]
@@ -336,7 +336,7 @@ def test_a_feed_has_the_contract_beside_it(feeds: Path) -> None:
     assert pickle.loads(pickle.dumps(feed)).contract == feed.contract
 
 
-def test_a_wrong_contract_names_its_file_its_expectation_and_place(feeds: Path) -> None:
+def test_error_names_file_expectation_and_position(feeds: Path) -> None:
     file = feeds / "orders.contract.json"
     file.write_bytes(make_suite(make_item(BETWEEN, column="m", min_value=1)))
     with pytest.raises(FeedError) as caught:
@@ -345,7 +345,7 @@ def test_a_wrong_contract_names_its_file_its_expectation_and_place(feeds: Path) 
     assert caught.value.__context__ is None
 
 
-def test_a_contract_of_no_feed_is_a_problem_and_a_folder_is_no_contract(feeds: Path) -> None:
+def test_contract_without_a_feed_is_a_problem_and_a_folder_is_ignored(feeds: Path) -> None:
     stray = feeds / "order.contract.json"
     stray.write_bytes(make_suite(make_item(BETWEEN, column="n", min_value=1)))
     with pytest.raises(FeedError, match=r"order\.contract\.json: has no order\.yaml in its folder"):
@@ -356,7 +356,7 @@ def test_a_contract_of_no_feed_is_a_problem_and_a_folder_is_no_contract(feeds: P
         load_feeds(feeds, {})
 
 
-def test_a_contract_is_not_written_into_the_feeds_file(feeds: Path) -> None:
+def test_contract_in_a_feed_file_is_refused(feeds: Path) -> None:
     path = feeds / "orders.yaml"
     path.write_text(path.read_text() + "contract: {}\n")
     with pytest.raises(
@@ -365,5 +365,5 @@ def test_a_contract_is_not_written_into_the_feeds_file(feeds: Path) -> None:
         load_feed(path, {})
 
 
-def test_no_file_is_no_contract(tmp_path: Path) -> None:
+def test_missing_file_means_no_contract(tmp_path: Path) -> None:
     assert read_contract(tmp_path / "x.contract.json", None) is None

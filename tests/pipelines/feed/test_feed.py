@@ -74,7 +74,7 @@ def read_error(path: Path, environ: Mapping[str, str] | None = None) -> str:
     return str(error)
 
 
-def test_the_feed_that_comes_with_the_project() -> None:
+def test_feed_of_the_repository() -> None:
     folder = Path(__file__).parents[3] / "feeds"
     feed = load_feeds(folder, {})["orders"]
     assert (feed.kafka.bootstrap, feed.topics.names, feed.group) == (
@@ -104,7 +104,7 @@ def test_defaults(write: Write, tmp_path: Path) -> None:
     assert feed.kafka.client_settings() == {}
 
 
-def test_everything_said(write: Write, tmp_path: Path) -> None:
+def test_every_key_set(write: Write, tmp_path: Path) -> None:
     text = f"""
     feed: eu_orders
     kafka: {{bootstrap: "a:1, [::1]:2", security_protocol: SSL, ssl_cafile: ca.pem,
@@ -184,7 +184,7 @@ def test_starts(write: Write, text: str, meant: Start, at_noon: int | None) -> N
         "9" * 30 + "d",
     ],
 )
-def test_what_is_no_start_is_refused_with_the_choices(write: Write, value: object) -> None:
+def test_invalid_start_is_refused_with_the_choices(write: Write, value: object) -> None:
     assert "start: is not a place to start\n  → choose earliest, latest, a time" in read_error(write(start=value))
 
 
@@ -298,11 +298,11 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"registry": {"url": "http://registry.example:99999"}}, "registry.url: is neither an address such as"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_by_file_key_and_remedy(write: Write, changes: dict[str, Any], complaint: str) -> None:
+def test_error_names_file_key_and_remedy(write: Write, changes: dict[str, Any], complaint: str) -> None:
     assert complaint in read_error(write(**changes))
 
 
-def test_the_grace_period_is_read_under_its_name_of_version_0_1(write: Write) -> None:
+def test_grace_period_is_read_under_its_key_of_0_1(write: Write) -> None:
     assert load_feed(write(window={"settle": "3m"}), {}).window.grace == 180_000
 
 
@@ -325,19 +325,19 @@ def test_the_grace_period_is_read_under_its_name_of_version_0_1(write: Write) ->
         ("hunter2", None),
     ],
 )
-def test_types_of_other_systems_and_misspellings_get_ours(write: Write, text: str, ours: str | None) -> None:
+def test_unknown_types_get_suggestions(write: Write, text: str, ours: str | None) -> None:
     message = read_error(write(format="json", schema={"a": text}))
     assert f"did you mean {ours}?" in message if ours else "did you mean" not in message
     assert "hunter2" not in message
 
 
-def test_all_problems_of_a_file_are_told_at_once(write: Write) -> None:
+def test_all_problems_of_a_file_are_reported_together(write: Write) -> None:
     message = read_error(write(strat=1, start="soon", limits={"records": -1}))
     assert "3 problems" in message
     assert all(key in message for key in ("strat:", "start:", "limits.records:"))
 
 
-def test_a_bad_name_is_told_once_and_not_again_for_what_derives_from_it(write: Write) -> None:
+def test_invalid_name_is_reported_once_and_not_for_derived_values(write: Write) -> None:
     message = read_error(write(feed="No Name"))
     assert "group" not in message
     assert "transactional_id" not in message
@@ -380,7 +380,7 @@ def test_hostile_yaml_is_refused_in_one_line(write: Write, text: str | bytes, co
     assert SECRET not in message
 
 
-def test_scalars_are_what_they_look_like(write: Write) -> None:
+def test_scalars_have_their_plain_type(write: Write) -> None:
     """YAML 1.1 would read these as a date, a sexagesimal number, an octal and a boolean."""
     text = "kafka: {bootstrap: 'a:1'}\ntopics: [1:30, 010, no, 2026-11-20]\nstart: 2026-11-20T00:00:00Z"
     message = read_error(write(text))
@@ -390,7 +390,7 @@ def test_scalars_are_what_they_look_like(write: Write) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder"])
-def test_a_file_that_is_none(write: Write, kind: str) -> None:
+def test_invalid_file(write: Write, kind: str) -> None:
     path = write().with_name("ordres.yaml")
     if kind == "folder":
         path.mkdir()
@@ -412,7 +412,7 @@ def test_variables(write: Write) -> None:
     assert (feed.group, feed.limits.records) == ("fallback", 12)
 
 
-def test_missing_variables_are_named_all_at_once_with_file_and_key(write: Write) -> None:
+def test_missing_variables_are_reported_together_with_file_and_key(write: Write) -> None:
     message = read_error(write(group="${GROUP}", topics=["${TOPIC}"], kafka={"bootstrap": "${oops"}))
     assert "group: needs the environment variable GROUP, which is not set" in message
     assert "topics.0: needs the environment variable TOPIC" in message
@@ -437,7 +437,7 @@ def test_secrets_from_files(write: Write, tmp_path: Path) -> None:
     assert load_feed(write(group="${file:-mine}"), {}).group == "mine", "a variable may be called `file`"
 
 
-def test_files_of_secrets_that_cannot_serve_are_named_all_at_once(write: Write, tmp_path: Path) -> None:
+def test_invalid_secret_files_are_reported_together(write: Write, tmp_path: Path) -> None:
     files = {"large": SECRET.encode() * 6000, "binary": b"\xff" + SECRET.encode(), "empty": b"\r\n", "hidden": b"x"}
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
@@ -467,7 +467,7 @@ def test_files_of_secrets_that_cannot_serve_are_named_all_at_once(write: Write, 
     assert "group: has a `${` that starts no variable" in read_error(write(group="${file:/run/${HOME}}"), {"HOME": "x"})
 
 
-def test_spark_is_given_no_secret_that_it_would_show(write: Write, tmp_path: Path) -> None:
+def test_secret_in_a_visible_spark_setting_is_refused(write: Write, tmp_path: Path) -> None:
     (tmp_path / "s").write_text(SECRET)
     fine = load_feed(write(spark={"conf": {"spark.my.password": "${file:s}", "spark.b": "2"}}), {})
     assert fine.spark.conf["spark.my.password"] == SECRET
@@ -476,11 +476,11 @@ def test_spark_is_given_no_secret_that_it_would_show(write: Write, tmp_path: Pat
     assert SECRET not in message
 
 
-def test_keys_are_not_filled_in(write: Write) -> None:
+def test_variables_in_keys_are_not_replaced(write: Write) -> None:
     assert "${HOME}: is unknown" in read_error(write(**{"${HOME}": "x"}), {"HOME": SECRET})
 
 
-def test_secrets_show_nowhere(write: Write) -> None:
+def test_secrets_are_never_shown(write: Write) -> None:
     kafka = {**SASL, "ssl_password": SECRET, "proxy_url": f"socks5://u:{SECRET}@p:1"}
     conf = {"fs.s3a.secret.key": SECRET, "spark.password": SECRET, "my.Token": SECRET, "spark.shown": "plain"}
     s3 = dict.fromkeys(("access_key_id", "secret_access_key", "session_token"), SECRET)
@@ -538,7 +538,7 @@ FULL: dict[str, Any] = {
         [SECRET, [SECRET], {"a": SECRET}, f"{SECRET}\n", f"7 {SECRET}", f"s3://{SECRET}", f"({SECRET}"]
     ),
 )
-def test_whatever_is_wrong_no_value_is_quoted(write: Write, path: tuple[Any, ...], bad: object) -> None:
+def test_no_error_quotes_a_value(write: Write, path: tuple[Any, ...], bad: object) -> None:
     document: dict[str, Any] = {**FULL}
     section = document
     for part in path[:-1]:
@@ -555,13 +555,13 @@ def test_whatever_is_wrong_no_value_is_quoted(write: Write, path: tuple[Any, ...
 CONSUMER, PRODUCER, ADMIN = (set(c.DEFAULT_CONFIG) for c in (KafkaConsumer, KafkaProducer, KafkaAdminClient))
 
 
-def test_every_setting_of_kafka_python_is_either_taken_or_refused_with_a_reason() -> None:
+def test_every_kafka_python_setting_is_accepted_or_refused_with_a_reason() -> None:
     taken = set(KafkaSettings.model_fields) - {"bootstrap", *CREDENTIALS}
     assert taken & set(KAFKA_OWNED) == set()
     assert taken | set(KAFKA_OWNED) == CONSUMER | PRODUCER | ADMIN
 
 
-def test_each_client_takes_what_it_is_given() -> None:
+def test_each_client_accepts_its_settings() -> None:
     special = {
         "bootstrap": "a:1",
         "security_protocol": "SASL_SSL",
@@ -576,7 +576,7 @@ def test_each_client_takes_what_it_is_given() -> None:
     assert set(kafka_settings.producer_settings()) | {"bootstrap", "session_timeout_ms"} == names
 
 
-def test_secrets_are_those_that_the_client_has() -> None:
+def test_secrets_match_those_of_the_client() -> None:
     secret = {n for n, f in KafkaSettings.model_fields.items() if "SecretStr" in str(f.annotation)}
     assert {n for n in KafkaSettings.model_fields if "password" in n} <= secret
 
@@ -590,7 +590,7 @@ class BadTokens:
         raise RuntimeError(SECRET)
 
 
-def test_a_token_provider_is_made_where_the_client_is(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_provider_is_created_in_the_process_of_the_client(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "site_tokens", __import__("sys").modules[__name__])
     oauth = {"bootstrap": "a:1", "security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}
     feed = load_feed(write(kafka={**oauth, "sasl_oauth_token_provider": "site_tokens:Tokens"}), {})
@@ -612,7 +612,7 @@ def test_a_folder_of_feeds(write: Write, tmp_path: Path) -> None:
     assert all(isinstance(f, Feed) for f in feeds.values())
 
 
-def test_a_folder_tells_the_problems_of_all_its_files(write: Write, tmp_path: Path) -> None:
+def test_folder_reports_the_problems_of_all_its_files(write: Write, tmp_path: Path) -> None:
     write(name="good.yaml")
     write(name="bad.yaml", start="soon")
     write("{", name="broken.yaml")
@@ -666,7 +666,7 @@ def test_a_problem_names_the_line_and_the_column_of_its_key(write: Write, text: 
         ("notify.yaml", "email:\n  server: m\n  sender: a\n  to: [b]\n  prt: 1\n", "notify.yaml:5:3: email.prt: "),
     ],
 )
-def test_the_projects_own_files_name_lines_too(tmp_path: Path, name: str, text: str, position: str) -> None:
+def test_errors_of_project_files_name_lines(tmp_path: Path, name: str, text: str, position: str) -> None:
     (tmp_path / name).write_text(text)
     load = load_fleet if name == "fleet.yaml" else load_notify
     with pytest.raises(FeedError, match=position):
@@ -730,7 +730,7 @@ def test_the_same_group_on_two_clusters_is_fine(write: Write, tmp_path: Path) ->
     assert len(load_feeds(tmp_path / "feeds", {})) == 2
 
 
-def test_a_feed_that_names_no_kafka_reads_from_the_environment_s_or_the_local_one(write: Write) -> None:
+def test_feed_without_kafka_uses_the_environment_or_the_local_cluster(write: Write) -> None:
     path = write(kafka=None)
     assert "kafka.bootstrap: is missing" in read_error(path)
     assert "sluice kafka start" in read_error(path)
@@ -742,7 +742,7 @@ def test_a_feed_that_names_no_kafka_reads_from_the_environment_s_or_the_local_on
     assert load_feed(write(kafka={"bootstrap": "b:3"}), local | {"KAFKA_BOOTSTRAP": "a:1"}).kafka.bootstrap == "b:3"
 
 
-def test_no_folder_of_feeds(tmp_path: Path) -> None:
+def test_missing_folder_of_feeds(tmp_path: Path) -> None:
     with pytest.raises(FeedError, match="no folder"):
         load_feeds(tmp_path / "feeds", {})
     (tmp_path / "feeds").mkdir()
@@ -761,7 +761,7 @@ def list_keys(model: type[BaseModel]) -> set[str]:
     return keys
 
 
-def test_the_name_of_a_file_that_no_feed_can_have_is_named_as_such(write: Write) -> None:
+def test_invalid_file_name_of_a_feed_is_reported(write: Write) -> None:
     path = write().rename(write().with_name("Ord-ers.yaml"))
     with pytest.raises(FeedError) as refusal:
         load_feed(path, {})
@@ -769,7 +769,7 @@ def test_the_name_of_a_file_that_no_feed_can_have_is_named_as_such(write: Write)
     assert "rename it, or write `feed:` in it" in str(refusal.value.remedy)
 
 
-def test_a_lake_on_s3_is_named_as_it_is(write: Write) -> None:
+def test_lake_on_s3_keeps_its_address(write: Write) -> None:
     for written, meant in (("s3://bucket", "s3://bucket"), ("s3://bucket/a/b/", "s3://bucket/a/b")):
         assert load_feed(write(lake=written), {}).lake == meant
     clouds = ("gs://bucket/a", "az://container/a", "abfss://container@account.dfs.core.windows.net/a")
@@ -786,7 +786,7 @@ def test_the_docs_name_every_key() -> None:
 
 
 @pytest.mark.parametrize("key", TUNING)
-def test_a_key_of_tuning_may_stand_in_its_old_place(write: Write, key: str) -> None:
+def test_tuning_keys_are_read_from_their_old_sections(write: Write, key: str) -> None:
     section, _, name = TUNING[key].partition(".")
     value = "7m" if key == "spark_start_timeout" else 6 << 20 if key.endswith(("bytes", "memory")) else 7
     new = load_feed(write(tuning={key: value}), {})
@@ -797,7 +797,7 @@ def test_a_key_of_tuning_may_stand_in_its_old_place(write: Write, key: str) -> N
     assert name not in document.get(section, {})
 
 
-def test_the_examples_of_the_docs_are_feeds_and_the_full_one_shows_the_defaults(write: Write) -> None:
+def test_documented_feeds_are_valid_and_the_full_example_shows_the_defaults(write: Write) -> None:
     minimal, full, *others = (
         load_feed(write(text), {"KAFKA_PASSWORD": "x", "KAFKA_BOOTSTRAP": "kafka.example:9092"})
         for text in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
@@ -806,7 +806,7 @@ def test_the_examples_of_the_docs_are_feeds_and_the_full_one_shows_the_defaults(
     assert len(others) == 3
 
 
-def test_the_file_of_a_feed_is_the_one_that_names_it(write: Write) -> None:
+def test_file_of_a_feed_is_the_one_with_its_name(write: Write) -> None:
     folder = write(name="file.yaml", feed="sales").parent
     write(name="orders.yaml", feed="clicks")
     write(name="returns.yaml", description="feed: of returns")
@@ -817,7 +817,7 @@ def test_the_file_of_a_feed_is_the_one_that_names_it(write: Write) -> None:
     ]
 
 
-def test_feeds_lie_in_folders_too(tmp_path: Path) -> None:
+def test_feeds_in_subfolders_are_loaded(tmp_path: Path) -> None:
     """Relative paths count from the project, wherever the file lies; links of a mounted volume do not matter."""
     team, hidden = tmp_path / "feeds" / "sales" / "eu", tmp_path / "feeds" / "..2026"
     for folder in (team, hidden):

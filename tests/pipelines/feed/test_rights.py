@@ -40,7 +40,7 @@ def test_the_page_has_exactly_the_rights_of_the_table() -> None:
             }
 
 
-def test_of_a_certificate_both_names_are_told() -> None:
+def test_both_names_of_a_certificate_are_shown() -> None:
     needed = [rights_of(make_feed())[0]]
     remedy = Grantee("User:CN=ingest", "k:1").remedy(needed)
     assert remedy.startswith(
@@ -66,7 +66,7 @@ def test_the_page_grants_a_feed_by_the_commands_that_sluice_prints() -> None:
         ([], ["all topics"]),
     ],
 )
-def test_patterns_are_granted_by_what_their_names_begin_with(include: list[str], granted: list[str]) -> None:
+def test_patterns_are_granted_by_prefix(include: list[str], granted: list[str]) -> None:
     read = [
         r.what for r in rights_of(make_feed(topics={"include": include, "exclude": ["x"]})) if r.operation == "READ"
     ]

@@ -53,7 +53,7 @@ def test_a_table_has_a_format(table: str, tmp_path: Path) -> None:
         ("{iceberg: {name: orders}}", "is not namespace.table"),
     ],
 )
-def test_what_is_no_table_is_told(table: str, message: str, tmp_path: Path) -> None:
+def test_invalid_table_is_reported(table: str, message: str, tmp_path: Path) -> None:
     assert message in load_error(tmp_path, f"table: {table}\n").replace(":", "")
 
 
@@ -100,7 +100,7 @@ def test_names_that_spark_cannot_read_or_alter_are_refused(table: str, name: str
         *(("{delta: {}}", name) for name in ("_deleted", "_file", "_metadata", "ü-1", "a:b", "a[]")),
     ],
 )
-def test_names_that_spark_reads_are_fine(table: str, name: str, tmp_path: Path) -> None:
+def test_names_that_spark_reads_are_accepted(table: str, name: str, tmp_path: Path) -> None:
     assert load_error(tmp_path, f"format: json\nschema: {{'{name}': int64}}\ntable: {table}\n") == ""
     nested = f"format: json\nschema: {{s: {{_deleted: int64, _file: string}}}}\ntable: {table}\n"
     assert load_error(tmp_path, nested) == ""
@@ -116,7 +116,7 @@ def test_names_that_spark_reads_are_fine(table: str, name: str, tmp_path: Path) 
         ("{iceberg: {name: db.orders}}", "s3://bucket/a?b", "PyIceberg takes ?"),
     ],
 )
-def test_lakes_that_a_table_would_be_written_outside_of_are_refused(
+def test_lakes_that_tables_would_be_written_outside_of_are_refused(
     table: str, lake: str, reason: str, tmp_path: Path
 ) -> None:
     error = load_error(tmp_path, f"lake: '{lake}'\ntable: {table}\n")
@@ -132,5 +132,5 @@ def test_lakes_that_a_table_would_be_written_outside_of_are_refused(
         *(("{iceberg: {name: db.orders}}", lake) for lake in ("a#b?c", "a%20b", "s3://bucket/a%20b", "a\\b")),
     ],
 )
-def test_lakes_that_a_table_lies_in_are_fine(table: str, lake: str, tmp_path: Path) -> None:
+def test_lakes_that_contain_the_table_are_accepted(table: str, lake: str, tmp_path: Path) -> None:
     assert load_error(tmp_path, f"lake: '{lake}'\ntable: {table}\n") == ""

@@ -39,7 +39,7 @@ def list_topics(*names: str) -> Mapping[str, str]:
         ({"exclude": ["orders.*"]}, ("payments",)),
     ],
 )
-def test_static_list_white_list_and_black_list(spelling: Any, expected: tuple[str, ...]) -> None:
+def test_static_list_include_and_exclude(spelling: Any, expected: tuple[str, ...]) -> None:
     assert match(make_filter(spelling), list_topics("payments", "orders.eu.test", "orders", "orders.eu")) == expected
 
 
@@ -48,7 +48,7 @@ def test_patterns_match_whole_names_only() -> None:
         match(make_filter({"include": ["order"]}), list_topics("orders", "preorder"))
 
 
-def test_an_alternative_binds_to_the_whole_name_too() -> None:
+def test_alternatives_match_the_whole_name() -> None:
     assert match(make_filter({"include": ["a|b"]}), list_topics("a", "b", "ab", "xb", "ax")) == ("a", "b")
 
 
@@ -58,18 +58,18 @@ def test_an_unknown_name_is_an_error_with_near_names() -> None:
     assert caught.value.topic == "ordres"
 
 
-def test_an_include_pattern_that_matches_nothing_is_an_error_though_another_matches() -> None:
+def test_unmatched_include_pattern_is_an_error_even_if_another_matches() -> None:
     with pytest.raises(UnknownTopic, match="refunds"):
         match(make_filter({"include": ["orders", "refunds"]}), list_topics("orders"))
 
 
 @pytest.mark.parametrize("spelling", [{"include": [".*"], "exclude": [".*"]}, {"exclude": ["orders"]}])
-def test_a_filter_that_leaves_nothing_is_an_error(spelling: Any) -> None:
+def test_filter_without_matches_is_an_error(spelling: Any) -> None:
     with pytest.raises(UnknownTopic, match="no topic is left"):
         match(make_filter(spelling), list_topics("orders"))
 
 
-def test_nothing_visible_at_all_is_an_error() -> None:
+def test_no_visible_topic_is_an_error() -> None:
     with pytest.raises(UnknownTopic):
         match(make_filter({"include": [".*"]}), {})
 
@@ -84,7 +84,7 @@ def test_nothing_visible_at_all_is_an_error() -> None:
         {"names": ["a"], "include": ["b"]}, {"include": "a", "why": 1},
     ],
 )  # fmt: skip
-def test_what_is_no_filter_is_refused_without_quoting_it(spelling: Any) -> None:
+def test_invalid_filter_is_refused_without_quoting_it(spelling: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         make_filter(spelling)
     assert "input_value" not in str(caught.value)
@@ -97,7 +97,7 @@ def test_a_hostile_pattern_on_a_hostile_name_takes_linear_time() -> None:
         match(make_filter({"include": ["(a+)+b", "(a|a)*c"]}), list_topics(evil))
 
 
-def test_names_that_kafka_could_not_have_given_match_nothing() -> None:
+def test_names_invalid_in_kafka_match_nothing() -> None:
     assert match(make_filter({"include": [".*"]}), list_topics("orders", "../etc", "a\nb")) == ("orders",)
 
 
@@ -128,14 +128,12 @@ def test_encoding_is_reversed_and_safe_in_a_file_name(name: str) -> None:
 
 
 @given(st.one_of(NAMES, NEAR_NAMES, LONG_NAMES), st.one_of(NAMES, NEAR_NAMES, LONG_NAMES))
-def test_different_topics_never_meet_also_where_case_is_ignored(one: str, other: str) -> None:
+def test_encoded_topics_never_collide_even_ignoring_case(one: str, other: str) -> None:
     assert (encode_topic(one).casefold() == encode_topic(other).casefold()) == (one == other)
 
 
 @given(NAMES, st.tuples(*[st.integers(0, 2**31 - 1)] + [st.integers(0, 2**63 - 1)] * 3))
-def test_a_part_name_is_read_back_without_doubt_and_fits_a_file_system(
-    name: str, numbers: tuple[int, int, int, int]
-) -> None:
+def test_part_name_is_unambiguous_and_fits_a_file_system(name: str, numbers: tuple[int, int, int, int]) -> None:
     partition, start, end, batch = numbers
     file = f"{encode_topic(name)}-{partition}-{start}-{end}-b{batch}.parquet"
     assert len(file.encode()) <= 255
@@ -143,7 +141,7 @@ def test_a_part_name_is_read_back_without_doubt_and_fits_a_file_system(
 
 
 @given(LONG_NAMES)
-def test_a_name_too_long_to_encode_is_cut_keeps_its_beginning_and_is_not_decoded(name: str) -> None:
+def test_too_long_name_is_truncated_and_not_decoded(name: str) -> None:
     encoded = encode_topic(name)
     if "~1" in encoded:
         with pytest.raises(ValueError, match="cut"):
@@ -151,7 +149,7 @@ def test_a_name_too_long_to_encode_is_cut_keeps_its_beginning_and_is_not_decoded
 
 
 @given(st.text(max_size=20))
-def test_decoding_anything_gives_the_one_topic_or_a_value_error(text: str) -> None:
+def test_decoding_returns_the_topic_or_raises_value_error(text: str) -> None:
     try:
         name = decode_topic(text)
     except ValueError:
@@ -160,6 +158,6 @@ def test_decoding_anything_gives_the_one_topic_or_a_value_error(text: str) -> No
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "x" * 250])
-def test_encoding_refuses_what_is_no_topic_name(name: str) -> None:
+def test_encoding_refuses_invalid_topic_names(name: str) -> None:
     with pytest.raises(ValueError, match="topic name"):
         encode_topic(name)

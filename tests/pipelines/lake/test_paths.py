@@ -76,7 +76,7 @@ def test_no_column_of_a_feed_can_have_the_name_of_a_folder_key(length: int) -> N
             parse_schema({key.upper(): "int64"})
 
 
-def test_manifests_and_reports_are_known_with_their_level_and_without() -> None:
+def test_manifests_and_reports_are_recognized_with_and_without_level() -> None:
     start = 1_795_183_200_000
     for make_path in (paths.window_path, paths.former_window_path):
         assert paths.manifest_window(make_path("sales", start, HOUR)) == (start, HOUR)
@@ -89,7 +89,7 @@ def test_manifests_and_reports_are_known_with_their_level_and_without() -> None:
 
 
 @given(ranges, st.integers(0, 1 << 40), st.integers(0, 1000))
-def test_a_part_name_says_what_it_was_made_of(s: OffsetRange, batch: int, sequence: int) -> None:
+def test_part_name_contains_its_range(s: OffsetRange, batch: int, sequence: int) -> None:
     name = paths.part_name(s, batch, sequence)
     expected = paths.PartName(encode_topic(s.topic), s.partition, s.start, s.end, batch, sequence)
     assert paths.parse_part(f"data/sales/date=2026-11-20/hour=14/{name}") == expected
@@ -102,7 +102,7 @@ def test_different_ranges_have_different_names(one: tuple[OffsetRange, int], oth
 
 
 @given(ranges, st.integers(0, 1 << 40))
-def test_staged_files_are_told_apart(s: OffsetRange, batch: int) -> None:
+def test_staged_files_are_distinguished(s: OffsetRange, batch: int) -> None:
     receipt = paths.receipt_path("sales", batch, "a-1", s)
     part = paths.staged_path("sales", batch, "a-1", PartKind.LANDED, "", paths.part_name(s, batch))
     assert paths.parse_receipt_path(receipt) == paths.name_range(s)
@@ -117,7 +117,7 @@ def test_numbers_of_entries_sort_as_names(number: int) -> None:
 
 
 @pytest.mark.parametrize("path", ["data/sales/x.parquet", "a-1-2-3.parquet", "a-1-2-3-b4.parquet.tmp", "", "a-b"])
-def test_foreign_names_are_nothing_of_ours(path: str) -> None:
+def test_foreign_names_are_not_recognized(path: str) -> None:
     assert paths.parse_part(path) is None
     assert paths.staged_batch(path) is None
     assert paths.parse_receipt_path(path) is None
@@ -129,5 +129,5 @@ def test_the_offset_column_of_raw_and_typed_feeds() -> None:
     assert offset_column(pa.schema([("offset", pa.string()), ("kafka_offset", pa.int64())])) == "kafka_offset"
 
 
-def test_roots_hold_every_visible_part() -> None:
+def test_roots_contain_every_visible_part() -> None:
     assert paths.visible_roots("sales") == ("data/sales", "quarantine/sales")

@@ -41,12 +41,12 @@ def write_column(values: list[Any], kind: pa.DataType) -> set[str]:
         pytest.param(lambda i: f"{i:09}" + "x" * 400, {"PLAIN"}, id="long"),
     ],
 )
-def test_texts_by_what_they_are(kind: pa.DataType, of: Any, encodings: set[str]) -> None:
+def test_text_encodings_by_content(kind: pa.DataType, of: Any, encodings: set[str]) -> None:
     values = [of(i) if pa.types.is_string(kind) else of(i).encode() for i in ROWS]
     assert write_column(values, kind) == encodings
 
 
-def test_numbers_that_change_are_deltas_and_others_plain() -> None:
+def test_changing_numbers_are_delta_encoded_and_others_plain() -> None:
     assert write_column(list(ROWS), pa.int64()) == {"DELTA_BINARY_PACKED"}
     assert write_column([7 for _ in ROWS], pa.int32()) == {"PLAIN"}
     assert write_column([None for _ in ROWS], pa.int32()) == {"PLAIN"}
@@ -71,7 +71,7 @@ def test_few_rows_are_plain() -> None:
     first=st.lists(st.one_of(st.none(), st.text(max_size=12)), min_size=1, max_size=3),
     after=st.lists(st.one_of(st.none(), st.text(max_size=30)), max_size=200),
 )
-def test_what_comes_later_reads_back_whatever_was_written(
+def test_later_values_read_back_under_any_encoding(
     tmp_path_factory: pytest.TempPathFactory, first: list[str | None], after: list[str | None]
 ) -> None:
     file = Path(tmp_path_factory.mktemp("parts")) / "part.parquet"

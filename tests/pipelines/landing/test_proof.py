@@ -41,7 +41,7 @@ def land_ranges(lake: LocalLake, attempt: str = "a-1", plan: Plan = PLAN, batch:
     return [o for o in outcomes if isinstance(o, Receipt)]
 
 
-def test_what_landed_is_proven(lake: LocalLake) -> None:
+def test_landed_files_are_proven(lake: LocalLake) -> None:
     receipts = land_ranges(lake)
     assert [len(r.parts) for r in receipts] == [3, 3]
     assert prove(PLAN, BATCH, reversed(receipts), lake) == (receipts, [])
@@ -81,7 +81,7 @@ TAMPERED: dict[str, Callable[[Receipt], Receipt]] = {
 
 
 @pytest.mark.parametrize("tamper", TAMPERED.values(), ids=TAMPERED.keys())
-def test_a_receipt_that_does_not_fit_fails(lake: LocalLake, tamper: Callable[[Receipt], Receipt]) -> None:
+def test_mismatching_receipt_fails(lake: LocalLake, tamper: Callable[[Receipt], Receipt]) -> None:
     good, other = land_ranges(lake)
     receipts, failures = prove(PLAN, BATCH, [tamper(good), other], lake)
     assert receipts == [other]
@@ -128,7 +128,7 @@ def _same_file_twice(lake: LocalLake, r: Receipt) -> Receipt:
         _same_file_twice,
     ],
 )
-def test_files_that_are_not_what_the_receipt_says_fail(lake: LocalLake, damage: Any) -> None:
+def test_files_that_differ_from_their_receipt_fail(lake: LocalLake, damage: Any) -> None:
     good, _ = land_ranges(lake)
     damaged = damage(lake, good)
     receipts, failures = prove(PLAN, BATCH, [damaged if isinstance(damaged, Receipt) else good], lake)
@@ -136,11 +136,11 @@ def test_files_that_are_not_what_the_receipt_says_fail(lake: LocalLake, damage: 
     assert [f.error for f in failures] == ["ProofFailed", "ProofFailed"]
 
 
-def test_another_batch_proves_nothing(lake: LocalLake) -> None:
+def test_receipt_of_another_batch_proves_nothing(lake: LocalLake) -> None:
     assert prove(PLAN, 13, land_ranges(lake), lake)[0] == []
 
 
-def test_one_of_several_receipts_is_chosen_the_same_way_each_time(lake: LocalLake) -> None:
+def test_choice_among_receipts_is_deterministic(lake: LocalLake) -> None:
     first = land_ranges(lake, "a-2")
     for path in [p for p in lake.list("_sluice/sales/staging") if p.endswith(".json")]:
         lake.remove(path)
@@ -151,7 +151,7 @@ def test_one_of_several_receipts_is_chosen_the_same_way_each_time(lake: LocalLak
     assert prove(PLAN, BATCH, both, lake) == ([first[0], second[1]], [])
 
 
-def test_failures_pass_through_and_silence_is_one(lake: LocalLake) -> None:
+def test_failures_are_returned_and_a_missing_answer_is_one(lake: LocalLake) -> None:
     failure = RangeFailure(ZERO, "KafkaUnavailable", "no leader", "run again")
     receipts, failures = prove(PLAN, BATCH, [failure], lake)
     assert receipts == []

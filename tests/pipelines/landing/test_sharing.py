@@ -101,7 +101,7 @@ def list_proven(
 # -- which ranges share
 
 
-def test_small_ranges_of_a_window_lie_in_one_file_by_partition(lake: LocalLake) -> None:
+def test_small_ranges_of_a_window_share_a_file_in_partition_order(lake: LocalLake) -> None:
     outcomes, _ = run(lake, RANGES[::-1])
     (path,) = {p.staged for p in list_parts(outcomes)}
     assert path.endswith("/data/date=2023-11-05/hour=16/orders-0-0-61-b12-shared.parquet")
@@ -113,7 +113,7 @@ def test_small_ranges_of_a_window_lie_in_one_file_by_partition(lake: LocalLake) 
     assert list_proven(lake, outcomes, RANGES[::-1]) == RANGES[::-1]
 
 
-def test_each_has_its_own_receipt_and_its_share_of_the_file(lake: LocalLake) -> None:
+def test_each_range_has_a_receipt_for_its_share_of_the_file(lake: LocalLake) -> None:
     outcomes, _ = run(lake)
     assert len({r.offset_range for r in list_receipts(outcomes)}) == 5
     size = lake.size(list_parts(outcomes)[0].staged)
@@ -123,7 +123,7 @@ def test_each_has_its_own_receipt_and_its_share_of_the_file(lake: LocalLake) -> 
     assert receipt_files.read_finished(lake, "sales", 12, {}) == {paths.name_range(s) for s in RANGES}
 
 
-def test_the_footer_names_them(lake: LocalLake) -> None:
+def test_footer_names_the_ranges(lake: LocalLake) -> None:
     outcomes, _ = run(lake)
     metadata = pq.read_metadata(lake.locate(list_parts(outcomes)[0].staged)).metadata
     assert json.loads(metadata[b"sluice.slices"]) == [[str(s), len(list_logged(s))] for s in RANGES]
@@ -140,35 +140,33 @@ def test_the_footer_names_them(lake: LocalLake) -> None:
     ],
     ids=["another window", "outside windows", "large", "by record time"],
 )
-def test_others_do_not(lake: LocalLake, other: dict[str, Any]) -> None:
+def test_other_ranges_do_not_share_files(lake: LocalLake, other: dict[str, Any]) -> None:
     ranges = [*RANGES[:2], build_range(PARTITIONS[2], **other)]
     outcomes, _ = run(lake, ranges)
     assert [bool(p.shared) for p in list_parts(outcomes)] == [True, True, False]
     assert list_proven(lake, outcomes, ranges) == ranges
 
 
-def test_nor_does_another_life_of_the_topic(lake: LocalLake) -> None:
+def test_another_life_of_the_topic_does_not_share_a_file(lake: LocalLake) -> None:
     ranges = [*RANGES[:2], *(replace(s, incarnation="other") for s in RANGES[2:])]
     outcomes, _ = run(lake, ranges)
     assert len({p.staged for p in list_parts(outcomes)}) == 2
     assert list_proven(lake, outcomes, ranges) == ranges
 
 
-def test_one_alone_has_a_part_as_ever(lake: LocalLake) -> None:
+def test_single_range_has_a_part_of_the_usual_name(lake: LocalLake) -> None:
     outcomes, _ = run(lake, RANGES[:1])
     assert [p.name for p in list_parts(outcomes)] == ["orders-0-0-61-b12.parquet"]
 
 
 @pytest.mark.parametrize(("ranges", "files"), [(3, 3), (4, 1), (5, 1)])
-def test_a_feed_that_says_nothing_shares_files_where_there_would_be_many(
-    lake: LocalLake, ranges: int, files: int
-) -> None:
+def test_default_shares_files_for_many_ranges(lake: LocalLake, ranges: int, files: int) -> None:
     outcomes, _ = run(lake, RANGES[:ranges], landing=LandingSettings())
     assert len({p.staged for p in list_parts(outcomes)}) == files
     assert list_proven(lake, outcomes, RANGES[:ranges]) == RANGES[:ranges]
 
 
-def test_a_feed_may_have_a_file_for_each(lake: LocalLake) -> None:
+def test_feed_can_have_a_file_per_range(lake: LocalLake) -> None:
     outcomes, _ = run(lake, landing=LandingSettings(shared_files=False))
     assert [p.shared for p in list_parts(outcomes)] == [None] * 5
 
@@ -184,7 +182,7 @@ def test_a_file_ends_at_its_target(lake: LocalLake) -> None:
     assert max(groups) <= 100
 
 
-def test_one_larger_than_it_seemed_has_its_own(lake: LocalLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_range_larger_than_estimated_has_a_separate_file(lake: LocalLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "SMALL_BYTES", 4000)
     monkeypatch.setitem(LOGS, PARTITIONS[2], make_log(2, count=400))
     ranges = [build_range(tp) for tp in PARTITIONS]
@@ -197,7 +195,7 @@ def test_one_larger_than_it_seemed_has_its_own(lake: LocalLake, monkeypatch: pyt
 # -- the same plan, the same files
 
 
-def test_the_same_however_it_is_read(lake: LocalLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_do_not_depend_on_the_reading_order(lake: LocalLake, monkeypatch: pytest.MonkeyPatch) -> None:
     files = []
     for attempt, options in enumerate([{"answer_bytes": 1}, {"answer_bytes": 300}, {}]):
         outcomes, _ = run(LocalLake(Path(lake.locate(f"{attempt}"))), **options)
@@ -208,7 +206,9 @@ def test_the_same_however_it_is_read(lake: LocalLake, monkeypatch: pytest.Monkey
     assert files[0] == files[1] == files[2] == files[3]
 
 
-def test_what_waits_for_an_earlier_range_waits_on_disk(lake: LocalLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_waiting_for_an_earlier_one_are_buffered_on_disk(
+    lake: LocalLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spilled = []
 
     class Counted(sharing._OnDisk):
@@ -229,7 +229,7 @@ def test_what_waits_for_an_earlier_range_waits_on_disk(lake: LocalLake, monkeypa
 # -- failures
 
 
-def test_one_that_fails_is_left_out(lake: LocalLake) -> None:
+def test_failed_range_is_omitted(lake: LocalLake) -> None:
     lost = OffsetsLost("gone", remedy="none")
     outcomes, _ = run(lake, failing={PARTITIONS[0]: lost, PARTITIONS[3]: lost}, answer_bytes=1)
     assert [type(o) for o in outcomes] == [RangeFailure, Receipt, Receipt, RangeFailure, Receipt]
@@ -238,7 +238,7 @@ def test_one_that_fails_is_left_out(lake: LocalLake) -> None:
     assert list_proven(lake, outcomes) == [RANGES[n] for n in (1, 2, 4)]
 
 
-def test_the_next_try_adopts_those_beside_it(lake: LocalLake) -> None:
+def test_next_attempt_adopts_the_other_ranges(lake: LocalLake) -> None:
     away = KafkaUnavailable("away", remedy="none")
     with pytest.raises(KafkaUnavailable):
         run(lake, failing={PARTITIONS[3]: away}, last_try=False, answer_bytes=1)
@@ -249,7 +249,7 @@ def test_the_next_try_adopts_those_beside_it(lake: LocalLake) -> None:
     assert list_proven(lake, outcomes) == RANGES
 
 
-def test_damaged_records_are_read_again_and_land_beside(lake: LocalLake) -> None:
+def test_damaged_records_are_read_again_and_land_separately(lake: LocalLake) -> None:
     outcomes, _ = run(lake, damaged={PARTITIONS[1]: 1})
     assert [bool(p.shared) for p in list_parts(outcomes)] == [True, False, True, True, True]
     assert list_proven(lake, outcomes) == RANGES
@@ -271,7 +271,7 @@ def test_a_full_disk_fails_all_and_leaves_nothing(lake: LocalLake, monkeypatch: 
 TOGETHER = paths.receipts_path("sales", 12, "a-1", RANGES[0])
 
 
-def test_without_one_of_its_receipts_none_is_adopted(lake: LocalLake) -> None:
+def test_file_with_a_missing_receipt_is_not_adopted(lake: LocalLake) -> None:
     receipts = list_receipts(run(lake)[0])
     lake.put(TOGETHER, to_json([r for r in receipts if r.offset_range != RANGES[2]]).encode())
     outcomes, source = run(lake, attempt="a-2")
@@ -284,7 +284,7 @@ def test_without_one_of_its_receipts_none_is_adopted(lake: LocalLake) -> None:
     [b"", b"[]", b"[1]", b"[" * 100_000, b'{"slice":'],
     ids=["nothing", "none", "a number", "deep", "cut short"],
 )
-def test_what_is_no_list_of_receipts_is_read_again(lake: LocalLake, content: bytes) -> None:
+def test_invalid_receipt_list_is_read_again(lake: LocalLake, content: bytes) -> None:
     run(lake)
     lake.put(TOGETHER, content)
     outcomes, source = run(lake, attempt="a-2")
@@ -307,7 +307,7 @@ def test_attempts_are_not_mixed(lake: LocalLake) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["rows", "first", "bytes", "left out", "twice"])
-def test_a_receipt_that_lies_fails_with_its_file(lake: LocalLake, wrong: str) -> None:
+def test_wrong_receipt_fails_with_its_file(lake: LocalLake, wrong: str) -> None:
     outcomes, _ = run(lake)
     receipts = list_receipts(outcomes)
     (part,) = receipts[2].parts
@@ -345,7 +345,7 @@ def _resize_part(part: Part, size: int) -> Part:
     return replace(part, bytes=end - start, shared=replace(part.shared, bytes=size))
 
 
-def test_what_is_quarantined_shares_a_file_too(lake: LocalLake) -> None:
+def test_quarantined_records_share_a_file(lake: LocalLake) -> None:
     outcomes, _ = run(lake, format=Picky())
     for kind in PartKind:
         assert len({p.staged for p in list_parts(outcomes, kind)}) == 1

@@ -96,7 +96,7 @@ def list_staged(lake: LocalLake) -> list[str]:
 
 
 @pytest.mark.parametrize("answer_bytes", [1, 300, 1 << 20])
-def test_lands_what_the_log_shows(lake: LocalLake, answer_bytes: int) -> None:
+def test_task_lands_the_records_of_the_log(lake: LocalLake, answer_bytes: int) -> None:
     outcomes, _ = run(lake, {ZERO: PLAIN, ONE: MIXED}, answer_bytes=answer_bytes)
     for receipt, source in zip(expect_receipts(outcomes), (PLAIN, MIXED), strict=True):
         assert read_rows(lake, receipt) == source.visible(0, source.end)
@@ -104,7 +104,7 @@ def test_lands_what_the_log_shows(lake: LocalLake, answer_bytes: int) -> None:
         assert receipt.counts.total == receipt.offset_range.span == source.end
 
 
-def test_duckdb_agrees(lake: LocalLake) -> None:
+def test_duckdb_reads_the_same_rows(lake: LocalLake) -> None:
     outcomes, _ = run(lake, {ZERO: PLAIN})
     (part,) = expect_receipts(outcomes)[0].parts
     query = 'select "offset", key, value, epoch_ms(timestamp), headers from read_parquet(?) order by "offset"'
@@ -130,14 +130,14 @@ def test_a_part_of_a_log(lake: LocalLake) -> None:
     assert receipt.position >= 395
 
 
-def test_nothing_visible_makes_no_part_but_a_receipt(lake: LocalLake) -> None:
+def test_range_without_visible_records_has_a_receipt_and_no_part(lake: LocalLake) -> None:
     (receipt,) = expect_receipts(run(lake, {ZERO: log(LogBatch((), tail=19), LogBatch(producer=1, marker=COMMIT))})[0])
     assert receipt.parts == ()
     assert receipt.counts == Counts(control=1, compacted=19)
     assert list_staged(lake) == [paths.receipt_path("sales", 12, "a-1", receipt.offset_range)]
 
 
-def test_answers_of_any_size_give_the_same_bytes(lake: LocalLake) -> None:
+def test_responses_of_any_size_give_the_same_bytes(lake: LocalLake) -> None:
     landing = LandingSettings(row_group_rows=100, target_file_bytes=2000)
     hashes = set()
     for batch, answer_bytes in enumerate([1, 777, 1 << 20]):
@@ -150,7 +150,7 @@ def test_answers_of_any_size_give_the_same_bytes(lake: LocalLake) -> None:
     assert len(hashes) == 1
 
 
-def test_what_an_earlier_attempt_finished_is_not_read_again(lake: LocalLake) -> None:
+def test_work_of_an_earlier_attempt_is_not_repeated(lake: LocalLake) -> None:
     first, _ = run(lake, {ZERO: PLAIN})
     again, source = run(lake, {ZERO: PLAIN, ONE: MIXED}, replace(WORK, attempt="a-2"))
     assert [[s.tp for s in read] for read in source.read] == [[ONE]]
@@ -187,7 +187,7 @@ def _rewrite(lake: LocalLake, r: Receipt, **changes: Any) -> None:
         ),
     ],
 )
-def test_a_receipt_that_does_not_hold_is_not_adopted(lake: LocalLake, damage: Any) -> None:
+def test_invalid_receipt_is_not_adopted(lake: LocalLake, damage: Any) -> None:
     (first,) = expect_receipts(run(lake, {ZERO: PLAIN})[0])
     damage(lake, first)
     again, source = run(lake, {ZERO: PLAIN}, replace(WORK, attempt="a-2"))
@@ -196,7 +196,7 @@ def test_a_receipt_that_does_not_hold_is_not_adopted(lake: LocalLake, damage: An
     assert read_rows(lake, expect_receipts(again)[0]) == PLAIN.visible(0, PLAIN.end)
 
 
-def test_what_another_format_made_is_read_again(lake: LocalLake) -> None:
+def test_files_of_another_format_are_read_again(lake: LocalLake) -> None:
     run(lake, {ZERO: PLAIN})
     again, source = run(lake, {ZERO: PLAIN}, replace(WORK, attempt="a-2", shape="picky"))
     assert len(source.read[0]) == 1
@@ -207,20 +207,20 @@ def _list_fields(value: Any) -> Any:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-def test_a_receipt_of_another_batch_is_not_ours(lake: LocalLake) -> None:
+def test_receipt_of_another_batch_is_ignored(lake: LocalLake) -> None:
     run(lake, {ZERO: PLAIN}, replace(WORK, batch=11))
     _, source = run(lake, {ZERO: PLAIN})
     assert len(source.read[0]) == 1
 
 
-def test_a_wrong_checksum_is_read_once_more(lake: LocalLake) -> None:
+def test_wrong_checksum_is_read_again_once(lake: LocalLake) -> None:
     outcomes, source = run(lake, {ZERO: PLAIN, ONE: MIXED}, damaged={ZERO: 1}, answer_bytes=300)
     assert [[s.tp for s in read] for read in source.read] == [[ZERO, ONE], [ZERO]]
     assert read_rows(lake, expect_receipts(outcomes)[0]) == PLAIN.visible(0, PLAIN.end)
     assert len(list_staged(lake)) == 4
 
 
-def test_a_checksum_that_stays_wrong_fails_that_range_only(lake: LocalLake) -> None:
+def test_persistent_wrong_checksum_fails_its_range_only(lake: LocalLake) -> None:
     outcomes, source = run(lake, {ZERO: PLAIN, ONE: MIXED}, damaged={ZERO: 9}, answer_bytes=300)
     failed, landed = outcomes
     assert isinstance(failed, RangeFailure)
@@ -243,14 +243,14 @@ def test_a_refusal_fails_its_range_at_once(lake: LocalLake, error: SluiceError) 
     assert not any(paths.name_range(failed.offset_range) in path for path in list_staged(lake))
 
 
-def test_nobody_looks_through_the_staging_of_a_fresh_batch() -> None:
+def test_staging_of_a_new_batch_is_not_listed() -> None:
     lake = MemoryLake()
     assert [r.adopted for r in expect_receipts(run(lake, {ZERO: PLAIN}, replace(WORK, fresh=True))[0])] == [False]
     assert lake.requests["list"] == 0
     assert [r.adopted for r in expect_receipts(run(lake, {ZERO: PLAIN}, replace(WORK, attempt="a-2"))[0])] == [True]
 
 
-def test_what_may_pass_is_raised_until_the_last_try(lake: LocalLake) -> None:
+def test_transient_errors_are_raised_until_the_last_attempt(lake: LocalLake) -> None:
     source = MemoryFetcher({ZERO: PLAIN, ONE: MIXED}, failing={ZERO: KafkaUnavailable("no leader")}, answer_bytes=300)
     task = Task(0, 1, (make_range(ZERO, PLAIN), make_range(ONE, MIXED)))
     tools = Tools(source, lake, RawFormat())
@@ -262,7 +262,7 @@ def test_what_may_pass_is_raised_until_the_last_try(lake: LocalLake) -> None:
     assert expect_receipts([landed])[0].adopted, "the offset range that landed in the first try is read only once"
 
 
-def test_a_stream_that_ends_early_finishes_nothing_half(lake: LocalLake) -> None:
+def test_stream_that_ends_early_leaves_no_partial_file(lake: LocalLake) -> None:
     outcomes, _ = run(lake, {ZERO: PLAIN, ONE: MIXED}, answer_bytes=300, cut_short=2)
     assert [type(o) for o in outcomes] == [RangeFailure, RangeFailure]
     assert list_staged(lake) == []
@@ -289,7 +289,7 @@ class Broken(LocalLake):
 @pytest.mark.parametrize(
     ("error", "fatal"), [(LakeFull("no space"), True), (LakeUnavailable("later"), False), (OSError(5, "odd"), False)]
 )
-def test_a_lake_that_fails_fails_the_range(tmp_path: Path, where: str, error: Exception, fatal: bool) -> None:
+def test_failing_lake_fails_the_range(tmp_path: Path, where: str, error: Exception, fatal: bool) -> None:
     lake = Broken(tmp_path)
     lake.error, lake.where = error, where
     (failed,), _ = run(lake, {ZERO: PLAIN})
@@ -320,7 +320,7 @@ def _make_refused(raw: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*raw.columns, *more], schema=REFUSED)
 
 
-def test_a_format_sorts_records_out(lake: LocalLake) -> None:
+def test_format_separates_landed_and_quarantined_records(lake: LocalLake) -> None:
     (receipt,) = expect_receipts(run(lake, {ZERO: PLAIN}, format=Picky())[0])
     offsets = range(PLAIN.end)
     bad = [o for o in offsets if o % 3 == 0]
@@ -332,14 +332,14 @@ def test_a_format_sorts_records_out(lake: LocalLake) -> None:
     assert pq.read_table(lake.locate(quarantined.staged))["offset"].to_pylist() == bad
 
 
-def test_the_time_of_each_activity_is_told_and_the_contracts_is_not_the_typing(lake: LocalLake) -> None:
+def test_time_of_each_activity_is_reported(lake: LocalLake) -> None:
     (receipt,) = expect_receipts(run(lake, {ZERO: PLAIN}, format=Picky())[0])
     assert list(receipt.timings) == list(ACTIVITIES)
     assert receipt.timings["validate"] == Picky.validating
     assert min(receipt.timings.values()) >= 0
 
 
-def test_a_format_that_loses_a_record_is_found_out(lake: LocalLake) -> None:
+def test_format_that_loses_a_record_is_detected(lake: LocalLake) -> None:
     format = Picky()
     format.lose = 1
     (failed,), _ = run(lake, {ZERO: PLAIN}, format=format)
@@ -360,7 +360,7 @@ sizes = st.lists(st.integers(0, 1 << 32), min_size=1, max_size=40)
 
 
 @given(sizes, st.integers(64 << 20, 4 << 30), st.integers(1, 64))
-def test_memory_is_bounded_whatever_the_ranges(sizes: list[int], memory: int, active: int) -> None:
+def test_memory_is_bounded_for_any_ranges(sizes: list[int], memory: int, active: int) -> None:
     ranges = [OffsetRange("orders", i, "id", 0, 10, estimated_bytes=size) for i, size in enumerate(sizes)]
     work = replace(WORK, memory=memory, limits=FetchLimits(active_ranges=active))
     chunks, limits = share_memory(ranges, work)

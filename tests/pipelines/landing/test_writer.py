@@ -72,7 +72,7 @@ def list_staged(lake: LocalLake) -> list[str]:
     return list(lake.list(STAGING))
 
 
-def test_reads_back_as_sparks_kafka_source_would_give_it(lake: LocalLake) -> None:
+def test_file_matches_the_columns_of_the_spark_kafka_source(lake: LocalLake) -> None:
     (part,) = land(
         lake,
         make_rows(
@@ -117,7 +117,7 @@ def test_duckdb_reads_the_same(lake: LocalLake) -> None:
     ]
 
 
-def test_the_query_of_the_docs_tells_the_lives_of_a_topic_apart(lake: LocalLake) -> None:
+def test_documented_query_separates_the_lives_of_a_topic(lake: LocalLake) -> None:
     """The same offset of two lives is in two files."""
     lives = ("27YBcOddSAqT4E4khZ-qSQ", "27YBcOddSAqT4E4khZ-qSQ#1")
     for number, life in enumerate(lives):
@@ -133,7 +133,7 @@ def test_the_query_of_the_docs_tells_the_lives_of_a_topic_apart(lake: LocalLake)
     assert sorted(rows) == [(life, offset) for life in lives for offset in (100, 101)]
 
 
-def test_a_part_says_whose_it_is(lake: LocalLake) -> None:
+def test_footer_of_a_part_names_its_origin(lake: LocalLake) -> None:
     (part,) = land(lake, make_rows([100]))
     with lake.open(part.staged) as f:
         metadata = pq.ParquetFile(f).metadata.metadata
@@ -148,7 +148,7 @@ def test_a_part_says_whose_it_is(lake: LocalLake) -> None:
     }
 
 
-def test_the_part_is_described_as_it_is(lake: LocalLake) -> None:
+def test_description_matches_the_part(lake: LocalLake) -> None:
     (part,) = land(lake, make_rows([100, 101]), make_rows([200]))
     assert part.name == "orders.v1-3-100-10000-b12.parquet"
     assert part.path == f"data/sales/{part.name}"
@@ -195,7 +195,7 @@ def test_a_range_is_cut_into_files_by_size(lake: LocalLake) -> None:
     assert list_staged(lake) == sorted(p.staged for p in parts)
 
 
-def test_no_rows_no_file(lake: LocalLake) -> None:
+def test_no_rows_make_no_file(lake: LocalLake) -> None:
     assert land(lake) == land(lake, make_rows([])) == ()
     assert list_staged(lake) == []
 
@@ -250,7 +250,7 @@ class _With:
 
 
 @pytest.mark.parametrize("room", range(4))
-def test_a_full_disk_leaves_nothing_and_has_a_name(tmp_path: Path, room: int) -> None:
+def test_full_disk_leaves_nothing_and_is_reported(tmp_path: Path, room: int) -> None:
     lake = FullDisk(tmp_path)
     lake.room = room
     w = open_writer(lake, row_group_rows=10)
@@ -286,7 +286,7 @@ def read_by_folder(lake: LocalLake, parts: Sequence[Part]) -> dict[str, list[int
     return folders
 
 
-def test_by_record_time_each_row_lies_in_its_own_hour(lake: LocalLake) -> None:
+def test_rows_by_record_time_are_in_their_hours(lake: LocalLake) -> None:
     w = open_writer(lake, target=BY_TIME)
     # -1: no timestamp; 2040 is a year like any other; 292278994 is none.
     w.write(make_rows(range(100, 106), timestamp=[5, HOUR, 7, -1, 2_209_032_000_000, 2**63 - 1]))
@@ -301,7 +301,7 @@ def test_by_record_time_each_row_lies_in_its_own_hour(lake: LocalLake) -> None:
     assert [paths.parse_part(p.name).sequence for p in parts] == [0, 1, 2, 3]
 
 
-def test_stamps_without_end_make_no_files_without_end(lake: LocalLake) -> None:
+def test_unbounded_timestamps_make_a_bounded_number_of_files(lake: LocalLake) -> None:
     w = open_writer(lake, target=BY_TIME, row_group_rows=100)
     for at in range(100, 400, 50):
         w.write(make_rows(range(at, at + 50), timestamp=[o * HOUR for o in range(at, at + 50)]))
@@ -310,7 +310,7 @@ def test_stamps_without_end_make_no_files_without_end(lake: LocalLake) -> None:
     assert sorted(o for offsets in read_by_folder(lake, parts).values() for o in offsets) == list(range(100, 400))
 
 
-def test_abandoned_by_time_leaves_nothing(lake: LocalLake) -> None:
+def test_abandoned_writer_by_record_time_leaves_nothing(lake: LocalLake) -> None:
     w = open_writer(lake, target=BY_TIME, row_group_rows=2)
     w.write(make_rows([100, 101], timestamp=[5, HOUR]))
     w.abandon()

@@ -86,7 +86,7 @@ def fold_states() -> Iterator[tuple[int, State]]:
         yield number, (state := state.extend([entry]))
 
 
-def test_every_answer_is_that_of_a_state_that_forgot_nothing(short_memory: None) -> None:
+def test_compacted_state_answers_like_a_complete_one(short_memory: None) -> None:
     for number, state in fold_states():
         assert collect_answers(state, make_ledger()) == collect_answers(fold_all(LOG[:number]), make_ledger()), number
     assert [b.id for b in state.batches.values() if b.owner == FORGOTTEN][:2] == [3, 8]
@@ -94,7 +94,7 @@ def test_every_answer_is_that_of_a_state_that_forgot_nothing(short_memory: None)
     assert len(state.replaced) < len(fold_all(LOG).replaced)
 
 
-def test_a_fold_is_the_same_from_whatever_checkpoint_it_began(short_memory: None) -> None:
+def test_fold_is_the_same_from_any_checkpoint(short_memory: None) -> None:
     full = fold_entries(LOG)
     for number, state in fold_states():
         loaded = checkpoint.load(checkpoint.dump(state))
@@ -103,7 +103,7 @@ def test_a_fold_is_the_same_from_whatever_checkpoint_it_began(short_memory: None
         assert checkpoint.dump(loaded) == checkpoint.dump(state), number
 
 
-def test_a_checkpoint_that_knew_everything_is_read(short_memory: None) -> None:
+def test_checkpoint_with_all_batches_is_read(short_memory: None) -> None:
     former = dict(FORMER["checkpoint"])
     state = checkpoint.load(json.dumps(former).encode())
     assert state is not None
@@ -116,7 +116,7 @@ def test_a_checkpoint_that_knew_everything_is_read(short_memory: None) -> None:
     assert before == replace(state, by_marker={})
 
 
-def test_a_checkpoint_that_repeated_columns_is_read(short_memory: None) -> None:
+def test_checkpoint_with_repeated_columns_is_read(short_memory: None) -> None:
     former = (Path(__file__).parent / "former_3.json").read_bytes()
     state = checkpoint.load(former)
     assert state is not None
@@ -129,13 +129,13 @@ def test_a_checkpoint_that_repeated_columns_is_read(short_memory: None) -> None:
     assert checkpoint.load(damaged) is None
 
 
-def test_the_former_code_passes_todays_checkpoint_over() -> None:
+def test_older_code_ignores_the_current_checkpoint() -> None:
     with pytest.raises(ValueError, match=r"codec|JSON|Expecting"):  # the former code then has no checkpoint
         json.loads(checkpoint.dump(fold_entries(LOG)))
     assert json.loads(checkpoint.dump_state(fold_entries(LOG)))["format"] not in (1, 2, 3)
 
 
-def test_a_damaged_column_is_no_checkpoint(short_memory: None) -> None:
+def test_checkpoint_with_a_damaged_column_is_ignored(short_memory: None) -> None:
     sound = json.loads(checkpoint.dump_state(fold_entries(LOG)))
     column_lists = [
         ("past", "columns"),
@@ -154,7 +154,7 @@ def test_a_damaged_column_is_no_checkpoint(short_memory: None) -> None:
             assert checkpoint.load(json.dumps(sound | {name: sound[name] | {columns: damaged}}).encode()) is None
 
 
-def test_batches_that_end_late_take_their_place(short_memory: None) -> None:
+def test_batches_that_end_late_are_inserted_in_order(short_memory: None) -> None:
     done = [b for b in fold_all(LOG).batches.values() if b.plan is None]
     in_order = Batches(done)
     late = Batches()
@@ -167,7 +167,7 @@ def test_batches_that_end_late_take_their_place(short_memory: None) -> None:
     assert [b.id for b in late.newest_first()] == [b.id for b in done][::-1]
 
 
-def test_what_is_superseded_is_found_by_any_range() -> None:
+def test_superseded_parts_are_listed_for_any_range() -> None:
     pairs = [(3, Range(10, 20)), (5, Range(0, 100)), (7, Range(20, 30)), (9, Range(90, 120)), (9, Range(200, 201))]
     superseded = Superseded.of(pairs)
     for number in range(11):
@@ -183,7 +183,7 @@ def test_what_is_superseded_is_found_by_any_range() -> None:
     assert list(superseded) == pairs, "a value, never changed"
 
 
-def test_columns_are_what_was_packed() -> None:
+def test_columns_round_trip() -> None:
     """Columns of any sign and size, also in the former packing: eight planes compressed with zlib."""
     columns = [
         [],
@@ -203,7 +203,7 @@ def test_columns_are_what_was_packed() -> None:
         assert unpack(former).tolist() == column
 
 
-def test_what_was_published_is_found_by_window_and_by_entry() -> None:
+def test_publications_are_listed_by_window_and_by_entry() -> None:
     published = Published()
     assert not published
     for number, windows in ((3, [1, 2]), (5, [None]), (8, [2]), (9, [2, 7, None])):
@@ -218,7 +218,7 @@ def test_what_was_published_is_found_by_window_and_by_entry() -> None:
         Published([1], [])
 
 
-def test_the_older_a_ledger_is_the_more_entries_lie_between_its_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_interval_grows_with_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "CHECKPOINT_EVERY", 5)
     before = len(LOG) - 6
     for share, remaining in ((len(LOG), 2), (len(LOG) // 7, 1)):

@@ -80,7 +80,7 @@ def test_a_batch_is_planned_then_published_and_the_frontier_follows() -> None:
     assert state.live() == ()
 
 
-def test_what_live_plans_reserve_follows_the_ledger() -> None:
+def test_reservations_of_live_plans_follow_the_ledger() -> None:
     ledger = begin_ledger()
     assert ledger.read().list_reserved(KEY) == ()
     batch = append_plan(ledger)
@@ -91,7 +91,7 @@ def test_what_live_plans_reserve_follows_the_ledger() -> None:
     assert ledger.read().list_reserved(Key("orders", 1, "id-1")) == ()
 
 
-def test_a_batchs_plan_and_what_it_published_are_read_back() -> None:
+def test_plan_and_publications_of_a_batch_are_read_back() -> None:
     ledger = begin_ledger()
     batch = append_plan(ledger)
     published = publish(ledger, batch, owner(), [make_receipt()], [])
@@ -100,7 +100,7 @@ def test_a_batchs_plan_and_what_it_published_are_read_back() -> None:
     assert ledger.publication(published.state.batches[batch]) == published.entry
 
 
-def test_another_entry_in_the_place_of_either_is_named() -> None:
+def test_unexpected_entry_in_place_of_plan_or_publication_is_reported() -> None:
     ledger = begin_ledger()
     number = append_plan(ledger)
     batch = ledger.read().batches[number]
@@ -116,7 +116,7 @@ def of(r: Range, key: Key = KEY) -> tuple[KeyRange, ...]:
     return (KeyRange(key=key, range=r),)
 
 
-def test_what_is_landed_after_all_is_skipped_no_longer() -> None:
+def test_skipped_range_that_lands_counts_as_landed() -> None:
     ledger = begin_ledger()
     ledger.append(lambda s: SkipEntry(ranges=of(Range(0, 30)), reason="test"))
     batch = append_plan(ledger, make_plan(10, 20))
@@ -127,7 +127,7 @@ def test_what_is_landed_after_all_is_skipped_no_longer() -> None:
     assert state.frontier(KEY) == 30
 
 
-def test_what_replaces_counts_and_what_it_replaces_does_not() -> None:
+def test_replacement_counts_and_replaced_parts_do_not() -> None:
     ledger = begin_ledger()
     first = publish(ledger, append_plan(ledger), owner(), [make_receipt(0, 5), make_receipt(5, 10)], [])
     again = publish(ledger, append_plan(ledger, make_plan(0, 5, ("data/x",))), owner(), [make_receipt(0, 5)], [])
@@ -139,7 +139,7 @@ def test_what_replaces_counts_and_what_it_replaces_does_not() -> None:
     assert state.landed[KEY] == (Range(0, 10),)
 
 
-def test_what_is_retired_is_accounted_for_and_not_landed() -> None:
+def test_retired_ranges_are_accounted_for_and_not_landed() -> None:
     ledger = begin_ledger()
     landed = publish(ledger, append_plan(ledger), owner(), [make_receipt(0, 5), make_receipt(5, 10)], [])
     assert landed is not None
@@ -150,7 +150,7 @@ def test_what_is_retired_is_accounted_for_and_not_landed() -> None:
     assert state.replaced == {"data/x": 3}
 
 
-def test_an_accepted_log_begins_afresh_once() -> None:
+def test_accepted_log_starts_anew_once() -> None:
     """It abandons the live batches of the former life; a second entry finds no partition in that life."""
     ledger = begin_ledger()
     batch = append_plan(ledger)
@@ -171,7 +171,7 @@ def test_an_accepted_log_begins_afresh_once() -> None:
     assert state.known() == [new]
 
 
-def test_offsets_that_were_moved_by_hand_are_known_until_the_next_commit() -> None:
+def test_manual_moves_are_recorded_until_the_next_commit() -> None:
     ledger = begin_ledger()
     ledger.append(lambda s: MovedEntry(offsets=(KeyOffset(key=KEY, offset=3),), reason="test"))
     assert ledger.read().moved == {KEY: 3}
@@ -179,14 +179,14 @@ def test_offsets_that_were_moved_by_hand_are_known_until_the_next_commit() -> No
     assert state == ledger.read()
 
 
-def test_the_ledgers_identity_is_its_first_write() -> None:
+def test_ledger_id_is_its_first_write() -> None:
     lake = MemoryLake()
     ledger = begin_ledger(lake)
     first = json.loads(lake.files[paths.log_path("orders", 0)])
     assert ledger.read().ledger_id == first["write"] != ""
 
 
-def test_publishing_twice_is_once() -> None:
+def test_publishing_is_idempotent() -> None:
     ledger = begin_ledger()
     batch = append_plan(ledger)
     assert publish(ledger, batch, owner(), [make_receipt()], []) is not None
@@ -224,7 +224,7 @@ def test_a_zombies_publish_entry_is_void_when_folded() -> None:
     assert state.batches[batch].status is BatchStatus.PLANNED
 
 
-def test_replacing_what_was_replaced_is_void() -> None:
+def test_replacing_a_replaced_part_is_void() -> None:
     ledger = begin_ledger()
     first, second = (
         append_plan(ledger, make_plan(replaces=("data/x",))),
@@ -254,7 +254,7 @@ def test_a_writer_that_lost_the_number_decides_again() -> None:
     assert (appended.number, numbers) == (2, [1, 2])
 
 
-def test_a_lost_answer_is_our_own_write_by_its_write_id() -> None:
+def test_lost_response_is_resolved_by_the_write_id() -> None:
     lake = MemoryLake()
     ledger = begin_ledger(lake)
     lake.lose_answer_of.add(paths.log_path("orders", 1))
@@ -263,7 +263,7 @@ def test_a_lost_answer_is_our_own_write_by_its_write_id() -> None:
     assert ledger.read().number == 2
 
 
-def test_a_write_that_nobody_answers_and_that_is_not_there_ends_the_run() -> None:
+def test_unanswered_write_without_effect_ends_the_run() -> None:
     """A run must not retry endlessly on a store that reads but does not write."""
     lake = MemoryLake()
     ledger, tried = begin_ledger(lake), []
@@ -368,7 +368,7 @@ def test_a_bad_entry_stops_with_its_name(content: bytes, error: type[Exception])
     assert lake.files[path] == content
 
 
-def test_a_missing_entry_is_not_passed_over() -> None:
+def test_missing_entry_is_an_error() -> None:
     lake = MemoryLake()
     ledger = begin_ledger(lake)
     append_plan(ledger)
@@ -401,7 +401,7 @@ def test_a_hole_of_a_hundred_entries(behind: int, reported: bool) -> None:
             audit(fresh, lake)  # type: ignore[arg-type]
 
 
-def test_reading_goes_on_where_it_stopped() -> None:
+def test_reading_resumes_where_it_stopped() -> None:
     lake = MemoryLake()
     reader, writer = Ledger(lake, "orders", lambda: 0), begin_ledger(lake)
     before = reader.read()
@@ -448,7 +448,7 @@ def test_a_checkpoint_is_the_fold_and_is_never_needed() -> None:
         assert lake.files[stand[0]] == intact, "the read has repaired it"
 
 
-def test_what_batches_were_asked_for_survives_a_checkpoint() -> None:
+def test_requests_of_batches_survive_a_checkpoint() -> None:
     ledger = begin_ledger()
     requests = [
         Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 3, 9), AskedRange("a b", 1, 0, 1)), replace=True),
@@ -462,7 +462,7 @@ def test_what_batches_were_asked_for_survives_a_checkpoint() -> None:
     assert [(b.request, b.merges) for b in state.batches.values()] == [(a, a is requests[2]) for a in requests]
 
 
-def test_large_entries_leave_checkpoints_sooner_and_old_ones_go() -> None:
+def test_large_entries_cause_earlier_checkpoints_and_old_ones_are_removed() -> None:
     lake = MemoryLake()
     ledger = begin_ledger(lake)
     for _ in range(6):
@@ -473,7 +473,7 @@ def test_large_entries_leave_checkpoints_sooner_and_old_ones_go() -> None:
     assert stand[-1].endswith(f"{ledger.read().number:020d}.json")
 
 
-def test_who_may_not_write_reads_without_leaving_a_checkpoint() -> None:
+def test_read_only_user_reads_without_writing_a_checkpoint() -> None:
     lake = MemoryLake()
     ledger = begin_ledger(lake)
     for _ in range(CHECKPOINT_EVERY):
@@ -486,7 +486,7 @@ def test_who_may_not_write_reads_without_leaving_a_checkpoint() -> None:
     assert Ledger(lake, "orders", lambda: 0).read() == ledger.read()
 
 
-def test_boundaries_survive_a_checkpoint_whatever_partitions_have_them() -> None:
+def test_boundaries_of_any_partitions_survive_a_checkpoint() -> None:
     ledger = begin_ledger(MemoryLake())
     keys = [Key("other", n, "id-2") for n in range(3)]
     opens = [None, 7_200_000, 3_600_000]

@@ -84,14 +84,14 @@ def assert_former_folders(world: World) -> None:
     assert {tuple(level.partition("=")[0] for level in folder) for folder in folders} == {("date", "hour")}
 
 
-def test_it_is_read_and_closes(lake: World) -> None:
+def test_old_lake_is_read_and_balances(lake: World) -> None:
     assert audit(lake.ledger, lake.lake, hashes=True).problems == ()  # type: ignore[arg-type]
     assert read(lake) == in_kafka(lake)
     assert all(windows.complete(lake.ledger.read(), w, lake.feed.window) for w in lake.list_windows())
     assert {b.status for b in lake.ledger.read().batches.values()} == {BatchStatus.PUBLISHED}
 
 
-def test_it_is_appended_to_and_committed(lake: World) -> None:
+def test_old_lake_is_appended_to_and_committed(lake: World) -> None:
     before, prefix = lake.ledger.read().number, lake.ledger.read().folder_prefix
     apply_step(lake, ("write", A, [0, 0], False))
     apply_step(lake, ("write", B, [0], True))
@@ -108,14 +108,14 @@ def test_it_is_appended_to_and_committed(lake: World) -> None:
     assert lake.ledger.read().folder_prefix == prefix
 
 
-def test_its_ranges_are_landed_again_and_its_files_merged(lake: World) -> None:
+def test_old_ranges_are_landed_again_and_files_merged(lake: World) -> None:
     apply_step(lake, ("offsets", A, 3, 2, True, frozenset()))
     compact(lake.feed, lake.make_ports(), None, owner("merging", "compact"), lambda progress: None)
     assert read(lake) == in_kafka(lake)
     assert audit(lake.ledger, lake.lake, hashes=True).problems == ()  # type: ignore[arg-type]
 
 
-def test_it_is_read_without_its_checkpoints_and_segments(lake: World) -> None:
+def test_old_lake_is_read_without_checkpoints_and_segments(lake: World) -> None:
     state = lake.ledger.read()
     for folder in (paths.checkpoint_folder("orders"), "_sluice/orders/segments"):
         for path in list(lake.lake.list(folder)):
@@ -124,7 +124,7 @@ def test_it_is_read_without_its_checkpoints_and_segments(lake: World) -> None:
     assert (again.number, again.frontiers(), again.batches) == (state.number, state.frontiers(), state.batches)
 
 
-def test_it_stays_with_its_folders_when_its_schema_changes_and_without_checkpoints(old: World) -> None:
+def test_old_lake_keeps_its_folders_after_a_schema_change(old: World) -> None:
     old.feed = old.feed.model_copy(update={"policies": old.feed.policies.model_copy(update={"on_undecodable": "drop"})})
     apply_step(old, ("write", A, [0, 0], False))
     apply_step(old, ("pass", 2 * HOUR))
@@ -138,7 +138,7 @@ def test_it_stays_with_its_folders_when_its_schema_changes_and_without_checkpoin
     assert_former_folders(old)
 
 
-def test_it_stays_with_its_folders_by_record_time(old: World) -> None:
+def test_old_lake_keeps_its_folders_by_record_time(old: World) -> None:
     by_time = old.feed.landing.model_copy(update={"layout": Layout.RECORD_TIME})
     old.feed = old.feed.model_copy(update={"landing": by_time})
     apply_step(old, ("write", A, [-HOUR, 0, HOUR], False))
@@ -149,7 +149,7 @@ def test_it_stays_with_its_folders_by_record_time(old: World) -> None:
     assert audit(old.ledger, old.lake, hashes=True).problems == ()  # type: ignore[arg-type]
 
 
-def test_windows_and_reports_without_a_level_are_found_and_new_ones_get_one(old: World) -> None:
+def test_windows_and_reports_without_a_level_are_listed(old: World) -> None:
     lake: Any = old.lake
     flat = set(lake.list(paths.manifest_folder("orders")))
     assert flat

@@ -48,7 +48,7 @@ def list_segments(lake: MemoryLake) -> list[tuple[int, int]]:
     return [n for p in lake.list(paths.segment_folder("orders")) if (n := paths.segment_numbers(p))]
 
 
-def test_a_cold_fold_reads_segments_and_what_came_since() -> None:
+def test_cold_fold_reads_segments_and_later_entries() -> None:
     lake = make_old_lake()
     state, before = open_ledger(lake).read(), of_log(lake)
     assert open_ledger(lake).pack(limit=2) == 2, "a bounded piece of work"
@@ -64,7 +64,7 @@ def test_a_cold_fold_reads_segments_and_what_came_since() -> None:
     assert [n for n, _ in open_ledger(cold).entries(17)] == list(range(17, 66))
 
 
-def test_a_young_ledger_asks_for_no_segments() -> None:
+def test_small_ledger_lists_no_segments() -> None:
     lake = MemoryLake()
     begin_ledger(lake)
     lake.requests.clear()
@@ -73,7 +73,7 @@ def test_a_young_ledger_asks_for_no_segments() -> None:
 
 
 @pytest.mark.parametrize("after", range(6))
-def test_a_crash_at_any_step_and_two_who_pack(after: int) -> None:
+def test_crash_at_any_step_and_concurrent_packing(after: int) -> None:
     lake = make_old_lake()
     state = open_ledger(lake).read()
     with crash_after(lake, after):
@@ -89,7 +89,7 @@ def test_a_crash_at_any_step_and_two_who_pack(after: int) -> None:
     assert open_ledger(without_checkpoints(lake)).read() == state
 
 
-def test_segments_of_another_log_or_damaged_ones_are_passed_over() -> None:
+def test_foreign_or_damaged_segments_are_ignored() -> None:
     lake, other = make_old_lake(), make_old_lake()
     state = open_ledger(lake).read()
     open_ledger(lake).pack()
@@ -132,7 +132,7 @@ def test_a_reader_with_an_old_listing() -> None:
     assert open_ledger(lake).read() == state
 
 
-def test_entries_that_are_lost_are_not_read_from_segments() -> None:
+def test_lost_entries_are_not_read_from_segments() -> None:
     lake = make_old_lake()
     open_ledger(lake).pack()
     cut = MemoryLake({p: d for p, d in lake.files.items() if (paths.log_number(p) or 0) < 33 or "/log/" not in p})
@@ -141,7 +141,7 @@ def test_entries_that_are_lost_are_not_read_from_segments() -> None:
     assert Ledger.from_entries(cut, "orders", lambda: 0).read().number == 33
 
 
-def test_a_gap_lies_within_a_segment() -> None:
+def test_gap_within_a_segment() -> None:
     lake = make_old_lake()
     ledger = Ledger(lake, "orders", lambda: 0, "run", "c")
     ledger.append(lambda s: GapEntry(next=90, evidence=(), reason="restored"))
@@ -153,14 +153,14 @@ def test_a_gap_lies_within_a_segment() -> None:
     assert open_ledger(without_checkpoints(lake)).read() == state
 
 
-def test_a_hole_is_still_a_hole() -> None:
+def test_hole_is_still_an_error() -> None:
     lake = without_checkpoints(make_old_lake())
     lake.remove(paths.log_path("orders", 50))
     with pytest.raises(LedgerCorrupt, match="entry 50 is missing"):
         open_ledger(lake).read()
 
 
-def test_what_a_segment_says_is_read_back() -> None:
+def test_segment_round_trips() -> None:
     entries = ((3, b'{"a":1}\n'), (4, b""), (9, "é\n".encode()))
     segment = Segment(12, entries)
     assert Segment.load(segment.dump()) == segment

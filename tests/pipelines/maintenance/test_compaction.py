@@ -54,7 +54,7 @@ def world(tmp_path: Path) -> World:
 # -- rows and files
 
 
-def test_small_parts_of_a_window_become_one_and_every_row_stays(world: World) -> None:
+def test_small_parts_of_a_window_are_merged_without_losing_rows(world: World) -> None:
     world.land(*split_offsets(A, 10), *split_offsets(B, 50), bad=2, gaps=2)
     before, refused = world.read_rows(), world.read_rows(PartKind.QUARANTINED)
     done = world.compact()
@@ -69,7 +69,7 @@ def test_small_parts_of_a_window_become_one_and_every_row_stays(world: World) ->
     assert (explanation.found, explanation.row) == (Class.LANDED, 14)
 
 
-def test_rows_with_nan_are_merged_and_are_those_of_the_log(tmp_path: Path) -> None:
+def test_rows_with_nan_are_merged_and_match_the_log(tmp_path: Path) -> None:
     world = test_drift.World(tmp_path)
     kind: Any = {"type": "record", "name": "R", "fields": [{"name": "x", "type": "double"}]}
     kind["fields"].append({"name": "l", "type": {"type": "array", "items": "float"}})
@@ -85,7 +85,7 @@ def test_rows_with_nan_are_merged_and_are_those_of_the_log(tmp_path: Path) -> No
     assert world.find_problems(feed) == []
 
 
-def test_a_merged_file_is_as_landing_would_have_made_it(world: World) -> None:
+def test_merged_file_matches_a_landed_one(world: World) -> None:
     world.land(*split_offsets(A, 50, end=100), (B, 0, 100))
     old = pq.ParquetFile(world.lake.open(world.list_files()[0]))
     ((merge, receipt),) = world.compact().merged
@@ -105,7 +105,7 @@ def test_a_merged_file_is_as_landing_would_have_made_it(world: World) -> None:
     assert merge.offset_range.leader_epoch == 3
 
 
-def test_only_what_follows_itself_in_a_window_is_merged(world: World) -> None:
+def test_only_adjacent_parts_of_a_window_are_merged(world: World) -> None:
     world.land((A, 0, 10), (A, 10, 20), (A, 30, 40), (A, 40, 100), *split_offsets(B, 100))
     world.land((A, 20, 30), *split_offsets(A, 25, 100))
     done = world.compact()
@@ -113,7 +113,7 @@ def test_only_what_follows_itself_in_a_window_is_merged(world: World) -> None:
     world.check()
 
 
-def test_rows_by_their_own_time_stay_in_their_folders_in_order(tmp_path: Path) -> None:
+def test_rows_by_record_time_stay_in_their_folders_in_order(tmp_path: Path) -> None:
     world = World(tmp_path, "landing: {layout: record_time}\n", by_time=True)
     world.land(*split_offsets(A, 20), *split_offsets(B, 100), bad=3)
     before, folders = _read_by_folder(world), {p.rpartition("/")[0] for p in world.list_files()}
@@ -132,7 +132,7 @@ def _read_by_folder(world: World) -> dict[str, list[tuple[int, int]]]:
     return {folder: sorted(rows) for folder, rows in offsets.items()}
 
 
-def test_what_has_half_of_the_size_is_left_alone_and_none_grows_beyond_it(tmp_path: Path) -> None:
+def test_parts_of_half_the_target_size_stay_and_none_exceeds_it(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.land(*split_offsets(A, 10), *split_offsets(B, 100))
     one = world.lake.size(world.list_files()[0]) or 0
@@ -148,7 +148,7 @@ def _set_compaction(feed: Feed, **changes: int) -> Feed:
     return feed.model_copy(update={"compaction": CompactionSettings(**changes)})
 
 
-def test_ranges_without_rows_go_along_but_are_no_reason(world: World) -> None:
+def test_ranges_without_rows_are_included_but_trigger_no_merge(world: World) -> None:
     world.land((A, 0, 50), (A, 50, 52))
     batch = world.plan([world.build_range(A, 52, 100)])
     empty = Receipt(world.build_range(A, 52, 100), 100, Counts(aborted=48), (), "a")
@@ -161,7 +161,7 @@ def test_ranges_without_rows_go_along_but_are_no_reason(world: World) -> None:
     assert world.compact().merged == ()
 
 
-def test_a_bounded_batch_is_put_in_place_before_the_next_one_begins(world: World) -> None:
+def test_bounded_batch_is_published_before_the_next_starts(world: World) -> None:
     world.land(*split_offsets(A, 10), *split_offsets(B, 10))
     before = world.read_rows()
     world.feed = _set_compaction(world.feed, batch_bytes=1)
@@ -170,14 +170,14 @@ def test_a_bounded_batch_is_put_in_place_before_the_next_one_begins(world: World
     world.check()
 
 
-def test_memory_says_how_many_are_merged_at_once(world: World) -> None:
+def test_concurrent_merges_are_limited_by_memory(world: World) -> None:
     assert [compaction.threads(CompactionSettings(memory=m << 20), 8) for m in (1, 128, 300, 1 << 20)] == [1, 1, 2, 8]
 
 
 # -- windows
 
 
-def test_incomplete_windows_are_left_alone_and_named(world: World) -> None:
+def test_incomplete_windows_are_skipped_and_named(world: World) -> None:
     world.land(*split_offsets(A, 10), *split_offsets(B, 10, end=100))
     candidates = find(world.feed, world.ledger)
     assert {m.offset_range.window for m in candidates.merges} == {START}
@@ -185,14 +185,14 @@ def test_incomplete_windows_are_left_alone_and_named(world: World) -> None:
     assert world.compact().incomplete == (START + HOUR,)
 
 
-def test_windows_that_are_asked_for_and_no_others(world: World) -> None:
+def test_only_requested_windows_are_merged(world: World) -> None:
     world.land(*split_offsets(A, 10), *split_offsets(B, 10))
     done = world.compact([START + HOUR])
     assert {m.offset_range.window for m, _ in done.merged} == {START + HOUR}
     assert world.compact([START + 5 * HOUR]) == Compacted()
 
 
-def test_rows_outside_windows_are_merged_too_but_not_across_a_boundary(world: World) -> None:
+def test_rows_outside_windows_are_merged_within_boundaries(world: World) -> None:
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     ranges = [world.build_range(A, s, s + 10, window=0) for s in (300, 310, 320)]
     batch = world.plan(ranges)
@@ -204,7 +204,7 @@ def test_rows_outside_windows_are_merged_too_but_not_across_a_boundary(world: Wo
     world.check()
 
 
-def test_nothing_landed_is_nothing_to_merge(world: World) -> None:
+def test_empty_feed_has_nothing_to_merge(world: World) -> None:
     assert world.compact() == Compacted()
     world.lake = MemoryLake()
     assert foresee_compaction(world.feed, world.edges) == world.compact() == Compacted()
@@ -213,7 +213,7 @@ def test_nothing_landed_is_nothing_to_merge(world: World) -> None:
 # -- rivals
 
 
-def test_where_another_batch_is_at_work_is_left_out_and_named(world: World) -> None:
+def test_ranges_of_an_active_batch_are_skipped_and_named(world: World) -> None:
     world.land(*split_offsets(A, 10), *split_offsets(B, 10))
     at_work = world.plan([world.build_range(A, 20, 30)], by="replacing")
     for done in (foresee_compaction(world.feed, world.edges), world.compact()):
@@ -226,7 +226,7 @@ def test_where_another_batch_is_at_work_is_left_out_and_named(world: World) -> N
         ]
 
 
-def test_where_a_dead_run_s_batch_is_in_the_way_the_ways_out_are_told(world: World) -> None:
+def test_batch_of_a_dead_run_blocks_with_remedies(world: World) -> None:
     """Regression: the dead run's batch was reported as at work, without end."""
     world.land(*split_offsets(A, 10), *split_offsets(B, 10))
     dead_batch = world.plan([world.build_range(A, 20, 30)], by="replacing")
@@ -240,7 +240,7 @@ def test_where_a_dead_run_s_batch_is_in_the_way_the_ways_out_are_told(world: Wor
         ]
 
 
-def test_what_a_dead_run_was_writing_again_is_given_up_and_said(world: World) -> None:
+def test_rewrite_of_a_dead_run_is_abandoned_and_reported(world: World) -> None:
     world.land(*split_offsets(A, 10), *split_offsets(B, 10))
     dead_batch = world.plan([world.build_range(B, 0, 100)], RequestKind.REPLAY, by="rival")
     world.liveness.dead.add("rival")
@@ -262,7 +262,7 @@ def test_one_compaction_at_a_time(world: World) -> None:
     assert world.state().live() == ()
 
 
-def test_a_rival_that_comes_between_finding_and_planning_wins(world: World) -> None:
+def test_rival_between_search_and_plan_wins(world: World) -> None:
     world.land(*split_offsets(A, 10), *split_offsets(B, 10))
     before = world.read_rows()
     rivals = iter([True])
@@ -278,9 +278,7 @@ def test_a_rival_that_comes_between_finding_and_planning_wins(world: World) -> N
     world.check()
 
 
-def test_one_whose_files_another_replaced_meanwhile_says_who_owns_them(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_merge_of_files_replaced_meanwhile_names_the_owner(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.land(*split_offsets(A, 10), *split_offsets(B, 10))
     check_source = merging.check_source
 
@@ -297,7 +295,7 @@ def test_one_whose_files_another_replaced_meanwhile_says_who_owns_them(
     world.check()
 
 
-def test_a_batch_that_was_given_up_meanwhile_publishes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_abandoned_meanwhile_publishes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.land(*split_offsets(A, 10), *split_offsets(B, 10))
     before, files = world.read_rows(), world.list_files()
     prove = rewrite.prove
@@ -346,7 +344,7 @@ def _check_readable(world: World, before: pa.Table) -> None:
         assert world.read_rows().equals(before)
 
 
-def test_a_lake_that_fails_ends_it_tidily(world: World) -> None:
+def test_failing_lake_ends_the_compaction_cleanly(world: World) -> None:
     world.land(*split_offsets(A, 10), *split_offsets(B, 10))
     before, files, create = world.read_rows(), world.list_files(), world.lake.create
 
@@ -378,7 +376,9 @@ def test_a_part_that_is_not_the_ledgers_is_never_merged(damage: str, world: Worl
     assert world.state().live() == ()
 
 
-def test_what_does_not_read_back_as_it_was_is_never_published(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged_file_that_reads_back_differently_is_never_published(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.land(*split_offsets(A, 50), *split_offsets(B, 50))
     write = PartWriter.write
 
@@ -392,7 +392,7 @@ def test_what_does_not_read_back_as_it_was_is_never_published(world: World, monk
     assert list(world.lake.list(paths.staging_root("orders"))) == []
 
 
-def test_an_interrupt_ends_the_merges_that_are_under_way() -> None:
+def test_interrupt_ends_running_merges() -> None:
     stop = Event()
     stop.set()
     context = merging.RewriteContext(MemoryLake(), "orders", 1, "h", "a", None, stop)  # type: ignore[arg-type]
@@ -408,7 +408,9 @@ def test_an_interrupt_ends_the_merges_that_are_under_way() -> None:
 
 @settings(max_examples=scale_examples(15))
 @given(st.data())
-def test_whatever_landed_is_the_same_after_it(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_any_landed_rows_are_unchanged_by_compaction(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     world = World(tmp_path_factory.mktemp("any"), by_time=data.draw(st.booleans(), label="by time"))
     for key in (A, B):
         cuts = sorted(data.draw(st.sets(st.integers(1, 199), max_size=8), label=f"cuts of {key}") | {0, 100, 200})
@@ -432,7 +434,7 @@ def _sort_rows(rows: pa.Table) -> list[dict[str, Any]]:
     return sorted(items, key=lambda r: (r["partition"], r["offset"]))
 
 
-def test_duckdb_sees_the_same_rows_over_the_files(world: World, tmp_path: Path) -> None:
+def test_duckdb_reads_the_same_rows_over_the_files(world: World, tmp_path: Path) -> None:
     world.land(*split_offsets(A, 10), *split_offsets(B, 25), bad=1, gaps=3)
 
     def query_rows() -> list[Any]:
@@ -471,7 +473,7 @@ def _make_document(i: int) -> bytes:
     return json.dumps({k: v for k, v in document.items() if (i + len(k)) % 6 or k == "id"} | {"unknown": i}).encode()
 
 
-def test_typed_rows_of_every_kind_come_through(tmp_path: Path) -> None:
+def test_typed_rows_of_every_type_are_unchanged(tmp_path: Path) -> None:
     from sluice.pipelines.records.json.format import JsonFormat  # late: it loads compiled loops
     from sluice.pipelines.schema.schema import parse_schema
 

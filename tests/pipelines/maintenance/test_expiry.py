@@ -55,7 +55,7 @@ def is_first_hour(path: str) -> bool:
 # -- rows, files and accounts
 
 
-def test_rows_before_it_are_retired_and_the_account_closes(world: World) -> None:
+def test_rows_before_the_boundary_are_retired_and_the_audit_passes(world: World) -> None:
     later_rows = world.read_rows(windows=[START + HOUR])
     files = [p for p in world.list_files() if is_first_hour(p)]
     done = expire_by_hand(world)
@@ -76,7 +76,7 @@ def test_rows_before_it_are_retired_and_the_account_closes(world: World) -> None
     )
 
 
-def test_a_look_changes_nothing(world: World) -> None:
+def test_preview_changes_nothing(world: World) -> None:
     before = dict(world.lake.files)
     preview = look(world.ledger, START + HOUR, world.feed.window, world.liveness)
     assert world.lake.files == before
@@ -85,7 +85,7 @@ def test_a_look_changes_nothing(world: World) -> None:
     ] == [(START, 12)]
 
 
-def test_readers_are_told_by_whom_and_why(world: World) -> None:
+def test_reading_a_retired_window_reports_operator_and_reason(world: World) -> None:
     expire_by_hand(world)
     with pytest.raises(WindowRetired, match=r"was retired on 2015-08-20T01:00:00Z by ada on hal: kept for a day"):
         world.read_rows(windows=[START])
@@ -96,7 +96,7 @@ def test_readers_are_told_by_whom_and_why(world: World) -> None:
     assert explain(world.ledger, world.lake, A.tp, 100).found is Class.LANDED  # type: ignore[arg-type]
 
 
-def test_the_window_stays_complete_and_its_manifest_goes_for_good(world: World) -> None:
+def test_retired_window_stays_complete_and_loses_its_manifest_permanently(world: World) -> None:
     assert manifest.is_declared(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
     done = expire_by_hand(world)
     assert done.removed.manifests == (paths.window_path("orders", START, HOUR),)
@@ -107,7 +107,7 @@ def test_the_window_stays_complete_and_its_manifest_goes_for_good(world: World) 
     assert windows.list_pending_windows(world.state(), world.feed.window, world.now)[:1] != [START]
 
 
-def test_reports_of_batches_of_which_nothing_is_left_go(tmp_path: Path) -> None:
+def test_reports_of_fully_retired_batches_are_removed(tmp_path: Path) -> None:
     """A batch that landed in both hours keeps its report."""
     world = World(tmp_path)
     world.land((A, 0, 50), (B, 0, 50))
@@ -127,7 +127,7 @@ def test_reports_of_batches_of_which_nothing_is_left_go(tmp_path: Path) -> None:
     assert expire_by_hand(world).removed.pages == ()
 
 
-def test_landed_again_a_retired_window_can_be_read_again(world: World) -> None:
+def test_retired_window_is_readable_after_landing_again(world: World) -> None:
     before = world.read_rows(windows=[START])
     expire_by_hand(world)
     world.land(*split_offsets(A, 25, end=100), *split_offsets(B, 50, end=100), bad=1, gaps=2)
@@ -136,7 +136,7 @@ def test_landed_again_a_retired_window_can_be_read_again(world: World) -> None:
     world.check()
 
 
-def test_twice_is_once_and_later_takes_the_rest(world: World) -> None:
+def test_expiry_is_idempotent_and_a_later_boundary_retires_the_rest(world: World) -> None:
     assert expire_by_hand(world).number is not None
     again = expire_by_hand(world)
     assert (again.number, again.removed.parts) == (None, ())
@@ -145,7 +145,7 @@ def test_twice_is_once_and_later_takes_the_rest(world: World) -> None:
     world.check()
 
 
-def test_compacted_windows_are_retired_all_the_same(world: World) -> None:
+def test_compacted_windows_are_retired(world: World) -> None:
     world.compact()
     expire_by_hand(world)
     assert len(world.list_files()) == 4
@@ -153,7 +153,7 @@ def test_compacted_windows_are_retired_all_the_same(world: World) -> None:
     assert world.compact(by="again").merged == ()
 
 
-def test_a_life_of_a_partition_that_is_over_goes_by_its_own_windows(world: World) -> None:
+def test_former_incarnation_is_retired_by_its_own_windows(world: World) -> None:
     fresh = Key("orders", 0, "id-2")
     begins = OriginItem(key=fresh, offset=0, committed=None, why="recreated", opens=START + 2 * HOUR)
     entering = Entering(leaves=A, enters=begins)
@@ -170,7 +170,7 @@ def test_a_life_of_a_partition_that_is_over_goes_by_its_own_windows(world: World
     assert world.list_files() == []
 
 
-def test_what_lies_across_it_outside_windows_stays(world: World) -> None:
+def test_range_across_the_boundary_outside_windows_is_listed(world: World) -> None:
     s = world.build_range(A, 190, 210, window=0)
     batch = world.plan([s])
     plan = world.ledger.plan(batch)
@@ -183,7 +183,7 @@ def test_what_lies_across_it_outside_windows_stays(world: World) -> None:
 # -- refused
 
 
-def test_only_at_a_boundary_that_every_partition_has(world: World) -> None:
+def test_expiry_is_refused_unless_every_partition_has_the_boundary(world: World) -> None:
     for before, says in (
         (START + HOUR // 2, "is not the start of a window"),
         (START + 3 * HOUR, "the nearest end of a window before it is 2015-08-19T18:00"),
@@ -199,7 +199,7 @@ def test_only_at_a_boundary_that_every_partition_has(world: World) -> None:
         look(Ledger(MemoryLake(), "orders", lambda: 0), START, world.feed.window, world.liveness)  # type: ignore[arg-type]
 
 
-def test_what_is_pending_before_it_is_named_with_the_command(tmp_path: Path) -> None:
+def test_pending_offsets_before_the_boundary_are_reported_with_the_command(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.land(*split_offsets(A, 100), *split_offsets(B, 50, end=50))
     with pytest.raises(WindowIncomplete) as caught:
@@ -212,14 +212,14 @@ def test_what_is_pending_before_it_is_named_with_the_command(tmp_path: Path) -> 
     assert world.state().retired == {}
 
 
-def test_while_somebody_is_at_work_there_nothing_is_retired(world: World) -> None:
+def test_nothing_is_retired_while_another_batch_is_active_in_the_window(world: World) -> None:
     batch = world.plan([world.build_range(B, 50, 100)], RequestKind.COMPACT, by="rival")
     with pytest.raises(PlanBusy, match=f"batch {batch}"):
         expire_by_hand(world)
     assert len(world.list_files()) == 24
 
 
-def test_a_dead_run_s_batch_is_in_the_way_with_its_ways_out_or_given_up_where_it_landed_nothing(world: World) -> None:
+def test_dead_landing_batch_blocks_expiry_and_dead_compaction_is_abandoned(world: World) -> None:
     batch = world.plan([world.build_range(B, 50, 100)], by="rival")
     world.liveness.dead.add("rival")
     with pytest.raises(
@@ -234,7 +234,7 @@ def test_a_dead_run_s_batch_is_in_the_way_with_its_ways_out_or_given_up_where_it
     assert world.state().batches[merging].status is BatchStatus.ABANDONED
 
 
-def test_what_begins_just_before_the_decision_is_seen(world: World) -> None:
+def test_batch_planned_just_before_the_retire_entry_is_detected(world: World) -> None:
     def plan_first(path: str) -> None:
         world.lake.before.clear()
         world.plan([world.build_range(B, 50, 100)], by="rival")
@@ -248,7 +248,7 @@ def test_what_begins_just_before_the_decision_is_seen(world: World) -> None:
 # -- failures
 
 
-def test_a_crash_at_any_write_is_brought_home_by_the_next(tmp_path: Path) -> None:
+def test_expiry_that_crashes_at_any_write_is_completed_later(tmp_path: Path) -> None:
     at, ended = 0, False
     while not ended:
         world = World(tmp_path / str(at))
@@ -270,7 +270,7 @@ def test_a_crash_at_any_write_is_brought_home_by_the_next(tmp_path: Path) -> Non
     assert at > 10, "every write was tried"
 
 
-def test_a_sleeper_that_removes_manifests_puts_back_that_of_a_window_landed_again(world: World) -> None:
+def test_delayed_removal_restores_manifest_of_window_landed_again(world: World) -> None:
     woken: list[str] = []
 
     def land_first(path: str) -> None:
@@ -285,7 +285,7 @@ def test_a_sleeper_that_removes_manifests_puts_back_that_of_a_window_landed_agai
     world.check()
 
 
-def test_a_sleeper_that_declares_a_window_retired_meanwhile_takes_it_back(tmp_path: Path) -> None:
+def test_manifest_is_withdrawn_when_window_is_retired_during_declaration(tmp_path: Path) -> None:
     world = World(tmp_path)
     woken: list[str] = []
 
@@ -302,7 +302,7 @@ def test_a_sleeper_that_declares_a_window_retired_meanwhile_takes_it_back(tmp_pa
     world.check()
 
 
-def test_a_part_that_is_still_staged_cannot_come_back(world: World) -> None:
+def test_delayed_roll_forward_does_not_restore_a_retired_part(world: World) -> None:
     """The part is published, and retired while the process that would make it visible sleeps."""
     ranges = [world.build_range(A, 200, 250)]
     pins = tuple(Boundaries(key=k, times=(START + 3 * HOUR,), offsets=(o,)) for k, o in ((A, 250), (B, 200)))

@@ -18,7 +18,7 @@ def write(folder: Path, text: str, name: str = "fixes.py") -> Path:
     return path
 
 
-def test_a_function_of_a_file_or_of_a_module_of_the_project(tmp_path: Path) -> None:
+def test_function_is_loaded_from_a_file_or_a_project_module(tmp_path: Path) -> None:
     write(tmp_path, "SUFFIX = '!'\n", "beside_it.py")
     text = "from dataclasses import dataclass\nfrom beside_it import SUFFIX\n\n@dataclass\nclass X:\n    y: str\n\n"
     path = write(tmp_path, text + "def fix(record):\n    return X(record.field + SUFFIX).y\n")
@@ -42,7 +42,7 @@ def test_a_function_of_a_file_or_of_a_module_of_the_project(tmp_path: Path) -> N
         ("def fix(record):\n    yield record\n", "fixes.py, line 1: fix returns no value"),
     ],
 )
-def test_what_is_wrong_is_told_by_file_and_line(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_fix_file_is_reported_with_file_and_line(tmp_path: Path, text: str, says: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(UsageError) as caught:
         load(f"{path}:fix", tmp_path)
@@ -50,7 +50,7 @@ def test_what_is_wrong_is_told_by_file_and_line(tmp_path: Path, text: str, says:
     assert caught.value.exit_code == 2
 
 
-def test_files_are_looked_for_in_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_are_resolved_in_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project, shell = tmp_path / "project", tmp_path / "shell"
     for folder in (project, shell):
         folder.mkdir()
@@ -76,6 +76,6 @@ def test_files_are_looked_for_in_the_project(tmp_path: Path, monkeypatch: pytest
         ("json:no_such_thing", "has no function no_such_thing"),
     ],
 )
-def test_names_that_name_nothing(tmp_path: Path, text: str, says: str) -> None:
+def test_names_that_do_not_resolve_are_refused(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         load(text, tmp_path)

@@ -30,7 +30,7 @@ def _renew(world: IcebergWorld) -> int:
     return len(done.merged)
 
 
-def test_old_files_of_a_table_are_replaced_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misread_table_files_are_replaced_and_other_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = IcebergWorld(tmp_path)
     with monkeypatch.context() as earlier:
         earlier.setattr(writer, "in_milliseconds", lambda schema: [])
@@ -57,7 +57,7 @@ def test_old_files_of_a_table_are_replaced_and_the_others_stay(tmp_path: Path, m
     assert _renew(world) == 0
 
 
-def test_files_that_came_into_a_partition_are_described_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_added_without_partition_values_are_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older release added files without partition values to a table that somebody had partitioned."""
     from pyiceberg.transforms import DayTransform
 

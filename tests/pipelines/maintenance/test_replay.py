@@ -160,7 +160,7 @@ def list_broken(offsets: Sequence[int] = range(200)) -> list[int]:
 # -- rows
 
 
-def test_what_fits_the_mended_schema_lands_in_its_place_and_the_rest_stays(world: Typed) -> None:
+def test_records_that_fit_the_fixed_schema_land_in_place_and_others_stay(world: Typed) -> None:
     world.land(*split_offsets(A, 50), *split_offsets(B, 100))
     before = world.read_rows()
     state, manifests = world.state(), list(world.lake.list(paths.manifest_folder("orders")))
@@ -195,7 +195,7 @@ def test_what_fits_the_mended_schema_lands_in_its_place_and_the_rest_stays(world
     assert world.replay().done == ()
 
 
-def test_a_replayed_file_is_as_landing_would_have_made_it(world: Typed) -> None:
+def test_replayed_file_has_schema_and_metadata_of_a_landed_file(world: Typed) -> None:
     world.land((A, 0, 100), *split_offsets(B, 100))
     world.write_feed(WIDER)
     world.land((A, 100, 200))
@@ -208,7 +208,7 @@ def test_a_replayed_file_is_as_landing_would_have_made_it(world: Typed) -> None:
         assert metadata["sluice.range"] == "orders:0:0-100"
 
 
-def test_rows_by_their_own_time_go_to_their_folders(tmp_path: Path) -> None:
+def test_rows_laid_out_by_record_time_land_in_their_folders(tmp_path: Path) -> None:
     world = Typed(tmp_path, "landing: {layout: record_time}\n", by_time=True)
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     world.write_feed(WIDER)
@@ -235,7 +235,7 @@ def test_rows_by_their_own_time_go_to_their_folders(tmp_path: Path) -> None:
         (Filter(places=((A.tp, 15), (A.tp, 125), (B.tp, 15), (A.tp, 16))), [15, 125]),
     ],
 )
-def test_only_what_is_asked_for_is_tried(world: Typed, selection: Filter, offsets: list[int]) -> None:
+def test_only_selected_records_are_replayed(world: Typed, selection: Filter, offsets: list[int]) -> None:
     world.land(*split_offsets(A, 50), *split_offsets(B, 100))
     before = set(world.list_positions())
     world.write_feed(WIDER)
@@ -248,7 +248,7 @@ def test_only_what_is_asked_for_is_tried(world: Typed, selection: Filter, offset
     )
 
 
-def test_a_dry_run_says_the_same_and_writes_nothing(world: Typed) -> None:
+def test_dry_run_reports_the_same_result_and_writes_nothing(world: Typed) -> None:
     world.land(*split_offsets(A, 50), *split_offsets(B, 100))
     world.write_feed(WIDER)
     files = dict(world.lake.files)
@@ -264,7 +264,7 @@ def test_a_dry_run_says_the_same_and_writes_nothing(world: Typed) -> None:
     assert (kind.reason, records, first) == ("not_json", 2 * len(list_broken()), "orders:0:3")
 
 
-def test_what_fails_otherwise_now_says_so(world: Typed) -> None:
+def test_quarantined_record_gets_new_reason_when_its_range_is_rewritten(world: Typed) -> None:
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     refused = {r["offset"]: r for r in world.read_rows(PartKind.QUARANTINED).to_pylist()}
     world.write_feed({**WIDER, "name": "string", "other": "string not null"})
@@ -281,7 +281,7 @@ def test_what_fails_otherwise_now_says_so(world: Typed) -> None:
     world.check()
 
 
-def test_rows_that_today_s_types_would_lose_something_of_are_left_alone(world: Typed) -> None:
+def test_rows_that_would_lose_data_under_current_schema_stay_unchanged(world: Typed) -> None:
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     world.write_feed({"id": "int64 not null", "amount": "int64"})
     before = world.read_rows()
@@ -297,7 +297,7 @@ def test_rows_that_today_s_types_would_lose_something_of_are_left_alone(world: T
 
 
 @pytest.mark.parametrize("selection", [Filter(places=((A.tp, 5),)), Filter(windows=frozenset({START}))])
-def test_rows_that_share_a_file_with_what_fits_lose_nothing(world: Typed, selection: Filter) -> None:
+def test_rows_in_the_same_file_as_fitting_records_lose_nothing(world: Typed, selection: Filter) -> None:
     world.land_together((A, 5, 6), (B, 0, 5))  # of A nothing landed, of B nothing in quarantine will fit
     world.land((A, 0, 5), (A, 6, 15), (B, 5, 15))
     world.land((A, 15, 100), (A, 100, 200), (B, 15, 100), (B, 100, 200))
@@ -313,7 +313,7 @@ def test_rows_that_share_a_file_with_what_fits_lose_nothing(world: Typed, select
     world.check()
 
 
-def test_a_feed_that_drops_what_does_not_fit_drops_nothing_here(world: Typed) -> None:
+def test_replay_drops_nothing_when_feed_drops_undecodable_records(world: Typed) -> None:
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     world.write_feed(WIDER, "policies: {on_undecodable: drop}\n")
     assert len(world.replay().done) == 4
@@ -335,7 +335,7 @@ def write_contract(world: Typed, *expectations: dict[str, Any]) -> None:
     world.write_feed(STRICT)
 
 
-def test_rows_land_once_the_contract_was_mended_and_its_tallies_are_todays(world: Typed) -> None:
+def test_rows_land_after_contract_fix_with_tallies_of_current_contract(world: Typed) -> None:
     write_contract(world, expect_between(150), expect_between(120, "warning"))
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     good = [o for o in range(200) if o not in list_large() + list_broken()]
@@ -364,7 +364,7 @@ def test_rows_land_once_the_contract_was_mended_and_its_tallies_are_todays(world
     assert hashes == {world.feed.contract.hash if world.feed.contract else None}, "they were tried today"
 
 
-def test_rows_that_were_not_asked_for_still_count_for_the_contract(world: Typed) -> None:
+def test_unselected_rows_still_count_in_contract_tallies(world: Typed) -> None:
     write_contract(world, expect_between(150))
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     write_contract(world, expect_between(160))
@@ -379,7 +379,7 @@ def test_rows_that_were_not_asked_for_still_count_for_the_contract(world: Typed)
 # -- fix functions
 
 
-def test_mended_records_land_and_are_known_as_such(world: Typed) -> None:
+def test_fixed_records_land_and_are_recorded_as_fixed(world: Typed) -> None:
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     records: list[Record] = []
 
@@ -424,7 +424,7 @@ def test_mended_records_land_and_are_known_as_such(world: Typed) -> None:
         (None, False),
     ],
 )
-def test_whatever_a_fix_function_returns(world: Typed, answer: Any, landed: bool) -> None:
+def test_fix_function_result_lands_or_record_stays_quarantined(world: Typed, answer: Any, landed: bool) -> None:
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     before = world.read_rows(PartKind.QUARANTINED)
     done = world.replay(Filter(places=((A.tp, 3),)), lambda record: answer)
@@ -435,7 +435,7 @@ def test_whatever_a_fix_function_returns(world: Typed, answer: Any, landed: bool
     world.check()
 
 
-def test_a_function_that_raises_is_counted_and_the_replay_goes_on(world: Typed) -> None:
+def test_errors_of_fix_function_are_counted_and_replay_continues(world: Typed) -> None:
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
 
     def fix(record: Record) -> Any:
@@ -461,7 +461,7 @@ def test_a_function_that_raises_is_counted_and_the_replay_goes_on(world: Typed) 
     world.check()
 
 
-def test_bytes_that_stay_as_they_are_are_not_mended(world: Typed) -> None:
+def test_value_unchanged_by_fix_function_is_not_recorded_as_fixed(world: Typed) -> None:
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     world.write_feed(WIDER)
     world.replay(fix=lambda record: record.value)
@@ -469,7 +469,7 @@ def test_bytes_that_stay_as_they_are_are_not_mended(world: Typed) -> None:
     world.check()
 
 
-def test_large_mended_values_are_typed_a_few_at_a_time(world: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_fixed_values_are_converted_a_few_at_a_time(world: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     from sluice.pipelines.maintenance import fixers
 
     monkeypatch.setattr(sorter, "FIXED_BYTES", 100)
@@ -484,7 +484,7 @@ def test_large_mended_values_are_typed_a_few_at_a_time(world: Typed, monkeypatch
 # -- repeated, and with other operations
 
 
-def test_what_was_re_landed_is_carried_on_by_replays_and_by_compaction(world: Typed) -> None:
+def test_relanded_offsets_survive_replays_and_compaction(world: Typed) -> None:
     world.land(*split_offsets(A, 50), *split_offsets(B, 100))
     world.write_feed(WIDER)
     world.replay()
@@ -516,7 +516,7 @@ def test_what_was_re_landed_is_carried_on_by_replays_and_by_compaction(world: Ty
     ]
 
 
-def test_it_is_told_where_a_record_is_and_why_it_had_been_in_quarantine(world: Typed) -> None:
+def test_explain_reports_relanded_record_and_former_quarantine_reason(world: Typed) -> None:
     world.land(*split_offsets(A, 50), *split_offsets(B, 100))
     world.write_feed(WIDER)
     world.replay()
@@ -535,7 +535,7 @@ def test_it_is_told_where_a_record_is_and_why_it_had_been_in_quarantine(world: T
     assert "not_json" in explanation.text
 
 
-def test_what_a_fix_function_leaves_alone_says_why_it_does_not_fit_today(world: Typed) -> None:
+def test_records_skipped_by_fix_function_get_their_current_reason(world: Typed) -> None:
     """Fixed records have their offset range rewritten; the others in it get the reason that they have today."""
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     world.write_feed({**WIDER, "name": "string", "other": "string not null"})
@@ -551,7 +551,7 @@ def test_what_a_fix_function_leaves_alone_says_why_it_does_not_fit_today(world: 
     assert {str(h.kind) for h in world.list_quarantined().held} == {"other: missing"}
 
 
-def test_what_a_fix_function_leaves_alone_although_it_fits_is_counted(world: Typed) -> None:
+def test_fitting_records_skipped_by_fix_function_are_counted(world: Typed) -> None:
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     world.write_feed({**WIDER, "name": "string"})
     done = world.replay(fix=lambda record: None)
@@ -559,7 +559,7 @@ def test_what_a_fix_function_leaves_alone_although_it_fits_is_counted(world: Typ
     assert (done.trial.left, done.trial.left_fit) == (2 * len(list_large() + list_broken()), 2 * len(list_large()))
 
 
-def test_what_is_in_quarantine_is_counted_by_reason(world: Typed) -> None:
+def test_quarantined_records_are_counted_by_reason(world: Typed) -> None:
     world.land(*split_offsets(A, 50), *split_offsets(B, 100))
     listed = world.list_quarantined()
     top = listed.held[0]
@@ -579,7 +579,7 @@ def test_what_is_in_quarantine_is_counted_by_reason(world: Typed) -> None:
 # -- rivals
 
 
-def test_one_replay_at_a_time(world: Typed) -> None:
+def test_replay_is_refused_while_another_replay_is_live(world: Typed) -> None:
     world.land(*split_offsets(A, 50), *split_offsets(B, 100))
     world.write_feed(WIDER)
     rival = world.plan([world.build_range(B, 0, 100)], RequestKind.REPLAY, by="rival")
@@ -592,7 +592,7 @@ def test_one_replay_at_a_time(world: Typed) -> None:
     world.check()
 
 
-def test_records_that_another_replay_landed_while_they_were_tried(
+def test_replay_fails_when_another_replay_lands_the_records_meanwhile(
     world: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.land((A, 0, 100))
@@ -610,14 +610,14 @@ def test_records_that_another_replay_landed_while_they_were_tried(
     world.check()
 
 
-def test_it_begins_no_ledger(world: Typed) -> None:
+def test_replay_does_not_create_a_ledger(world: Typed) -> None:
     """A ledger that begins without a request to Kafka would never know its cluster."""
     world.lake.files.clear()
     assert world.replay().done == ()
     assert world.lake.files == {}
 
 
-def test_where_another_batch_is_at_work_is_left_out_and_named(world: Typed) -> None:
+def test_ranges_reserved_by_another_batch_are_skipped_and_reported(world: Typed) -> None:
     world.land(*split_offsets(A, 50), *split_offsets(B, 100))
     world.write_feed(WIDER)
     rival = world.plan([world.build_range(A, 60, 70)], by="replacing")
@@ -660,7 +660,7 @@ def test_a_crash_at_any_write_leaves_every_record_exactly_once(tmp_path: Path) -
 
 @pytest.mark.parametrize("damage", ["flip", "gone"])
 @pytest.mark.parametrize("kind", ["data", "quarantine"])
-def test_a_part_that_is_not_the_ledgers_is_never_used(damage: str, kind: str, world: Typed) -> None:
+def test_missing_or_modified_part_is_never_used(damage: str, kind: str, world: Typed) -> None:
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     world.write_feed(WIDER)
     candidates = find(world.feed, world.edges, world.reopen_ledger(), Filter(), None)  # type: ignore[arg-type]
@@ -682,7 +682,7 @@ def test_a_part_that_is_not_the_ledgers_is_never_used(damage: str, kind: str, wo
         ({"relanded": (Range(98, 101),)}, "I5: .*3 re-landed records are not among"),
     ],
 )
-def test_the_audit_holds_what_receipts_say_of_replays(world: Typed, changes: dict[str, Any], says: str) -> None:
+def test_audit_checks_relanded_and_fixed_offsets_of_receipts(world: Typed, changes: dict[str, Any], says: str) -> None:
     world.land((A, 100, 200), *split_offsets(B, 100))
     s = world.build_range(A, 0, 100)
     batch = world.plan([s])

@@ -34,17 +34,17 @@ def view(state: str, kind: str = "classic", protocol_type: str = "consumer", **f
         (view("Empty", kind="consumer"), 5, OffsetExpiry(Counting.COMMIT, WEEK)),
     ],
 )
-def test_offsets_last_as_kafka_counts_and_no_more_is_claimed_than_is_known(
+def test_offset_expiry_follows_kafka_rules_and_claims_only_known_facts(
     group: GroupView, left_at: int | None, expected: OffsetExpiry
 ) -> None:
     assert estimate_expiry(group, WEEK, left_at) == expected
 
 
-def test_without_a_known_retention_nothing_is_claimed() -> None:
+def test_offset_expiry_has_no_time_without_known_retention() -> None:
     assert estimate_expiry(view("Empty"), None, 5) == OffsetExpiry(Counting.EMPTY, None)
 
 
-def test_who_holds_a_partition() -> None:
+def test_group_view_reports_partition_owner_and_members() -> None:
     holder = member("loader", TP)
     group = view("Stable", members=(member("idle"), holder))
     assert (group.holder(TP), group.holder(TopicPartition("orders", 1))) == (holder, None)
@@ -56,14 +56,14 @@ def test_who_holds_a_partition() -> None:
 
 
 @pytest.mark.parametrize("state", [s for s in GroupState if s not in ("Empty", "Dead")])
-def test_only_an_empty_group_is_free(state: GroupState) -> None:
+def test_only_an_empty_or_dead_group_is_free(state: GroupState) -> None:
     assert not view(state).free
     assert view("Empty").free
     assert view("Dead").free
     assert not view("SomethingNew").free
 
 
-def test_newer_kinds_are_told_by_their_proposal() -> None:
+def test_consumer_group_type_is_formatted_with_its_kip() -> None:
     assert [format_kind(k) for k in ("classic", "consumer", "newest")] == [
         "classic",
         "consumer (KIP-848)",

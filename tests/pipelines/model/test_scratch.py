@@ -45,7 +45,7 @@ def process() -> Iterator[tuple[subprocess.Popen[str], Path]]:
             child.kill()
 
 
-def test_it_is_ones_own_and_gone_when_the_process_ends(there: Path) -> None:
+def test_scratch_folder_is_private_and_removed_at_process_end(there: Path) -> None:
     with process() as (child, folder):
         assert folder.parent == there
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -53,7 +53,7 @@ def test_it_is_ones_own_and_gone_when_the_process_ends(there: Path) -> None:
         assert list(there.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_and_that_of_a_living_one_stays(there: Path) -> None:
+def test_folder_of_killed_process_is_removed_and_of_live_process_is_kept(there: Path) -> None:
     with process() as (killed, leftover), process() as (_, alive):
         assert scratch.clear() == []
         killed.kill()
@@ -65,7 +65,7 @@ def test_what_a_killed_process_left_is_removed_and_that_of_a_living_one_stays(th
         assert (alive / "blockmgr-1" / "shuffle").exists()
 
 
-def test_the_next_process_removes_it(there: Path) -> None:
+def test_next_process_removes_folder_of_killed_process(there: Path) -> None:
     with process() as (killed, leftover):
         killed.kill()
         killed.wait()
@@ -74,7 +74,7 @@ def test_the_next_process_removes_it(there: Path) -> None:
         assert not leftover.exists()
 
 
-def test_a_forked_process_leaves_it_to_the_one_whose_it_is(there: Path) -> None:
+def test_forked_child_does_not_remove_the_parent_folder(there: Path) -> None:
     script = _MAKES.replace("print(", "import os\nif os.fork() == 0: sys.exit()\nos.wait()\nprint(")
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
@@ -85,7 +85,7 @@ def test_a_forked_process_leaves_it_to_the_one_whose_it_is(there: Path) -> None:
     assert not folder.exists()
 
 
-def test_what_is_not_known_to_be_ours_and_dead_is_never_touched(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_folders_of_own_dead_processes_are_removed(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (there / "elsewhere").mkdir()
     (there / "elsewhere" / "held").touch()
     (there / "sluice-linked").symlink_to(there / "elsewhere")
@@ -107,7 +107,7 @@ def test_what_is_not_known_to_be_ours_and_dead_is_never_touched(there: Path, mon
     assert scratch.clear() == [there / "sluice-theirs"]
 
 
-def test_a_link_in_it_is_not_followed(there: Path) -> None:
+def test_link_in_scratch_folder_is_not_followed(there: Path) -> None:
     (there / "precious").mkdir()
     (there / "precious" / "file").touch()
     (there / "sluice-dead").mkdir()
@@ -117,7 +117,9 @@ def test_a_link_in_it_is_not_followed(there: Path) -> None:
     assert (there / "precious" / "file").exists()
 
 
-def test_what_cannot_be_removed_keeps_its_mark_for_the_next(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_that_cannot_be_removed_keeps_its_mark_for_next_clean_up(
+    there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (there / "sluice-dead").mkdir()
     for name in ("held", "busy"):
         (there / "sluice-dead" / name).touch()

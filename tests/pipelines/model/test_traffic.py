@@ -45,14 +45,14 @@ BATCHES = st.builds(Traffic, brokers=st.lists(BROKERS, max_size=5).map(by_broker
 
 
 @given(TASKS, TASKS, TASKS)
-def test_tasks_add_up_in_any_grouping_and_order(a: TaskTraffic, b: TaskTraffic, c: TaskTraffic) -> None:
+def test_task_traffic_addition_is_associative_and_commutative(a: TaskTraffic, b: TaskTraffic, c: TaskTraffic) -> None:
     assert (a + b) + c == a + (b + c)
     assert a + b == b + a
     assert a + TaskTraffic() == a
 
 
 @given(BATCHES, BATCHES, BATCHES)
-def test_batches_add_up_in_any_grouping_and_the_last_knows_how_far_behind(a: Traffic, b: Traffic, c: Traffic) -> None:
+def test_batch_traffic_addition_is_associative_and_keeps_latest_lag(a: Traffic, b: Traffic, c: Traffic) -> None:
     assert (a + b) + c == a + (b + c)
     assert (a + b).brokers == (b + a).brokers
     assert {t: n for t, n in (a + b).behind.items() if t in b.behind} == b.behind
@@ -60,7 +60,7 @@ def test_batches_add_up_in_any_grouping_and_the_last_knows_how_far_behind(a: Tra
 
 
 @given(st.lists(BROKERS))
-def test_the_sum_of_all_brokers_is_the_sum_of_each(brokers: list[BrokerTraffic]) -> None:
+def test_total_traffic_is_the_sum_over_brokers(brokers: list[BrokerTraffic]) -> None:
     total, merged = sum_brokers(brokers), sum_brokers(by_broker(brokers))
     assert total == merged
     assert (total.requests, total.bytes) == (sum(b.requests for b in brokers), sum(b.bytes for b in brokers))
@@ -68,12 +68,12 @@ def test_the_sum_of_all_brokers_is_the_sum_of_each(brokers: list[BrokerTraffic])
 
 
 @given(TASKS)
-def test_it_travels_as_json(sent: TaskTraffic) -> None:
+def test_task_traffic_round_trips_through_json(sent: TaskTraffic) -> None:
     assert TypeAdapter(TaskTraffic).validate_json(to_json(sent)) == sent
 
 
 @given(TIMES)
-def test_a_time_lies_in_its_bucket(us: int) -> None:
+def test_latency_is_within_the_bounds_of_its_bucket(us: int) -> None:
     bucket = find_bucket(us)
     assert 0 <= bucket < BUCKETS
     assert bucket == BUCKETS - 1 or us < get_bound_us(bucket)
@@ -81,7 +81,7 @@ def test_a_time_lies_in_its_bucket(us: int) -> None:
 
 
 @given(st.lists(TIMES, min_size=1, max_size=200), st.floats(0.01, 1))
-def test_a_percentile_is_never_too_short_and_too_long_by_half_at_most(times: list[int], share: float) -> None:
+def test_percentile_is_never_too_low_and_at_most_half_too_high(times: list[int], share: float) -> None:
     estimate = sum(map(Latency.of, times), Latency()).percentile_ms(share) * 1000
     ordered = sorted(times)
     true = next(t for i, t in enumerate(ordered, 1) if i >= share * len(ordered))
@@ -90,11 +90,11 @@ def test_a_percentile_is_never_too_short_and_too_long_by_half_at_most(times: lis
         assert estimate <= max(1.5 * true, 1000) * 1.000001
 
 
-def test_no_answers_have_no_percentiles() -> None:
+def test_percentile_is_zero_without_responses() -> None:
     assert Latency().percentile_ms(0.99) == 0
 
 
-def test_what_a_ledger_keeps_of_a_broker_stays_small_however_much_it_was_asked() -> None:
+def test_broker_traffic_stays_small_after_many_requests() -> None:
     busy = BrokerTraffic(1, "broker-1.kafka.internal:9092", errors={"no answer": 3})
     for us in range(0, 60_000_000, 10_000):
         busy += BrokerTraffic(1, requests=1, bytes=1 << 20, latency=Latency.of(us))

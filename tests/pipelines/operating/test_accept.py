@@ -82,7 +82,7 @@ def copy_files(world: World) -> dict[str, bytes]:
 # -- lost
 
 
-def test_what_retention_took_is_accepted_with_a_name(world: World) -> None:
+def test_offsets_deleted_by_retention_are_accepted_as_lost(world: World) -> None:
     world.topic.write(P0, [world.now] * 4, False)
     world.topic.log_start = 10
     with pytest.raises(OffsetsLost, match=r"\[8, 10\) are gone") as caught:
@@ -95,7 +95,7 @@ def test_what_retention_took_is_accepted_with_a_name(world: World) -> None:
     assert is_reconciled(world)
 
 
-def test_a_loss_is_not_put_over_what_a_live_batch_may_have_read(world: World) -> None:
+def test_loss_is_refused_while_a_live_batch_may_have_read_the_offsets(world: World) -> None:
     world.topic.write(P0, [world.now] * 4, False)
     with pytest.raises(BatchIncomplete):
         world.land(CATCH_UP, drops=frozenset({0})).check()
@@ -113,7 +113,7 @@ def test_a_loss_is_not_put_over_what_a_live_batch_may_have_read(world: World) ->
     assert is_reconciled(world)
 
 
-def test_before_the_first_plan_nothing_is_lost(feed: Feed) -> None:
+def test_loss_is_refused_before_the_first_plan(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(P0, [START] * 4, False)
     with pytest.raises(NothingToAccept):
@@ -123,7 +123,7 @@ def test_before_the_first_plan_nothing_is_lost(feed: Feed) -> None:
 # -- another log
 
 
-def test_a_recreated_topic_begins_afresh_and_what_landed_stays(world: World) -> None:
+def test_recreated_topic_starts_over_and_landed_rows_stay(world: World) -> None:
     commit_landed(world)
     world.topic.topic_id, world.topic.batches[P0] = "id-2", []
     world.topic.write(P0, [world.now] * 3, False)
@@ -143,7 +143,7 @@ def test_a_recreated_topic_begins_afresh_and_what_landed_stays(world: World) -> 
         accept_log(world.feed, world.make_ports(), AcceptEvent.RECREATED, "again")
 
 
-def test_windows_do_not_wait_for_a_partition_that_is_gone_for_good(world: World) -> None:
+def test_windows_do_not_wait_for_a_permanently_deleted_partition(world: World) -> None:
     """A topic of a pattern was deleted, or one came back with fewer partitions."""
     with pytest.raises(NothingToAccept):
         accept_log(world.feed, world.make_ports(), AcceptEvent.GONE, "?")
@@ -186,7 +186,7 @@ def test_windows_do_not_wait_for_a_partition_that_is_gone_for_good(world: World)
 
 
 @pytest.mark.parametrize("event", [AcceptEvent.RECREATED, AcceptEvent.TRUNCATED])
-def test_what_somebody_else_accepted_meanwhile_is_not_accepted_again(event: AcceptEvent, world: World) -> None:
+def test_event_accepted_concurrently_is_not_accepted_again(event: AcceptEvent, world: World) -> None:
     """A second acceptance would begin the new life again, and all its records would land twice."""
     if event is AcceptEvent.RECREATED:
         world.topic.topic_id, world.topic.batches[P0] = "id-2", []
@@ -209,7 +209,7 @@ def test_what_somebody_else_accepted_meanwhile_is_not_accepted_again(event: Acce
     assert is_reconciled(world)
 
 
-def test_a_topic_recreated_while_it_is_looked_at_is_not_taken_for_truncated(world: World) -> None:
+def test_topic_recreated_during_the_check_is_not_treated_as_truncated(world: World) -> None:
     """Epochs are requested by topic name, so the answer may come from another log."""
     epoch_ends = world.topic.epoch_ends
 
@@ -224,7 +224,7 @@ def test_a_topic_recreated_while_it_is_looked_at_is_not_taken_for_truncated(worl
     assert copy_files(world) == before
 
 
-def test_windows_go_on_tiling_after_a_recreation(world: World) -> None:
+def test_windows_keep_tiling_after_topic_recreation(world: World) -> None:
     world.topic.topic_id, world.topic.batches[P0] = "id-2", []
     accept_log(world.feed, world.make_ports(), AcceptEvent.RECREATED, "INC-1")
     world.topic.write(P0, [world.now, world.now + HOUR], False)
@@ -237,7 +237,7 @@ def test_windows_go_on_tiling_after_a_recreation(world: World) -> None:
     assert world.ledger.read().frontier(Key("orders", 0, "id-2")) == 2
 
 
-def test_a_truncated_log_is_entered_where_it_ends(world: World) -> None:
+def test_truncated_log_resumes_at_its_end(world: World) -> None:
     world.topic.batches[P0].pop()
     world.topic.write(P0, [world.now], False)
     with pytest.raises(LogTruncated) as caught:
@@ -254,7 +254,7 @@ def test_a_truncated_log_is_entered_where_it_ends(world: World) -> None:
     assert is_reconciled(world)
 
 
-def test_what_was_pending_in_the_life_that_is_left_is_named(world: World) -> None:
+def test_pending_offsets_of_former_incarnation_are_reported_as_skipped(world: World) -> None:
     world.topic.write(P0, [world.now] * 4, False)
     world.land(Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 10, 12),))).check()
     world.topic.topic_id = "id-2"
@@ -262,7 +262,7 @@ def test_what_was_pending_in_the_life_that_is_left_is_named(world: World) -> Non
     assert done.skipped == (KeyRange(key=KEY, range=Range(8, 10)),)
 
 
-def test_a_live_batch_of_the_life_that_is_left_ends_there(world: World) -> None:
+def test_live_batch_of_former_incarnation_is_abandoned(world: World) -> None:
     world.topic.write(P0, [world.now] * 4, False)
     world.land(CATCH_UP, drops=frozenset({0}))
     (batch,) = world.ledger.read().live()
@@ -272,7 +272,7 @@ def test_a_live_batch_of_the_life_that_is_left_ends_there(world: World) -> None:
     assert world.ledger.read().batches[batch.id].status is BatchStatus.ABANDONED
 
 
-def test_another_cluster_is_entered_from_its_log_starts_and_back(world: World) -> None:
+def test_other_cluster_starts_at_its_log_starts_and_failback_works(world: World) -> None:
     commit_landed(world)
     world.topic.id, world.topic.topic_id, world.topic.log_start = "cluster-2", "id-9", 2
     with pytest.raises(ClusterChanged) as caught:
@@ -290,7 +290,7 @@ def test_another_cluster_is_entered_from_its_log_starts_and_back(world: World) -
 
 
 @pytest.mark.parametrize("event", [AcceptEvent.RECREATED, AcceptEvent.TRUNCATED, AcceptEvent.CLUSTER])
-def test_what_did_not_happen_is_not_accepted(world: World, event: AcceptEvent) -> None:
+def test_event_that_did_not_happen_is_not_accepted(world: World, event: AcceptEvent) -> None:
     before = copy_files(world)
     with pytest.raises(NothingToAccept):
         accept_log(world.feed, world.make_ports(), event, "?")
@@ -307,7 +307,7 @@ def test_what_did_not_happen_is_not_accepted(world: World, event: AcceptEvent) -
 
 
 @pytest.mark.parametrize("to", [3, 90])
-def test_the_next_commit_goes_on_from_offsets_that_were_moved(world: World, to: int) -> None:
+def test_next_commit_continues_after_moved_offsets_are_accepted(world: World, to: int) -> None:
     commit_landed(world)
     world.group.offsets[P0] = CommittedOffset(to)
     with pytest.raises(GroupMoved) as caught:
@@ -319,7 +319,7 @@ def test_the_next_commit_goes_on_from_offsets_that_were_moved(world: World, to: 
     assert world.group.offsets[P0].offset == 8
 
 
-def test_offsets_that_somebody_put_where_the_frontier_happens_to_be_are_accepted_with_the_others(world: World) -> None:
+def test_offset_moved_to_the_frontier_is_accepted_with_other_moved_offsets(world: World) -> None:
     p1 = TopicPartition(P0.topic, 1)
     world.topic.write(p1, [world.now] * 4, False)
     world.land(CATCH_UP).check()
@@ -337,7 +337,7 @@ def test_offsets_that_somebody_put_where_the_frontier_happens_to_be_are_accepted
     assert [world.group.offsets[tp].offset for tp in (P0, p1)] == [11, 11]
 
 
-def test_what_moved_offsets_pass_over_is_skipped_when_they_are_adopted(world: World) -> None:
+def test_adopting_moved_offsets_skips_the_offsets_in_between(world: World) -> None:
     commit_landed(world)
     world.topic.write(P0, [world.now] * 4, False)
     world.group.offsets[P0] = CommittedOffset(10)
@@ -353,7 +353,7 @@ def test_what_moved_offsets_pass_over_is_skipped_when_they_are_adopted(world: Wo
     assert "sluice run orders --offsets orders:0:2-12 --replace" in back.value.remedy
 
 
-def test_one_back_and_one_ahead_each_have_a_way_that_works(world: World) -> None:
+def test_remedies_work_for_offsets_moved_back_and_ahead(world: World) -> None:
     p1 = TopicPartition(P0.topic, 1)
     world.topic.write(p1, [world.now] * 4, False)
     world.land(CATCH_UP).check()
@@ -382,7 +382,7 @@ def accept_damage(world: World, damaged: AskedRange) -> Accepted:
     return accept_corrupt(world.feed, world.make_ports(), world.topic.make_fetcher(), damaged, "disk")  # type: ignore[arg-type]
 
 
-def test_a_batch_that_cannot_be_read_is_lost_and_nothing_else(feed: Feed) -> None:
+def test_only_the_unreadable_record_batch_is_accepted_as_lost(feed: Feed) -> None:
     world = World(feed)
     for _ in range(3):
         world.topic.write(P0, [START] * 4, False)
@@ -399,14 +399,14 @@ def test_a_batch_that_cannot_be_read_is_lost_and_nothing_else(feed: Feed) -> Non
         accept_damage(world, AskedRange("orders", 0, 0, 12))
 
 
-def test_a_batch_that_can_be_read_is_not_lost(feed: Feed) -> None:
+def test_readable_record_batch_is_not_accepted_as_lost(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(P0, [START] * 4, False)
     with pytest.raises(NothingToAccept, match="can be read"):
         accept_damage(world, AskedRange("orders", 0, 0, 4))
 
 
-def test_a_batch_that_the_leader_has_whole_is_not_lost(feed: Feed) -> None:
+def test_record_batch_intact_on_the_leader_is_not_accepted_as_lost(feed: Feed) -> None:
     """A replica in the rack sends the batch damaged the first time."""
     world = World(feed)
     world.topic.write(P0, [START] * 4, False)

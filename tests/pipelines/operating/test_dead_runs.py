@@ -102,7 +102,7 @@ def landed(feed: Feed) -> World:
     return world
 
 
-def test_a_catch_up_finishes_a_dead_replacing_that_nothing_pending_overlaps(landed: World) -> None:
+def test_catch_up_finishes_dead_replacement_without_pending_overlap(landed: World) -> None:
     """Regression: the run succeeded without a report of the batch, which kept blocking all other runs."""
     batch = kill_run(landed, make_request(0, 2))
     done, met_batches = run_next(landed, CATCH_UP)
@@ -117,7 +117,7 @@ def test_a_catch_up_finishes_a_dead_replacing_that_nothing_pending_overlaps(land
     assert set(landed.ledger.read().replaced) == set(batch.plan.replaces)
 
 
-def test_what_is_pending_comes_first_and_what_dead_runs_left_then(landed: World) -> None:
+def test_pending_offsets_land_before_batches_of_dead_runs(landed: World) -> None:
     batch = kill_run(landed, make_request(0, 2))
     landed.topic.write(PARTITIONS[0], [START], False)
     done, _ = run_next(landed, CATCH_UP)
@@ -125,7 +125,7 @@ def test_what_is_pending_comes_first_and_what_dead_runs_left_then(landed: World)
     assert done.batches[1].batch == batch.id
 
 
-def test_a_dead_replacing_that_kafka_does_not_hold_any_more_is_given_up(landed: World) -> None:
+def test_dead_replacement_is_abandoned_when_kafka_lost_its_records(landed: World) -> None:
     batch = kill_run(landed, make_request(0, 2), finishes=False)
     done, met_batches = run_next(landed, CATCH_UP, FindsLost)
     done.check()
@@ -133,7 +133,7 @@ def test_a_dead_replacing_that_kafka_does_not_hold_any_more_is_given_up(landed: 
     assert landed.ledger.read().batches[batch.id].status is BatchStatus.ABANDONED
 
 
-def test_the_same_replacing_goes_on_though_kafka_does_not_hold_what_it_reads_any_more(landed: World) -> None:
+def test_staged_replacement_is_finished_after_kafka_deleted_its_records(landed: World) -> None:
     """Regression: all its receipts were staged, but no run could publish them, because its records were gone."""
     batch = kill_run(landed, make_request(0, 2))
     landed.topic.log_start = 1
@@ -143,7 +143,7 @@ def test_the_same_replacing_goes_on_though_kafka_does_not_hold_what_it_reads_any
     assert landed.ledger.read().live() == ()
 
 
-def test_a_replacing_that_is_refused_again_does_not_stop_a_catch_up(landed: World) -> None:
+def test_replacement_refused_again_does_not_stop_catch_up(landed: World) -> None:
     batch = kill_run(landed, make_request(0, 2))
     done, met_batches = run_next(landed, CATCH_UP, Refuses)
     done.check()
@@ -157,7 +157,7 @@ def test_a_replacing_that_is_refused_again_does_not_stop_a_catch_up(landed: Worl
     assert (result.refused, result.number) == ("too much is in quarantine", None)
 
 
-def test_what_ended_with_a_report_why_is_not_tried_again_and_again(landed: World) -> None:
+def test_batch_of_run_that_ended_with_a_report_is_not_retried(landed: World) -> None:
     batch = kill_run(landed, make_request(0, 2))
     landed.lake.put(paths.batch_page_path("orders", batch.id, "killed"), b"<html>")
     for heartbeats, fate in (({}, Fate.LEFT), ({"killed": 7}, Fate.TAKEN_OVER)):
@@ -174,7 +174,7 @@ def test_what_ended_with_a_report_why_is_not_tried_again_and_again(landed: World
         replace(CATCH_UP, only=PARTITIONS[1:]),
     ],
 )
-def test_who_was_asked_for_something_else_names_it_and_the_ways_out(feed: Feed, request_: Request) -> None:
+def test_run_with_other_request_reports_dead_batch_and_remedies(feed: Feed, request_: Request) -> None:
     world = World(feed)
     for _ in range(2):
         world.topic.write(PARTITIONS[0], [START] * 2, False)
@@ -187,7 +187,7 @@ def test_who_was_asked_for_something_else_names_it_and_the_ways_out(feed: Feed, 
     assert [b.id for b in world.ledger.read().live()] == [batch.id]
 
 
-def test_nothing_of_a_run_that_is_only_suspected_is_touched(landed: World) -> None:
+def test_batch_of_suspected_run_is_not_touched(landed: World) -> None:
     batch = kill_run(landed, make_request(0, 2))
     landed.liveness.suspects, landed.liveness.dead = {"killed"}, set()
     done, met_batches = run_next(landed, CATCH_UP)
@@ -200,7 +200,7 @@ def test_nothing_of_a_run_that_is_only_suspected_is_touched(landed: World) -> No
     assert busy.value.remedy.startswith("wait for it to end, or cancel it where it runs (host)")
 
 
-def test_any_run_gives_up_what_a_dead_one_was_writing_again(landed: World) -> None:
+def test_any_run_abandons_the_compaction_of_a_dead_run(landed: World) -> None:
     s = OffsetRange(*KEY, 0, 4)
     plan = Plan("orders", landed.topic.id, Request(RequestKind.COMPACT), Isolation.READ_COMMITTED, (Task(0, -1, (s,)),))
     landed.ledger.append(lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=owner("killed")))
@@ -211,7 +211,7 @@ def test_any_run_gives_up_what_a_dead_one_was_writing_again(landed: World) -> No
     assert landed.ledger.read().live() == ()
 
 
-def test_a_dry_run_says_what_the_run_would_do_about_the_dead_and_is_not_stopped_by_them(landed: World) -> None:
+def test_dry_run_reports_fate_of_dead_batches_and_is_not_blocked(landed: World) -> None:
     batch = kill_run(landed, make_request(0, 2))
     previews = {
         request: preview(landed.feed, landed.make_ports(), request)
@@ -228,7 +228,7 @@ def test_a_dry_run_says_what_the_run_would_do_about_the_dead_and_is_not_stopped_
     assert alive.met == ()
 
 
-def test_a_dead_replacing_in_the_way_that_is_given_up_does_not_fail_what_is_landed_instead(feed: Feed) -> None:
+def test_run_succeeds_after_abandoning_a_blocking_dead_replacement(feed: Feed) -> None:
     """Regression: pending offsets landed in another batch, and the run failed because of the batch that it gave up."""
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START] * 2, False)

@@ -65,7 +65,7 @@ def world(zookeeper: LocalZooKeeper) -> World:
     return World(zookeeper)
 
 
-def test_offsets_and_marks_go_there_and_back(world: World) -> None:
+def test_offsets_and_metadata_migrate_in_both_directions(world: World) -> None:
     world.put(4, 5, 6)
     assert world.migrate() == 3
     assert world.kafka.offsets == {tp: CommittedOffset(n, 1, f"mark {n}") for tp, n in zip(TPS, (4, 5, 6), strict=True)}
@@ -80,7 +80,7 @@ POINTS = ["own", "look", "read", "half", "write", "read back"]
 
 @pytest.mark.parametrize("source", [ZOOKEEPER, KAFKA])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_kill_at_any_step_is_mended_by_the_same_command(
+def test_migration_killed_at_any_step_is_completed_by_a_rerun(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str, source: OffsetStore
 ) -> None:
     world.put(4, 5, 6)
@@ -136,7 +136,7 @@ def _plant(world: World, patch: pytest.MonkeyPatch, point: str, source: OffsetSt
         ((4, 5, 2), "further on in kafka than in zookeeper: orders:2"),
     ],
 )
-def test_what_would_pass_over_or_repeat_records_is_refused_whole(
+def test_migration_that_would_skip_or_repeat_records_is_refused_entirely(
     world: World, offsets: tuple[int, ...], message: str
 ) -> None:
     world.kafka.offsets[TPS[2]] = CommittedOffset(6)
@@ -148,7 +148,7 @@ def test_what_would_pass_over_or_repeat_records_is_refused_whole(
     assert world.in_kafka() == [None, None, 6]
 
 
-def test_a_half_written_tree_is_refused_by_what_is_missing_or_wrong(world: World) -> None:
+def test_incomplete_zookeeper_tree_is_refused_with_missing_or_invalid_offset(world: World) -> None:
     world.zookeeper.put(world.name, "orders", {0: "4", 2: "6"})
     with pytest.raises(Refused, match="without an offset in zookeeper, where their topic has others: orders:1"):
         world.migrate()
@@ -158,7 +158,7 @@ def test_a_half_written_tree_is_refused_by_what_is_missing_or_wrong(world: World
     assert world.in_kafka() == [None, None, None]
 
 
-def test_a_group_in_use_and_a_second_migration_are_refused(world: World) -> None:
+def test_migration_is_refused_while_group_or_other_migration_is_active(world: World) -> None:
     world.put(4, 5, 6)
     with world.open_stores() as first:
         first.zookeeper.own(lambda: TPS, lambda: None)

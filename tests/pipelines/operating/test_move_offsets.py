@@ -57,7 +57,7 @@ def to(aim: Aim, number: int = 0, *spots: Spot, at_time: OffsetAtTime | None = N
 # -- targets
 
 
-def test_each_target() -> None:
+def test_each_target_resolves_to_its_offset() -> None:
     assert to(Aim.EARLIEST) == [(10, "")]
     assert to(Aim.LATEST) == [(100, "")]
     assert to(Aim.OFFSET, 77) == [(77, "")]
@@ -68,13 +68,13 @@ def test_each_target() -> None:
     assert to(Aim.TIME, 7) == [(100, "no record since: the end")]
 
 
-def test_a_record_stamped_in_the_future_is_told_as_such() -> None:
+def test_record_with_future_timestamp_is_noted() -> None:
     ((_, note),) = to(Aim.TIME, 7, at_time=OffsetAtTime(33, LATER + 1))
     assert note.endswith("that is in the future")
 
 
 @given(st.integers(-(1 << 70), 1 << 70))
-def test_any_number_ends_in_the_log_and_says_so(number: int) -> None:
+def test_any_offset_is_clamped_to_the_log_and_noted(number: int) -> None:
     for aim in (Aim.OFFSET, Aim.SHIFT):
         ((after, note),) = to(aim, number)
         wanted = number + (50 if aim is Aim.SHIFT else 0)
@@ -82,11 +82,11 @@ def test_any_number_ends_in_the_log_and_says_so(number: int) -> None:
         assert bool(note) == (after != wanted)
 
 
-def test_a_frontier_below_the_log_is_kept_what_is_pending_there_stays_pending() -> None:
+def test_frontier_below_the_log_start_is_kept() -> None:
     assert to(Aim.FRONTIER, 0, make_spot(frontier=4)) == [(4, "")]
 
 
-def test_partitions_of_which_a_target_says_nothing_are_left_or_refused() -> None:
+def test_partitions_without_a_target_offset_are_skipped_or_refused() -> None:
     planned, bare = make_spot(), make_spot(committed=None, frontier=None)
     for aim in (Aim.SHIFT, Aim.FRONTIER, Aim.FILE):
         target = OffsetTarget(aim, offsets={})
@@ -105,7 +105,7 @@ KNOWN = [TopicPartition("orders", n) for n in range(3)] + [TopicPartition("a.b-c
 
 
 @given(st.dictionaries(st.sampled_from(KNOWN), st.integers(0, 2**63 - 1), min_size=1))
-def test_what_is_written_is_read_back(offsets: dict[TopicPartition, int]) -> None:
+def test_offset_file_round_trips(offsets: dict[TopicPartition, int]) -> None:
     text = "\n".join(dump_offsets(offsets)).encode()
     assert parse_offsets(text, "f", GROUP, KNOWN) == offsets
     quoted = "\r\n".join(f'{GROUP},"{tp.topic}",{tp.partition},{o}' for tp, o in offsets.items()) + "\r\n\r\n"
@@ -136,7 +136,7 @@ def test_what_is_written_is_read_back(offsets: dict[TopicPartition, int]) -> Non
         (b"o" * 200_000 + b",0,1", "line 1: is not CSV"),
     ],
 )
-def test_a_file_that_is_none_is_told_by_its_line(data: bytes, message: str) -> None:
+def test_invalid_offset_file_is_reported_with_line(data: bytes, message: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_offsets(data, "f.csv", GROUP, KNOWN)
     assert message in error.value.message
@@ -144,7 +144,7 @@ def test_a_file_that_is_none_is_told_by_its_line(data: bytes, message: str) -> N
 
 
 @given(st.binary(max_size=60) | st.text('orders,0123456789"\r\n\x00', max_size=60).map(str.encode))
-def test_whatever_bytes_a_file_holds(data: bytes) -> None:
+def test_arbitrary_bytes_parse_to_known_partitions_or_are_refused(data: bytes) -> None:
     with contextlib.suppress(UsageError):
         assert set(parse_offsets(data, "f", GROUP, KNOWN)) <= set(KNOWN)
 
@@ -152,7 +152,7 @@ def test_whatever_bytes_a_file_holds(data: bytes) -> None:
 # -- metadata of offsets
 
 
-def test_marks_of_commits_and_by_hand_are_told_apart_and_only_a_commits_proves_anything() -> None:
+def test_only_commit_marks_parse_as_marks_and_manual_moves_are_flagged() -> None:
     hand = by_hand("abc", 7)
     assert Beside.parse(hand) == Beside("abc", 7, by_hand=True)
     assert Beside.parse(Mark("abc", 7, "t").dump()) == Beside("abc", 7, by_hand=False)
@@ -160,7 +160,7 @@ def test_marks_of_commits_and_by_hand_are_told_apart_and_only_a_commits_proves_a
 
 
 @given(st.text(max_size=30) | st.sampled_from(["{}", "[1]", '{"sluice": "a", "n": 1e999, "i": ""}', '{"moved": {}}']))
-def test_whatever_stands_beside_an_offset(text: str) -> None:
+def test_arbitrary_offset_metadata_is_parsed_or_ignored(text: str) -> None:
     parsed = Beside.parse(text)
     assert parsed is None or text.startswith("{")
 
@@ -207,7 +207,7 @@ class World:
         return commit(self.ledger, self.group, SETTINGS).status
 
 
-def test_a_move_is_noted_first_then_made_and_the_next_commit_goes_on_to_the_frontier() -> None:
+def test_move_is_recorded_first_and_next_commit_continues_to_frontier() -> None:
     world = World()
     number = world.ledger.read().number
 
@@ -225,7 +225,7 @@ def test_a_move_is_noted_first_then_made_and_the_next_commit_goes_on_to_the_fron
     assert (world.commit(), world.committed, world.get_standing()) == (CommitStatus.COMMITTED, 60, Stands.AT)
 
 
-def test_beyond_the_frontier_is_refused_and_nothing_is_written() -> None:
+def test_move_beyond_the_frontier_is_refused_and_writes_nothing() -> None:
     world = World()
     before = dict(world.lake.files)
     with pytest.raises(Refused) as error:
@@ -235,7 +235,7 @@ def test_beyond_the_frontier_is_refused_and_nothing_is_written() -> None:
     assert (world.lake.files, world.committed) == (before, 60)
 
 
-def test_the_frontier_that_counts_is_the_one_below_the_entry() -> None:
+def test_move_is_checked_against_the_current_frontier_of_the_ledger() -> None:
     world = World()
     target = OffsetTarget(Aim.OFFSET, 80)
     stale = Spot(STATE, KEY, None, frontier=100)
@@ -245,7 +245,7 @@ def test_the_frontier_that_counts_is_the_one_below_the_entry() -> None:
     assert world.committed == 60
 
 
-def test_a_group_with_members_is_left_alone() -> None:
+def test_offsets_of_group_with_members_are_not_moved() -> None:
     world = World()
     world.groups.members[GROUP] = (member("loader", TP),)
     before = dict(world.lake.files)
@@ -254,7 +254,7 @@ def test_a_group_with_members_is_left_alone() -> None:
     assert (world.lake.files, world.committed) == (before, 60)
 
 
-def test_a_member_that_comes_in_at_the_last_moment_keeps_its_offsets() -> None:
+def test_member_that_joins_at_the_last_moment_keeps_its_offsets() -> None:
     world = World()
     world.groups.before_put = lambda: world.groups.members.update({GROUP: (member(),)})
     with pytest.raises(GroupHeld):
@@ -262,20 +262,20 @@ def test_a_member_that_comes_in_at_the_last_moment_keeps_its_offsets() -> None:
     assert (world.committed, world.get_standing()) == (60, Stands.AT)
 
 
-def test_a_lost_answer_is_read_back() -> None:
+def test_offsets_are_read_back_after_a_lost_response() -> None:
     world = World()
     world.groups.lose_answer = True
     assert world.move(20).held[TP].offset == 20
 
 
-def test_somebody_who_commits_at_the_same_moment_is_seen() -> None:
+def test_concurrent_commit_is_detected() -> None:
     world = World()
     world.groups.after_put = lambda: world.group.offsets.update({TP: CommittedOffset(33)})
     with pytest.raises(CommitFenced, match="tried to write 20, the group now holds 33"):
         world.move(20)
 
 
-def test_a_commit_between_the_note_and_the_move_does_not_make_it_somebody_elses() -> None:
+def test_move_is_still_recognized_after_commit_between_entry_and_move() -> None:
     world = World()
 
     def commit_more() -> None:
@@ -289,7 +289,7 @@ def test_a_commit_between_the_note_and_the_move_does_not_make_it_somebody_elses(
     assert (world.commit(), world.committed) == (CommitStatus.COMMITTED, 90)
 
 
-def test_a_partition_that_is_not_planned_begins_there_and_is_not_noted() -> None:
+def test_unplanned_partition_is_moved_and_not_recorded() -> None:
     world = World()
     new = Spot(NEW, Key("orders", 1, NEW.topic_id), None)
     done = world.move(20, new)
@@ -300,14 +300,14 @@ def test_a_partition_that_is_not_planned_begins_there_and_is_not_noted() -> None
     assert stands(world.ledger.read(), Spot(NEW, new.key, world.group.offsets[new.tp])) is Stands.UNPLANNED
 
 
-def test_of_a_group_that_no_feed_owns_nothing_is_noted() -> None:
+def test_move_of_group_without_feed_is_not_recorded() -> None:
     world = World()
     number = world.ledger.read().number
     assert world.move(20, ledger=False) == Done(None, {TP: CommittedOffset(20)})
     assert world.ledger.read().number == number
 
 
-def test_how_an_offset_stands() -> None:
+def test_committed_offset_is_classified() -> None:
     world = World()
     state = world.ledger.read()
     assert (world.get_standing(), expected_offset(state, KEY)) == (Stands.AT, 60)

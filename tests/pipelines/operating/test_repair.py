@@ -65,12 +65,12 @@ def list_kinds(findings: list[RepairFinding]) -> list[RepairKind]:
     return [f.kind for f in findings]
 
 
-def test_a_sound_lake_needs_nothing(world: World) -> None:
+def test_intact_lake_needs_no_repair(world: World) -> None:
     world.land_visibly(0, 10)
     assert world.repair() == []
 
 
-def test_what_is_published_becomes_visible_and_its_staging_goes(world: World) -> None:
+def test_published_files_become_visible_and_staging_is_removed(world: World) -> None:
     receipt = world.land(0, 10)
     findings = world.repair()
     assert list_kinds(findings) == [RepairKind.SHOWN, RepairKind.STAGING]
@@ -79,7 +79,7 @@ def test_what_is_published_becomes_visible_and_its_staging_goes(world: World) ->
     assert world.repair() == []
 
 
-def test_a_retired_part_that_is_still_there_goes(world: World) -> None:
+def test_remaining_retired_part_is_removed(world: World) -> None:
     receipt = world.land_visibly(0, 10)
     parts = (receipt.parts[0].path,)
     entry = RetireEntry(before=1, ranges=(KeyRange(key=KEY, range=Range(0, 10)),), parts=parts, reason="old")
@@ -93,7 +93,7 @@ def test_a_retired_part_that_is_still_there_goes(world: World) -> None:
 # -- batches
 
 
-def test_a_dead_run_s_batch_is_left_for_the_next_and_its_standing_told(world: World) -> None:
+def test_batch_of_dead_run_is_left_for_next_run_and_its_status_reported(world: World) -> None:
     batch = world.plan(0, 10)
     world.stage(batch)
     world.bury()
@@ -111,7 +111,7 @@ def test_a_dead_run_s_batch_is_left_for_the_next_and_its_standing_told(world: Wo
     assert world.staged == staged
 
 
-def test_folders_of_the_dead_go_and_those_of_a_live_batch_stay(world: World, tmp_path: Path) -> None:
+def test_empty_folders_of_dead_batch_are_removed_and_of_live_batch_kept(world: World, tmp_path: Path) -> None:
     lake = LocalLake(tmp_path)
     ledger = Ledger(lake, "orders", lambda: 1, "test", "c")
     world.plan(0, 10)
@@ -135,7 +135,7 @@ def test_folders_of_the_dead_go_and_those_of_a_live_batch_stay(world: World, tmp
     assert (live.exists(), unknown.exists()) == (False, True)
 
 
-def test_a_live_run_s_batch_is_at_work_and_cannot_be_given_up(world: World) -> None:
+def test_batch_of_live_run_cannot_be_abandoned(world: World) -> None:
     dead, alive = world.plan(0, 10), world.plan(10, 20)
     world.ledger.append(lambda s: OwnEntry(batch=alive, owner=owner("token-2", "run-2")))
     world.bury()
@@ -146,7 +146,7 @@ def test_a_live_run_s_batch_is_at_work_and_cannot_be_given_up(world: World) -> N
     assert list_kinds(world.repair()) == [RepairKind.WAITING, RepairKind.AT_WORK]
 
 
-def test_a_dead_run_s_batch_can_be_given_up(world: World) -> None:
+def test_batch_of_dead_run_can_be_abandoned(world: World) -> None:
     batch = world.plan(0, 10)
     world.stage(batch)
     world.bury()
@@ -161,7 +161,7 @@ def test_a_dead_run_s_batch_can_be_given_up(world: World) -> None:
     assert already.text == f"batch {batch} is abandoned already"
 
 
-def test_a_batch_that_somebody_took_over_meanwhile_is_not_given_up(world: World) -> None:
+def test_batch_taken_over_meanwhile_is_not_abandoned(world: World) -> None:
     batch = world.plan(0, 10)
     world.bury()
 
@@ -177,7 +177,7 @@ def test_a_batch_that_somebody_took_over_meanwhile_is_not_given_up(world: World)
     assert world.reopen_ledger().read().batches[batch].status is BatchStatus.PLANNED
 
 
-def test_only_a_batch_can_be_given_up(world: World) -> None:
+def test_abandoning_an_unknown_batch_is_refused(world: World) -> None:
     with pytest.raises(UsageError, match="feed orders has no batch 99"):
         world.repair(99)
 
@@ -196,14 +196,14 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize(("command", "wanted"), REQUESTS.items(), ids=list(REQUESTS))
-def test_the_command_that_finishes_a_batch_asks_for_the_same(command: str, wanted: Request) -> None:
+def test_command_that_finishes_a_batch_has_the_same_request(command: str, wanted: Request) -> None:
     assert format_request("orders", wanted) == command
 
 
 # -- leftovers
 
 
-def test_staging_of_no_batch_goes(world: World) -> None:
+def test_staging_without_a_batch_is_removed(world: World) -> None:
     world.land_visibly(0, 10)
     world.lake.files[paths.receipt_path("orders", 0, "a", RANGE)] = b"{}"
     findings = world.repair()
@@ -211,7 +211,7 @@ def test_staging_of_no_batch_goes(world: World) -> None:
     assert world.staged == set()
 
 
-def test_staging_that_is_newer_than_the_ledger_stops_it_with_nothing_touched(world: World) -> None:
+def test_staging_newer_than_the_ledger_stops_repair_without_changes(world: World) -> None:
     world.land_visibly(0, 10)
     newer = paths.receipt_path("orders", 4711, "a", RANGE)
     world.lake.files |= {paths.receipt_path("orders", 0, "a", RANGE): b"{}", newer: b"{}"}
@@ -221,7 +221,7 @@ def test_staging_that_is_newer_than_the_ledger_stops_it_with_nothing_touched(wor
     assert world.lake.files == before
 
 
-def test_a_batch_that_begins_while_we_look_is_no_orphan(world: World) -> None:
+def test_batch_begun_during_repair_is_not_an_orphan(world: World) -> None:
     """Names are listed first and the ledger is read after them, so every listed batch is in it."""
 
     world.land_visibly(0, 10)
@@ -242,7 +242,7 @@ def test_a_batch_that_begins_while_we_look_is_no_orphan(world: World) -> None:
     assert len(world.staged) == 2
 
 
-def test_writes_that_never_ended_go_when_nobody_can_be_at_them(world: World) -> None:
+def test_unfinished_writes_are_removed_when_no_live_run_can_own_them(world: World) -> None:
     done, live = world.land_visibly(0, 10), world.plan(10, 20)
     old, young = STALE_MS + 1, STALE_MS - 1
     world.lake.begun = {
@@ -268,7 +268,7 @@ def _parse_batch(receipt: Receipt) -> int:
     return name.batch
 
 
-def test_beats_of_the_dead_go_and_those_of_the_living_stay(world: World) -> None:
+def test_heartbeats_of_dead_runs_are_removed_and_of_live_runs_kept(world: World) -> None:
     dead, alive = world.write_heartbeat(owner()), world.write_heartbeat(owner("token-2", "run-2"))
     world.bury()
     (finding,) = world.repair()
@@ -280,7 +280,7 @@ def test_beats_of_the_dead_go_and_those_of_the_living_stay(world: World) -> None
     assert world.repair() == []
 
 
-def test_files_of_nobody_and_parts_that_are_nowhere_are_told_and_left(world: World) -> None:
+def test_unknown_files_and_missing_parts_are_reported_and_unchanged(world: World) -> None:
     receipt = world.land_visibly(0, 10)
     lost = receipt.parts[0].path
     del world.lake.files[lost]
@@ -295,7 +295,7 @@ def test_files_of_nobody_and_parts_that_are_nowhere_are_told_and_left(world: Wor
     assert world.lake.files == before
 
 
-def test_what_a_live_run_publishes_while_we_look_is_neither_missing_nor_a_stranger(world: World) -> None:
+def test_files_published_during_repair_are_neither_missing_nor_unknown(world: World) -> None:
     class Busy(MemoryLake):
         def list(self, prefix: str, after: str = "") -> Iterator[str]:
             names = list(super().list(prefix, after))
@@ -332,7 +332,7 @@ def make_debris(world: World) -> int:
 
 
 @pytest.mark.parametrize("giving_up", [False, True])
-def test_a_dry_run_says_what_a_repair_does_and_touches_nothing(world: World, giving_up: bool) -> None:
+def test_dry_run_reports_the_same_findings_as_repair_and_changes_nothing(world: World, giving_up: bool) -> None:
     batch = make_debris(world)
     abandoned = (batch,) if giving_up else ()
     files, begun = dict(world.lake.files), dict(world.lake.begun)
@@ -344,14 +344,14 @@ def test_a_dry_run_says_what_a_repair_does_and_touches_nothing(world: World, giv
     assert (world.lake.files, world.lake.begun) != (files, begun)
 
 
-def test_repairing_twice_finds_the_second_time_only_what_others_must_do(world: World) -> None:
+def test_second_repair_reports_only_findings_it_does_not_fix(world: World) -> None:
     make_debris(world)
     world.repair()
     assert list_kinds(world.repair()) == [RepairKind.WAITING, RepairKind.STRANGER]
 
 
 @pytest.mark.parametrize("failing", range(12))
-def test_a_repair_that_dies_anywhere_is_finished_by_the_next(failing: int) -> None:
+def test_repair_interrupted_at_any_removal_is_finished_by_next_repair(failing: int) -> None:
     world, count = World(), 0
     batch = make_debris(world)
     undisturbed = World()
@@ -380,7 +380,7 @@ def test_a_repair_that_dies_anywhere_is_finished_by_the_next(failing: int) -> No
     }
 
 
-def test_what_an_abandoned_owner_publishes_is_void(world: World) -> None:
+def test_publish_of_an_abandoned_batch_is_refused(world: World) -> None:
     batch = world.plan(0, 10)
     receipt = world.stage(batch)
     world.bury()

@@ -94,7 +94,7 @@ WRITERS: dict[str, Callable[[World], object]] = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_after_a_lost_lake_nothing_begins_at_the_committed_offsets(world: World, name: str) -> None:
+def test_new_lake_refuses_to_start_at_committed_offsets_of_lost_lake(world: World, name: str) -> None:
     before = dict(world.group.offsets)
     with pytest.raises(ForeignMarks, match="orders:0: the committed offset 8 has the mark of entry") as caught:
         WRITERS[name](world)
@@ -109,7 +109,7 @@ def test_after_a_lost_lake_nothing_begins_at_the_committed_offsets(world: World,
     assert (world.lake.files, world.group.offsets) == ({}, before)
 
 
-def test_taken_over_from_where_it_stands(world: World) -> None:
+def test_takeover_from_committed_offsets_lands_later_records(world: World) -> None:
     done = accept_group(world.feed, world.make_ports(), Begin.COMMITTED, "restored rows are elsewhere")
     assert [(o.key.tp, o.offset) for o in done.begun] == [(P0, 8), (P1, 8)]
     world.land(CATCH_UP).check()
@@ -121,7 +121,7 @@ def test_taken_over_from_where_it_stands(world: World) -> None:
         accept_group(world.feed, world.make_ports(), Begin.COMMITTED, "again")
 
 
-def test_taken_over_from_the_start_lands_everything_that_kafka_has(world: World) -> None:
+def test_takeover_from_the_start_lands_all_records_in_kafka(world: World) -> None:
     accept_group(world.feed, world.make_ports(), Begin.START, "the lake is lost")
     world.land(CATCH_UP).check()
     assert list_rows(world) == make_rows(0, 12)
@@ -130,7 +130,7 @@ def test_taken_over_from_the_start_lands_everything_that_kafka_has(world: World)
     assert is_reconciled(world)
 
 
-def test_a_group_that_is_taken_over_never_goes_back(world: World) -> None:
+def test_offsets_of_a_taken_over_group_never_move_back(world: World) -> None:
     """Its offsets stay until landing reaches them again."""
     accept_group(world.feed, world.make_ports(), Begin.START, "the lake is lost")
     ranges = tuple(AskedRange("orders", p, 0, 3) for p in (0, 1))
@@ -143,7 +143,7 @@ def test_a_group_that_is_taken_over_never_goes_back(world: World) -> None:
     assert list_committed(world) == [12, 12]
 
 
-def test_a_commit_that_nothing_landed_for_puts_our_mark(world: World) -> None:
+def test_commit_after_takeover_writes_own_mark_without_landed_records(world: World) -> None:
     accept_group(world.feed, world.make_ports(), Begin.COMMITTED, "test")
     assert commit_landed(world).status is CommitStatus.COMMITTED
     assert list_committed(world) == [8, 8]
@@ -169,7 +169,7 @@ def two(feed: Feed) -> tuple[World, World]:
 
 
 @pytest.mark.parametrize("moved", list(OnGroupMoved), ids=str)
-def test_the_former_lake_lands_and_commits_nothing_more(two: tuple[World, World], moved: str) -> None:
+def test_former_lake_neither_lands_nor_commits_after_takeover(two: tuple[World, World], moved: str) -> None:
     first, _ = two
     before, offsets = dict(first.lake.files), dict(first.group.offsets)
     with pytest.raises(ForeignMarks):
@@ -181,7 +181,7 @@ def test_the_former_lake_lands_and_commits_nothing_more(two: tuple[World, World]
     assert (first.lake.files, first.group.offsets) == (before, offsets)
 
 
-def test_a_former_lake_that_commits_again_is_noticed(two: tuple[World, World]) -> None:
+def test_new_commit_of_the_former_lake_is_detected(two: tuple[World, World]) -> None:
     """Acceptance covers marks up to one entry; later ones show that the other lake is still in use."""
     first, second = two
     write(first, 2)
@@ -195,7 +195,7 @@ def test_a_former_lake_that_commits_again_is_noticed(two: tuple[World, World]) -
     assert list_rows(first) == make_rows(0, 8)
 
 
-def test_a_planned_feed_skips_what_the_other_ledger_landed(two: tuple[World, World]) -> None:
+def test_planned_feed_skips_offsets_landed_by_the_other_ledger(two: tuple[World, World]) -> None:
     first, _ = two
     done = accept_group(first.feed, first.make_ports(), Begin.COMMITTED, "the other lake has it")
     assert [(r.key.tp, r.range.start, r.range.end) for r in done.skipped] == [(P0, 4, 6), (P1, 4, 6)]
@@ -205,7 +205,7 @@ def test_a_planned_feed_skips_what_the_other_ledger_landed(two: tuple[World, Wor
     assert is_reconciled(first)
 
 
-def test_committed_at_the_same_offset_by_another_ledger(two: tuple[World, World]) -> None:
+def test_commit_of_another_ledger_at_the_same_offset_is_detected(two: tuple[World, World]) -> None:
     """The offset alone would mean that nothing is to be done."""
     first, second = two
     assert list_committed(first) == [6, 6]
@@ -216,7 +216,7 @@ def test_committed_at_the_same_offset_by_another_ledger(two: tuple[World, World]
         commit_landed(first)
 
 
-def test_an_offset_moved_by_hand_tells_of_its_ledger_too(world: World) -> None:
+def test_manually_moved_offset_identifies_its_ledger(world: World) -> None:
     for tp in PARTITIONS:
         world.group.offsets[tp] = CommittedOffset(5, metadata=by_hand("another", 7))
     with pytest.raises(ForeignMarks, match="entry 7 of ledger another"):
@@ -224,7 +224,7 @@ def test_an_offset_moved_by_hand_tells_of_its_ledger_too(world: World) -> None:
 
 
 @pytest.mark.parametrize("number", ["-5", "1" + "0" * 400, str(BEYOND)])
-def test_marks_of_any_number_are_noticed_and_accepted(world: World, number: str) -> None:
+def test_marks_with_any_entry_number_are_detected_and_accepted(world: World, number: str) -> None:
     for tp in PARTITIONS:
         world.group.offsets[tp] = CommittedOffset(5, metadata=f'{{"sluice":"x","n":{number},"i":"id-1"}}')
     with pytest.raises(ForeignMarks):
@@ -234,7 +234,7 @@ def test_marks_of_any_number_are_noticed_and_accepted(world: World, number: str)
     assert list_rows(world) == make_rows(5, 12)
 
 
-def test_a_feed_that_commits_nothing_only_begins_by_the_group(tmp_path: Path, world: World) -> None:
+def test_feed_without_commits_reads_group_offsets_only_at_start(tmp_path: Path, world: World) -> None:
     """Another lake's feed may keep committing for the group: this feed never reads its offsets again."""
     world.feed = make_feed(tmp_path, more="commit: none\n")
     with pytest.raises(ForeignMarks):
@@ -248,7 +248,7 @@ def test_a_feed_that_commits_nothing_only_begins_by_the_group(tmp_path: Path, wo
     assert list_rows(world) == make_rows(0, 13)
 
 
-def test_an_offset_of_an_earlier_topic_is_no_beginning(world: World) -> None:
+def test_offset_of_an_earlier_topic_is_refused_as_start(world: World) -> None:
     world.topic.topic_id = "id-2"
     with pytest.raises(ForeignMarks):
         world.land(CATCH_UP)
@@ -260,20 +260,20 @@ def test_an_offset_of_an_earlier_topic_is_no_beginning(world: World) -> None:
     assert list_rows(world) == make_rows(0, 12)
 
 
-def test_an_offset_beyond_the_log_is_no_beginning(world: World) -> None:
+def test_offset_beyond_the_log_end_is_refused_as_start(world: World) -> None:
     world.group.offsets[P0] = CommittedOffset(50, metadata=world.group.offsets[P0].metadata)
     with pytest.raises(UsageError, match="50: its log ends at 12"):
         accept_group(world.feed, world.make_ports(), Begin.COMMITTED, "test")
 
 
-def test_offsets_without_a_mark_are_taken_as_ever(world: World) -> None:
+def test_offsets_without_a_mark_are_used_as_start(world: World) -> None:
     for tp in PARTITIONS:
         world.group.offsets[tp] = CommittedOffset(5, metadata="written by a consumer")
     world.land(CATCH_UP).check()
     assert list_rows(world) == make_rows(5, 12)
 
 
-def test_a_renamed_feed_learns_its_former_name(tmp_path: Path) -> None:
+def test_error_reports_the_former_name_of_a_renamed_feed(tmp_path: Path) -> None:
     world = World(make_feed(tmp_path))
     write(world, 4)
     world.now = START + 2 * HOUR
@@ -301,19 +301,19 @@ def test_two_feeds_of_one_lake_share_a_group_for_different_topics(world: World) 
     assert world.group.offsets[P0._replace(topic="payments")] == mine
 
 
-def test_a_checkpoint_keeps_what_was_taken_over(world: World) -> None:
+def test_checkpoint_keeps_the_accepted_takeover(world: World) -> None:
     accept_group(world.feed, world.make_ports(), Begin.COMMITTED, "test")
     state = world.ledger.read()
     assert state.taken
     assert checkpoint.load(checkpoint.dump(state)) == state
 
 
-def test_offsets_show_the_other_ledger(world: World) -> None:
+def test_offset_of_another_ledger_is_classified_as_foreign(world: World) -> None:
     spot = replace(moving.make_spot(), committed=world.group.offsets[P0])
     assert stands(Ledger(world.lake, "orders", lambda: 0).read(), spot) is Stands.FOREIGN
 
 
-def test_offsets_of_another_ledger_are_not_moved_by_hand() -> None:
+def test_manual_move_of_offsets_of_another_ledger_is_refused() -> None:
     here = moving.World()
     here.group.offsets[moving.TP] = CommittedOffset(50, metadata=Mark("another", 3, "t").dump())
     with pytest.raises(ForeignMarks):

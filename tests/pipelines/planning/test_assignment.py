@@ -43,26 +43,28 @@ def make_range(partition: int, leader: int = 1, size: int = 10, start: int = 0) 
     ("partitions", "c1_0", "c2_0", "c2_1"),
     [(10, [0, 1, 2, 3], [4, 5, 6], [7, 8, 9]), (11, [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10])],
 )
-def test_range_as_kafka_documents_it(partitions: int, c1_0: list[int], c2_0: list[int], c2_1: list[int]) -> None:
+def test_range_assignor_matches_kafka_documentation(
+    partitions: int, c1_0: list[int], c2_0: list[int], c2_1: list[int]
+) -> None:
     assert list_numbers(assign_ranges(list_partitions(partitions), 3)) == [c1_0, c2_0, c2_1]
 
 
-def test_five_partitions_over_four_threads() -> None:
+def test_range_assignor_gives_the_extra_partition_to_the_first_task() -> None:
     assert list_numbers(assign_ranges(list_partitions(5), 4)) == [[0, 1], [2], [3], [4]]
 
 
-def test_range_begins_again_with_each_topic() -> None:
+def test_range_assignor_restarts_with_each_topic() -> None:
     tasks = assign_ranges([*list_partitions(3, "a"), *list_partitions(3, "b")], 2)
     assert list_numbers(tasks) == [[0, 1, 0, 1], [2, 2]]
 
 
-def test_round_robin_as_kafka_documents_it() -> None:
+def test_round_robin_assignor_matches_kafka_documentation() -> None:
     """Ten partitions in a shuffled order, over c1-0, c1-1, c2-0 and c2-1."""
     shuffled = [TopicPartition("t1", p) for p in (5, 3, 0, 8, 2, 1, 4, 7, 6, 9)]
     assert list_numbers(round_robin(shuffled, 4)) == [[5, 2, 6], [3, 1, 9], [0, 4], [8, 7]]
 
 
-def test_sticky_moves_no_more_than_balance_needs() -> None:
+def test_sticky_assignor_moves_only_partitions_needed_for_balance() -> None:
     before = {tp: tp.partition % 2 for tp in list_partitions(6)}
     assert list_numbers(assign_sticky(list_partitions(6), 2, before)) == [[0, 2, 4], [1, 3, 5]]
     assert list_numbers(assign_sticky(list_partitions(8), 3, before)) == [[0, 2, 4], [1, 3, 5], [6, 7]]
@@ -71,7 +73,9 @@ def test_sticky_moves_no_more_than_balance_needs() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.dictionaries(st.integers(0, 40), st.integers(0, 15)))
-def test_sticky_is_even_and_keeps_what_it_can(partitions: int, count: int, stood: dict[int, int]) -> None:
+def test_sticky_assignor_is_even_and_keeps_former_tasks_where_possible(
+    partitions: int, count: int, stood: dict[int, int]
+) -> None:
     before = {TopicPartition("t1", p): task for p, task in stood.items()}
     tasks = assign_sticky(list_partitions(partitions), count, before)
     sizes = [len(assigned) for assigned in tasks]
@@ -86,7 +90,7 @@ def test_sticky_is_even_and_keeps_what_it_can(partitions: int, count: int, stood
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 300)), min_size=1, max_size=30),
     st.sampled_from(Assignor),
 )
-def test_each_range_is_read_once(world: list[tuple[int, int]], assignor: Assignor) -> None:
+def test_each_range_is_assigned_to_one_task(world: list[tuple[int, int]], assignor: Assignor) -> None:
     ranges = [make_range(p, 1 + p % 3, size, 5 * i) for i, (p, size) in enumerate(world)]
     tasks = assign_tasks(ranges, replace(SIZING, assignor=assignor))
     assert sorted((s for t in tasks for s in t.offset_ranges), key=lambda s: s.start) == [s for _, s in ranges]
@@ -98,7 +102,7 @@ def test_each_range_is_read_once(world: list[tuple[int, int]], assignor: Assigno
         assert all(n == 1 for n in Counter(tp for t in tasks for tp in {s.tp for s in t.offset_ranges}).values())
 
 
-def test_a_comparison_says_how_even_how_far_and_what_moved() -> None:
+def test_comparison_reports_balance_leaders_and_moved_partitions() -> None:
     ranges = [make_range(0, 1, 80), make_range(1, 2, 10), make_range(2, 1, 10), make_range(3, 2, 80)]
     sizing = replace(SIZING, parallelism=2, task_bytes=1000)
     first = assign_tasks(ranges, replace(sizing, assignor=Assignor.RANGE))

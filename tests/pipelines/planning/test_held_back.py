@@ -41,7 +41,7 @@ def make_tp(number: int) -> TopicPartition:
     return TopicPartition("orders", number)
 
 
-def test_what_is_held_is_counted_and_named_however_young_it_is(feed: Feed) -> None:
+def test_offsets_behind_young_open_transaction_are_counted_and_reported(feed: Feed) -> None:
     (finding,) = list_held_back(
         feed, [make_partition(0, 100), make_partition(1, 60)], {make_tp(1): make_transaction(60)}, BROKER, NOW
     )
@@ -56,7 +56,7 @@ def test_what_is_held_is_counted_and_named_however_young_it_is(feed: Feed) -> No
     assert (finding.offsets, finding.age, finding.overdue) == (40, 5000, False)
 
 
-def test_a_transaction_over_several_partitions_is_one_with_a_command_for_each(feed: Feed) -> None:
+def test_multi_partition_transaction_is_one_finding_with_commands(feed: Feed) -> None:
     partitions, holders = (
         [make_partition(n, 90 - n) for n in range(5)],
         {make_tp(n): make_transaction(90 - n) for n in range(5)},
@@ -71,26 +71,26 @@ def test_a_transaction_over_several_partitions_is_one_with_a_command_for_each(fe
     assert by_partition([finding])[make_tp(4)].remedy.endswith(f": {ABORT} 4 --start-offset 86")
 
 
-def test_several_transactions_come_by_how_much_they_hold(feed: Feed) -> None:
+def test_transactions_are_sorted_by_blocked_offsets(feed: Feed) -> None:
     holders = {make_tp(0): make_transaction(99, 1), make_tp(1): make_transaction(10, 2)}
     findings = list_held_back(feed, [make_partition(0, 99), make_partition(1, 10)], holders, BROKER, NOW)
     assert [(h.offsets, h.by and h.by.producer_id) for h in findings] == [(90, 2), (1, 1)]
 
 
-def test_a_holder_that_kafka_does_not_tell_is_no_reason_to_be_silent(feed: Feed) -> None:
+def test_blocked_offsets_are_reported_when_transaction_is_unknown(feed: Feed) -> None:
     (finding,) = list_held_back(feed, [make_partition(0, 60)], {}, BrokerConfig(), NOW)
     assert "by an open transaction (Kafka does not report which): 40 offsets" in finding.text
     assert finding.remedy.endswith(f"{ABORT} 0 --start-offset 60")
     assert (finding.document()["transaction"], finding.age, finding.overdue) == (None, None, False)
 
 
-def test_one_that_began_after_the_look_holds_nothing_of_it(feed: Feed) -> None:
+def test_transaction_begun_after_partition_was_described_is_not_blamed(feed: Feed) -> None:
     """Partitions are described before their open transactions: the holder may have ended in between."""
     (finding,) = list_held_back(feed, [make_partition(0, 60)], {make_tp(0): make_transaction(120)}, BROKER, NOW)
     assert (finding.by, finding.held[0].start) == (None, 60)
 
 
-def test_nobody_has_written_to_it_for_long(feed: Feed) -> None:
+def test_transaction_without_recent_writes_is_reported_as_hanging(feed: Feed) -> None:
     (finding,) = list_held_back(
         feed, [make_partition(0, 60)], {make_tp(0): make_transaction(60, written=NOW - 16 * MINUTE)}, BROKER, NOW
     )
@@ -100,20 +100,20 @@ def test_nobody_has_written_to_it_for_long(feed: Feed) -> None:
     )
 
 
-def test_written_to_in_another_partition_it_is_at_work(feed: Feed) -> None:
+def test_transaction_written_in_another_partition_is_not_overdue(feed: Feed) -> None:
     holders = {make_tp(0): make_transaction(60, written=NOW - 16 * MINUTE), make_tp(1): make_transaction(70)}
     (finding,) = list_held_back(feed, [make_partition(0, 60), make_partition(1, 70)], holders, BROKER, NOW)
     assert (finding.overdue, finding.age) == (False, 5000)
 
 
-def test_a_cluster_that_asks_who_one_is_wants_to_be_told(tmp_path: Path) -> None:
+def test_abort_command_has_command_config_for_a_secured_cluster(tmp_path: Path) -> None:
     (finding,) = list_held_back(
         _make_feed(tmp_path, ", security_protocol: SSL"), [make_partition(0, 60)], {}, BROKER, NOW
     )
     assert "--bootstrap-server k1:9092,k2:9092 --command-config FILE abort" in finding.remedy
 
 
-def test_kafka_is_asked_only_where_something_is_held(feed: Feed) -> None:
+def test_transactions_are_requested_only_for_blocked_partitions(feed: Feed) -> None:
     cluster = MemoryCluster(open={make_tp(1): make_transaction(60)}, settings=Configs(broker=BROKER))
     assert look(feed, cluster, [make_partition(0, 100)], NOW) == ()
     (finding,) = look(feed, cluster, [make_partition(0, 100), make_partition(1, 60)], NOW)

@@ -59,7 +59,7 @@ partitions = st.lists(
 
 @settings(max_examples=scale_examples(200))
 @given(partitions, st.integers(1, 4), st.sampled_from([1, 1 << 20, 128 << 20]), st.sampled_from(Assignor))
-def test_a_plan_covers_exactly_what_is_pending(
+def test_plan_covers_exactly_the_pending_offsets(
     world: list[tuple[int, int, list[tuple[int, int]], int, int | None]],
     parallelism: int,
     size: int,
@@ -96,7 +96,7 @@ def test_large_partitions_are_split_over_several_tasks() -> None:
     assert max(t.estimated_bytes for t in plan.tasks) < 1.1 * min(t.estimated_bytes for t in plan.tasks)
 
 
-def test_small_work_is_not_cut_to_crumbs() -> None:
+def test_small_partitions_are_not_split() -> None:
     parts = {make_key(n): partition(number=n, leader=n % 3) for n in range(6)}
     plan = build_plan(state(dict.fromkeys(range(6), 0)), parts)
     assert plan is not None
@@ -104,7 +104,7 @@ def test_small_work_is_not_cut_to_crumbs() -> None:
     assert [t.leader for t in plan.tasks] == [0, 1, 2]
 
 
-def test_limits_shorten_all_partitions_alike() -> None:
+def test_record_limit_shortens_partitions_proportionally() -> None:
     parts = {
         make_key(n): partition(number=n, last_stable_offset=e, high_watermark=e) for n, e in enumerate((1000, 3000))
     }
@@ -113,7 +113,7 @@ def test_limits_shorten_all_partitions_alike() -> None:
     assert {s.key: s.range for s in plan.offset_ranges} == {make_key(0): Range(0, 100), make_key(1): Range(0, 300)}
 
 
-def test_explicit_ranges_have_pending_only_what_is_not_accounted() -> None:
+def test_only_unaccounted_offsets_of_explicit_ranges_are_pending() -> None:
     request = Request(RequestKind.OFFSETS, ranges=(AskedRange("orders", 0, 10, 90),))
     plan = build_plan(state({0: 50}, {0: [Range(50, 60)]}), {make_key(): partition()}, request)
     assert plan is not None
@@ -122,7 +122,7 @@ def test_explicit_ranges_have_pending_only_what_is_not_accounted() -> None:
     )
 
 
-def test_ranges_that_overlap_are_asked_for_once() -> None:
+def test_overlapping_ranges_are_planned_once() -> None:
     ranges = (AskedRange("orders", 0, 10, 30), AskedRange("orders", 0, 20, 40), AskedRange("orders", 0, 50, 60))
     plan = build_plan(state({0: 0}), {make_key(): partition()}, Request(RequestKind.OFFSETS, ranges))
     assert plan is not None
@@ -138,20 +138,20 @@ def test_ranges_that_overlap_are_asked_for_once() -> None:
         (AskedRange("orders", 7, 0, 5), "orders:7 is not a partition"),
     ],
 )
-def test_bad_ranges_are_refused(requested: AskedRange, says: str) -> None:
+def test_invalid_ranges_are_refused(requested: AskedRange, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         find_pending_ranges(
             Request(RequestKind.OFFSETS, ranges=(requested,)), state({0: 0}), {make_key(): partition()}, HOURLY
         )
 
 
-def test_only_must_match() -> None:
+def test_only_filter_without_a_match_is_refused() -> None:
     request = Request(RequestKind.CATCH_UP, only=(TopicPartition("orders", 9),))
     with pytest.raises(UsageError, match="orders:9"):
         find_pending_ranges(request, state({0: 0}), {make_key(): partition()}, HOURLY)
 
 
-def test_pending_offsets_below_the_log_start_are_set_apart() -> None:
+def test_pending_offsets_below_the_log_start_are_reported_as_lost() -> None:
     pending, _ = find_pending_ranges(
         CATCH_UP, state({0: 10}, {0: [Range(15, 20)]}), {make_key(): partition(log_start=40)}, HOURLY
     )
@@ -159,13 +159,13 @@ def test_pending_offsets_below_the_log_start_are_set_apart() -> None:
     assert pending[0].ranges == (Range(40, 100),)
 
 
-def test_a_position_beyond_the_log_is_refused() -> None:
+def test_position_beyond_the_log_end_is_refused() -> None:
     pending, refused = find_pending_ranges(CATCH_UP, state({0: 500}), {make_key(): partition()}, HOURLY)
     assert not pending
     assert "beyond the end of the log" in refused[0].error.message
 
 
-def test_a_plans_hash_is_that_of_its_fields_as_canonical_json() -> None:
+def test_plan_hash_is_sha256_of_canonical_json() -> None:
     plan = build_plan(state({0: 0}), {make_key(): partition()})
     assert plan
     fields = asdict(plan) | {"tasks": [{"slices": t.pop("offset_ranges"), **t} for t in asdict(plan)["tasks"]]}
@@ -174,7 +174,7 @@ def test_a_plans_hash_is_that_of_its_fields_as_canonical_json() -> None:
     assert plan.hash == hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_the_hash_depends_on_the_content() -> None:
+def test_plan_hash_depends_on_the_content() -> None:
     one = build_plan(state({0: 0}), {make_key(): partition()})
     other = build_plan(state({0: 1}), {make_key(): partition()})
     assert one

@@ -96,7 +96,7 @@ stamp = st.one_of(
 
 @settings(max_examples=scale_examples(200))
 @given(st.lists(st.tuples(st.lists(stamp, max_size=12), st.integers(0, 3 * HOUR)), min_size=1, max_size=6))
-def test_windows_tile_whatever_arrives_between(rounds: list[tuple[list[int], int]]) -> None:
+def test_windows_tile_regardless_of_arriving_records(rounds: list[tuple[list[int], int]]) -> None:
     world = World([], START + 20 * 60_000, opens=START)
     pinned: dict[int, Range | None] = {}
     for stamps, passes in rounds:
@@ -116,7 +116,9 @@ def test_windows_tile_whatever_arrives_between(rounds: list[tuple[list[int], int
 
 @settings(max_examples=scale_examples(100))
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12 * HOUR)), max_size=10), st.randoms())
-def test_rivals_that_saw_different_ends_still_tile(looks: list[tuple[bool, int]], random: Any) -> None:
+def test_boundaries_stay_sorted_when_concurrent_runs_read_different_ends(
+    looks: list[tuple[bool, int]], random: Any
+) -> None:
     """Two runs resolve at different times; their entries reach the ledger in any order."""
     world, waiting = World([], START, opens=START), []
     for grows, passes in looks:
@@ -138,7 +140,7 @@ offset = st.integers(0, 9)
 @given(
     hours, st.lists(offset, min_size=8, max_size=8), hours, st.lists(offset, max_size=8), offset, st.integers(-2, 12)
 )
-def test_each_boundary_is_moved_by_itself_however_many_come_at_once(
+def test_boundaries_clamped_together_equal_boundaries_clamped_singly(
     new_hours: list[int], offsets: list[int], before: list[int], pinned: list[int], origin: int, floor: int
 ) -> None:
     state = World([], START, origin, opens=START).state
@@ -156,14 +158,14 @@ def test_each_boundary_is_moved_by_itself_however_many_come_at_once(
     assert dict(zip(clamped.items[0].times, clamped.items[0].offsets, strict=True) if clamped else ()) == expected
 
 
-def test_records_lie_in_the_window_of_their_stamps() -> None:
+def test_records_are_in_the_window_of_their_timestamps() -> None:
     stamps = [START + 5, START + HOUR - 1, START + HOUR, START + 2 * HOUR + 9]
     world = World(stamps, START + 4 * HOUR, opens=START)
     world.pin()
     assert [world.find_window(START + i * HOUR) for i in range(3)] == [Range(0, 2), Range(2, 3), Range(3, 4)]
 
 
-def test_one_record_from_2040_does_not_empty_later_hours() -> None:
+def test_record_from_the_far_future_does_not_empty_later_windows() -> None:
     far = START + 20 * 365 * 24 * HOUR
     world = World([START, far, START + 10], START + HOUR + 20 * 60_000, opens=START)
     world.pin()
@@ -174,7 +176,7 @@ def test_one_record_from_2040_does_not_empty_later_hours() -> None:
     assert world.find_window(START + HOUR) == Range(3, 5)
 
 
-def test_fifty_years_in_few_questions() -> None:
+def test_fifty_empty_years_need_few_lookups() -> None:
     """A log whose first record is stamped 1970: empty years need no look-up and no entry, and are complete."""
     world = World([5, START, START + HOUR, START + HOUR + 1], START + 4 * HOUR)
     assert world.state.first_window == 0
@@ -188,7 +190,7 @@ def test_fifty_years_in_few_questions() -> None:
     assert LISTED - 2 <= len(list_manifest_windows(world.state, SETTINGS)) < LISTED + 60
 
 
-def test_longer_windows_begin_where_the_shorter_ones_ended() -> None:
+def test_longer_windows_begin_where_shorter_windows_ended() -> None:
     short, day = WindowSettings(length="15m"), WindowSettings(length="1d")
     world = World([START + i * HOUR // 8 for i in range(96)], START + 3 * HOUR, opens=START)
     for entry in find_due(world.state, world.log, world.now, world.log.partitions_by_key, short):
@@ -203,7 +205,7 @@ def test_longer_windows_begin_where_the_shorter_ones_ended() -> None:
     assert find_range(world.state, KEY, START, SETTINGS) == Range(0, 8), "hours are still whole quarters"
 
 
-def test_what_a_catch_up_landed_in_the_open_window_is_the_floor_of_its_end() -> None:
+def test_end_of_open_window_is_not_below_offsets_landed_by_catch_up() -> None:
     world = World([START], START + HOUR, opens=START)
     state = world.state
     state.floors[KEY] = (START, 1)
@@ -226,13 +228,13 @@ def test_what_a_catch_up_landed_in_the_open_window_is_the_floor_of_its_end() -> 
         ([0, START], 0, 0),
     ],
 )
-def test_the_first_window_begins_at_the_origin(stamps: list[int], origin: int, expected: int) -> None:
+def test_first_window_starts_at_the_origin(stamps: list[int], origin: int, expected: int) -> None:
     world = World(stamps, START + 5 * HOUR + 7, origin=origin)
     assert world.state.first_window == expected
     assert list(world.state.boundaries[KEY]) == [(expected, origin)]
 
 
-def test_a_boundary_that_was_searched_for_is_marked_for_good() -> None:
+def test_boundary_resolved_by_marker_search_stays_marked() -> None:
     world = World([START, START + HOUR, START + 2 * HOUR + 5, START + 3 * HOUR], START + 5 * HOUR, opens=START)
     world.log.hidden = range(2, 3)
     world.pin()
@@ -248,7 +250,7 @@ def test_a_boundary_that_was_searched_for_is_marked_for_good() -> None:
     assert world.state.by_marker == {START + 2 * HOUR: 1}, "first resolution wins"
 
 
-def test_the_end_of_the_log_behind_markers_is_by_the_clock_and_marked() -> None:
+def test_log_end_behind_markers_is_resolved_by_clock_and_marked() -> None:
     world = World([START, START + HOUR], START + 5 * HOUR, opens=START)
     end = OffsetAtTime(2, START + 2 * HOUR, by_marker=True)
     world.log._find_first = lambda time: OffsetAtTime(1, START + HOUR) if time <= START + HOUR else end  # type: ignore
@@ -261,12 +263,12 @@ def list_entries(world: World) -> list[Any]:
     return [entry for _, entry in world.ledger.entries()]
 
 
-def test_a_window_before_a_partitions_opening_is_empty_there() -> None:
+def test_window_before_the_opening_of_a_partition_is_empty() -> None:
     world = World([START], START + 5 * HOUR, opens=START + 2 * HOUR)
     assert world.find_window(START) == Range(0, 0)
 
 
-def test_pieces_are_cut_at_boundaries_and_named_by_window() -> None:
+def test_ranges_are_cut_at_boundaries_and_assigned_to_windows() -> None:
     stamps = [START, START + HOUR, START + HOUR + 1, START + 3 * HOUR]
     world = World(stamps, START + 5 * HOUR, opens=START)
     world.pin()
@@ -285,13 +287,13 @@ def test_pieces_are_cut_at_boundaries_and_named_by_window() -> None:
         (START + 3 * HOUR, WindowOpen, "not closed yet"),
     ],
 )
-def test_windows_that_cannot_be_landed_are_refused(window: int, error: type[SluiceError], says: str) -> None:
+def test_unaligned_and_open_windows_are_refused(window: int, error: type[SluiceError], says: str) -> None:
     world = World([START], START + 4 * HOUR + 60_000, opens=START)
     with pytest.raises(error, match=says):
         check_window(window, SETTINGS, world.now)
 
 
-def test_an_open_transaction_holds_a_window() -> None:
+def test_open_transaction_blocks_a_window() -> None:
     world = World([START, START + 1, START + HOUR], START + 3 * HOUR, opens=START)
     world.pin()
     parts = world.log.partitions_by_key
@@ -302,7 +304,7 @@ def test_an_open_transaction_holds_a_window() -> None:
     assert (refused.tp, type(refused.error)) == (TP, WindowHeld)
 
 
-def test_a_window_is_complete_when_all_of_it_is_accounted_for() -> None:
+def test_window_is_complete_when_all_its_offsets_are_accounted_for() -> None:
     world = World([START, START + 1, START + HOUR], START + 3 * HOUR, opens=START)
     assert not complete(world.state, START, SETTINGS)
     world.pin()
@@ -312,7 +314,7 @@ def test_a_window_is_complete_when_all_of_it_is_accounted_for() -> None:
     assert complete(state, START, SETTINGS)
 
 
-def test_a_clock_that_jumps_back_resolves_nothing_new() -> None:
+def test_no_boundary_is_resolved_after_the_clock_jumps_back() -> None:
     """The other partition's next boundary is ahead of the clock, and the window length grew in between."""
     world = World([START, START + 3 * HOUR], START + 4 * HOUR, opens=START)
     world.pin()

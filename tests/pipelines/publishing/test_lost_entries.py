@@ -136,14 +136,14 @@ SUFFIXES = [(m, count) for m in CommitMode for count in range(1, 8 if m is Commi
 EVIDENCE = [Evidence(tip, fold) for tip in (True, False) for fold in (True, False)]
 
 
-def test_the_suffixes_are_all_there_are() -> None:
+def test_suffixes_cover_all_ledger_entries() -> None:
     for mode in CommitMode:
         assert len(list_entries(land_twice(mode))) == max(count for m, count in SUFFIXES if m is mode)
 
 
 @pytest.mark.parametrize("evidence", EVIDENCE, ids=str)
 @pytest.mark.parametrize(("mode", "count"), SUFFIXES)
-def test_every_lost_suffix(mode: CommitMode, count: int, evidence: Evidence) -> None:
+def test_lake_is_complete_after_recovery_from_any_lost_suffix(mode: CommitMode, count: int, evidence: Evidence) -> None:
     """The loss is detected before any write, and accepted; without evidence of it, landing gives the same result."""
     world = copy_world(land_twice(mode))
     numbers = {paths.log_number(p) or 0 for p in list_entries(world)}
@@ -185,7 +185,7 @@ def make_target(world: World) -> RepairTarget:
 
 
 @pytest.mark.parametrize("tip", [True, False])
-def test_dry_runs_and_repair_say_the_same(tip: bool) -> None:
+def test_dry_run_survey_and_repair_report_lost_entries(tip: bool) -> None:
     """Without the note, the visible parts of a planned batch and the marks are the evidence."""
     world = copy_world(land_twice(CommitMode.TRANSACTIONAL))
     lose(world, 3, Evidence(tip=tip, fold=False))
@@ -201,7 +201,7 @@ def test_dry_runs_and_repair_say_the_same(tip: bool) -> None:
     assert world.files == before
 
 
-def test_a_name_alone_is_no_proof_that_an_entry_stood() -> None:
+def test_file_name_alone_does_not_prove_a_lost_entry() -> None:
     """A file copied into the lake may have any name. The run is refused, since the file may be a lost batch's."""
     world = copy_world(land_twice(CommitMode.TRANSACTIONAL))
     stray = f"data/{FEED}/orders-0-0-5-b93.parquet"
@@ -216,7 +216,7 @@ def test_a_name_alone_is_no_proof_that_an_entry_stood() -> None:
     assert list(repair(make_target(world))) == []
 
 
-def test_it_says_what_is_missing_how_it_is_known_and_the_way_out() -> None:
+def test_error_reports_lost_entries_evidence_and_remedy() -> None:
     with pytest.raises(EntriesLost) as stopped:
         run(shorten_ledger(), "refused")
     assert str(stopped.value) == (
@@ -231,7 +231,7 @@ def test_it_says_what_is_missing_how_it_is_known_and_the_way_out() -> None:
 # -- accepting
 
 
-def test_what_lost_entries_told_of_is_set_aside_and_nothing_is_deleted() -> None:
+def test_files_of_lost_entries_are_set_aside_and_not_deleted() -> None:
     world = shorten_ledger()
     before = dict(world.files)
     done = accept_ledger(world.feed, world.open_ports("operator"), "the disk was restored")
@@ -249,7 +249,7 @@ def test_what_lost_entries_told_of_is_set_aside_and_nothing_is_deleted() -> None
 
 @pytest.mark.parametrize("count", range(1, 8))
 @pytest.mark.parametrize("kept_tip", [True, False])
-def test_no_number_of_a_lost_entry_is_used_again(count: int, kept_tip: bool) -> None:
+def test_numbers_of_lost_entries_are_not_reused(count: int, kept_tip: bool) -> None:
     """Only the tip proves the entry of a commit; its intent has a mark in Kafka."""
     world = copy_world(land_twice(CommitMode.TRANSACTIONAL))
     before = {p: world.files[p] for p in list_entries(world)}
@@ -264,7 +264,7 @@ def test_no_number_of_a_lost_entry_is_used_again(count: int, kept_tip: bool) -> 
     assert again <= {list_entries(world)[len(before) - count]}, "only the gap's own entry"
 
 
-def test_what_has_not_happened_is_not_accepted() -> None:
+def test_acceptance_without_lost_entries_is_refused() -> None:
     world = copy_world(land_twice(CommitMode.TRANSACTIONAL))
     before = dict(world.files)
     with pytest.raises(NothingToAccept):
@@ -276,7 +276,7 @@ def test_what_has_not_happened_is_not_accepted() -> None:
         accept_loss(world)
 
 
-def test_while_somebody_may_be_at_work_it_is_not_accepted() -> None:
+def test_acceptance_is_refused_while_a_run_may_be_active() -> None:
     world = shorten_ledger(2)
     lose(world, 1, Evidence(tip=True, fold=False))
     world.dead.clear()
@@ -286,7 +286,7 @@ def test_while_somebody_may_be_at_work_it_is_not_accepted() -> None:
     assert world.files == before
 
 
-def test_what_kafka_does_not_hold_any_more_is_named_and_never_silent() -> None:
+def test_lost_offsets_missing_in_kafka_are_reported() -> None:
     world = shorten_ledger()
     p = world.partitions[0]
     world.partitions[0] = replace(p, start=p.end)
@@ -302,7 +302,7 @@ def test_what_kafka_does_not_hold_any_more_is_named_and_never_silent() -> None:
     assert find_problems(world) == []
 
 
-def test_the_commit_waits_until_landing_has_come_to_what_was_committed() -> None:
+def test_commit_waits_until_landing_reaches_the_committed_offsets() -> None:
     world = shorten_ledger()
     accept_loss(world)
     offsets = dict(world.group.offsets)
@@ -316,7 +316,7 @@ def test_the_commit_waits_until_landing_has_come_to_what_was_committed() -> None
     check_complete(world)
 
 
-def test_a_note_that_is_late_or_is_none_proves_nothing() -> None:
+def test_outdated_or_invalid_tip_note_is_ignored() -> None:
     world = copy_world(land_twice(CommitMode.TRANSACTIONAL))
     ledger_id = world.open_ledger("reader").read().ledger_id
     for data in (Tip(ledger_id, 3).dump(), b"", b"[", b"{}", b"[" * 100_000, Tip(ledger_id, 1 << 62).dump()):
@@ -325,7 +325,7 @@ def test_a_note_that_is_late_or_is_none_proves_nothing() -> None:
         check_complete(world)
 
 
-def test_the_note_of_another_ledger_is_noticed() -> None:
+def test_tip_note_of_another_ledger_is_detected() -> None:
     world = copy_world(land_twice(CommitMode.NONE))
     world.files[TIP] = Tip("another", 3).dump()
     with pytest.raises(EntriesLost, match="names entry 3 of another ledger"):
@@ -335,7 +335,7 @@ def test_the_note_of_another_ledger_is_noticed() -> None:
 # -- the log
 
 
-def test_what_a_run_that_knew_lost_entries_writes_late_counts_for_nothing() -> None:
+def test_late_entry_within_the_gap_is_ignored() -> None:
     world = shorten_ledger()
     after = accept_loss(world)
     state = world.open_ledger("reader").read()
@@ -347,7 +347,7 @@ def test_what_a_run_that_knew_lost_entries_writes_late_counts_for_nothing() -> N
     check_complete(world)
 
 
-def test_numbers_go_on_above_the_gap_with_and_without_a_checkpoint() -> None:
+def test_numbers_continue_above_the_gap_with_and_without_a_checkpoint() -> None:
     world = shorten_ledger()
     after = accept_loss(world)
     reader = world.open_ledger("reader")
@@ -363,7 +363,7 @@ def test_numbers_go_on_above_the_gap_with_and_without_a_checkpoint() -> None:
     check_complete(world)
 
 
-def test_a_fold_just_above_a_gap_knows_which_entry_is_its_newest() -> None:
+def test_checkpoint_just_above_a_gap_identifies_its_newest_entry() -> None:
     world = shorten_ledger()
     accept_loss(world)
     state = world.open_ledger("folding").read()
@@ -374,7 +374,7 @@ def test_a_fold_just_above_a_gap_knows_which_entry_is_its_newest() -> None:
         world.open_ledger("reader").read()
 
 
-def test_a_hole_is_still_a_hole() -> None:
+def test_missing_entry_outside_the_gap_is_still_corruption() -> None:
     world = shorten_ledger()
     accept_loss(world)
     run(world, "on")
@@ -384,7 +384,7 @@ def test_a_hole_is_still_a_hole() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 6])
-def test_entries_that_are_lost_again_are_noticed_again(count: int) -> None:
+def test_second_loss_of_entries_is_detected(count: int) -> None:
     world = shorten_ledger()
     first = accept_loss(world)
     run(world, "on")

@@ -72,7 +72,7 @@ class World:
         return set(self.lake.list(paths.staging_root("orders")))
 
 
-def test_nothing_is_visible_before_the_publish_entry_stands() -> None:
+def test_nothing_is_visible_before_the_publish_entry_exists() -> None:
     world = World()
     world.stage(world.plan(0, 10))
     world.roll()
@@ -80,7 +80,7 @@ def test_nothing_is_visible_before_the_publish_entry_stands() -> None:
     assert len(world.staged) == 2, "a live batch keeps its staging"
 
 
-def test_published_parts_become_visible_and_staging_goes() -> None:
+def test_published_parts_become_visible_and_staging_is_removed() -> None:
     world = World()
     receipt = world.land(0, 10)
     world.roll()
@@ -89,7 +89,7 @@ def test_published_parts_become_visible_and_staging_goes() -> None:
     assert world.staged == set()
 
 
-def test_a_batch_just_published_is_shown_by_its_names() -> None:
+def test_own_published_batch_becomes_visible_without_listing_staging() -> None:
     """The next roll-forward removes the staged files of another attempt."""
     world = World()
     batch = world.plan(0, 10)
@@ -105,7 +105,7 @@ def test_a_batch_just_published_is_shown_by_its_names() -> None:
     assert world.staged == set()
 
 
-def test_a_broken_file_in_the_place_of_a_part_does_not_cost_the_staged_one(tmp_path: Path) -> None:
+def test_damaged_file_at_the_part_path_does_not_delete_the_staged_part(tmp_path: Path) -> None:
     """A tool that copies the lake was stopped in the middle."""
     world = landed_world.World(tmp_path, lake=LocalLake(tmp_path / "lake"))
     s = world.build_range(landed_world.A, 0, 100)
@@ -121,7 +121,7 @@ def test_a_broken_file_in_the_place_of_a_part_does_not_cost_the_staged_one(tmp_p
     world.check()
 
 
-def test_unchosen_attempts_never_show() -> None:
+def test_files_of_unchosen_attempts_never_become_visible() -> None:
     world = World()
     batch = world.plan(0, 10)
     chosen, _ = world.stage(batch, "a"), world.stage(batch, "b")
@@ -131,7 +131,7 @@ def test_unchosen_attempts_never_show() -> None:
     assert world.staged == set()
 
 
-def test_a_replacement_hides_what_it_replaces_wherever_the_first_run_died() -> None:
+def test_replacement_hides_replaced_part_after_a_crash_at_any_step() -> None:
     for crash_at in range(5):
         world = World()
         old = world.land(0, 10)
@@ -171,7 +171,7 @@ def _crash_after(world: World, effects: int) -> None:
     world.lake.remove, world.lake.show = remove, show  # type: ignore[method-assign]
 
 
-def test_a_sleeper_with_an_old_fold_cannot_bring_a_replaced_part_back() -> None:
+def test_delayed_run_with_old_state_cannot_restore_a_replaced_part() -> None:
     world = World()
     old = world.land(0, 10)
     show = world.lake.show
@@ -191,7 +191,7 @@ def test_a_sleeper_with_an_old_fold_cannot_bring_a_replaced_part_back() -> None:
     assert len(world.visible) == 1
 
 
-def test_a_part_that_is_replaced_while_it_is_copied_does_not_stay() -> None:
+def test_part_replaced_during_its_copy_does_not_stay_visible() -> None:
     """On S3 a copy reads its source before it appears: it may appear after other runs have continued."""
 
     class Slow(MemoryLake):
@@ -215,7 +215,7 @@ def test_a_part_that_is_replaced_while_it_is_copied_does_not_stay() -> None:
     assert world.staged == set()
 
 
-def test_a_replaced_part_that_appears_when_its_run_is_dead_is_hidden_by_the_next() -> None:
+def test_replaced_part_appearing_after_its_run_died_is_hidden_by_next_run() -> None:
     """A store finishes the copy of a killed run after other runs have continued."""
     world = World()
     world.lake.copies = True
@@ -233,7 +233,7 @@ def test_a_replaced_part_that_appears_when_its_run_is_dead_is_hidden_by_the_next
     assert (world.visible, world.staged) == ({new.path}, set())
 
 
-def test_an_abandoned_batch_loses_its_staging() -> None:
+def test_staging_of_an_abandoned_batch_is_removed() -> None:
     world = World()
     batch = world.plan(0, 10)
     world.stage(batch)
@@ -244,7 +244,7 @@ def test_an_abandoned_batch_loses_its_staging() -> None:
     assert isinstance(world.ledger.entry(2), AbandonEntry)
 
 
-def test_staging_newer_than_the_fold_is_left_alone() -> None:
+def test_staging_newer_than_the_ledger_state_is_kept() -> None:
     world = World()
     stray = paths.staged_path("orders", 99, "a", PartKind.LANDED, "", "x.parquet")
     world.lake.files[stray] = b"?"

@@ -181,7 +181,7 @@ class World:
 # -- letters of a commit
 
 
-def test_letters_go_with_the_commit_and_once() -> None:
+def test_letters_are_sent_once_with_the_commit() -> None:
     world = World()
     world.land(100, 120, [103, 117])
     world.land(120, 140, [130])
@@ -195,14 +195,14 @@ def test_letters_go_with_the_commit_and_once() -> None:
     assert world.list_sent_offsets() == [103, 117, 130, 149]
 
 
-def test_where_nothing_is_quarantined_nothing_is_sent() -> None:
+def test_no_letters_are_sent_without_quarantined_records() -> None:
     world = World()
     world.land(100, 120)
     result = world.commit()
     assert (result.status, result.letters, result.letters_to, world.sent) == (CommitStatus.COMMITTED, 0, "", [])
 
 
-def test_the_frontier_has_no_say_in_what_is_sent() -> None:
+def test_letters_are_sent_regardless_of_the_frontier() -> None:
     """Published records have letters beyond a hole and below the origin too."""
     world = World()
     world.land(100, 110, [105])
@@ -224,7 +224,7 @@ def test_the_frontier_has_no_say_in_what_is_sent() -> None:
     assert (world.commit().status, world.group.joins) == (CommitStatus.UNCHANGED, joins)
 
 
-def test_every_partition_carries_the_mark_of_what_was_sent() -> None:
+def test_every_partition_has_the_mark_of_the_sent_letters() -> None:
     """A partition whose offset another client moves loses no mark."""
     world = World()
     world.land(100, 110, [105])
@@ -236,7 +236,7 @@ def test_every_partition_carries_the_mark_of_what_was_sent() -> None:
     assert [m.number for m in marks if m] == [result.mark] * 2
 
 
-def test_void_and_abandoned_batches_send_nothing() -> None:
+def test_void_and_abandoned_batches_send_no_letters() -> None:
     world = World()
     planned = world.plan(100, 110)
     world.ledger.append(lambda s: AbandonEntry(batch=planned[0], reason="test"))
@@ -245,7 +245,7 @@ def test_void_and_abandoned_batches_send_nothing() -> None:
     assert (world.commit().letters, world.sent) == (0, [])
 
 
-def test_those_that_were_committed_before_the_feed_sent_letters_are_not_sent() -> None:
+def test_records_committed_before_letters_were_enabled_are_not_sent() -> None:
     world = World()
     world.land(100, 110, [105])
     commit(world.ledger, world.group, CommitSettings(CommitMode.TRANSACTIONAL, "tid", OnGroupMoved.REFUSE))
@@ -255,7 +255,7 @@ def test_those_that_were_committed_before_the_feed_sent_letters_are_not_sent() -
     assert world.list_sent_offsets() == [115]
 
 
-def test_each_publication_is_read_once_and_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_publish_entry_is_read_once_and_plans_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Committed publications are read only if their offsets landed again, and then once for all of them."""
     world = World()
     committed = world.land(100, 110, [105])
@@ -273,7 +273,7 @@ def test_each_publication_is_read_once_and_no_plan(monkeypatch: pytest.MonkeyPat
 # -- parts that are written again
 
 
-def test_compaction_moves_what_is_pending_and_have_pending_nothing_itself() -> None:
+def test_compaction_keeps_pending_letters_and_adds_no_letters() -> None:
     world = World()
     world.land(100, 110, [105])
     world.commit()
@@ -285,7 +285,7 @@ def test_compaction_moves_what_is_pending_and_have_pending_nothing_itself() -> N
     assert world.commit().status is CommitStatus.UNCHANGED
 
 
-def test_what_a_replay_landed_before_the_commit_needs_no_letter_and_the_rest_has_one() -> None:
+def test_records_replayed_before_the_commit_need_no_letter() -> None:
     world = World()
     world.land(100, 110, [103, 105])
     world.rewrite("replay", keep=lambda offset: offset == 105)
@@ -296,7 +296,7 @@ def test_what_a_replay_landed_before_the_commit_needs_no_letter_and_the_rest_has
     assert world.list_sent_offsets() == [105]
 
 
-def test_landed_again_before_the_commit_the_newest_parts_are_what_is_sent() -> None:
+def test_ranges_relanded_before_the_commit_send_letters_of_newest_parts() -> None:
     world = World()
     world.land(100, 110, [103, 105])
     world.land(100, 110, [105, 106], kind="offsets", instead=world.list_parts())
@@ -304,7 +304,7 @@ def test_landed_again_before_the_commit_the_newest_parts_are_what_is_sent() -> N
     assert world.list_sent_offsets() == [105, 106]
 
 
-def test_landed_again_after_the_commit_nothing_is_sent_twice() -> None:
+def test_ranges_relanded_after_the_commit_send_no_letter_twice() -> None:
     world = World()
     world.land(100, 110, [103])
     world.land(110, 120)
@@ -318,7 +318,7 @@ def test_landed_again_after_the_commit_nothing_is_sent_twice() -> None:
     assert world.list_sent_offsets() == [103, 115]
 
 
-def test_what_is_not_kept_any_longer_is_not_sent() -> None:
+def test_retired_records_are_not_sent() -> None:
     world = World()
     world.land(100, 110, [103])
     (part,) = world.list_parts()
@@ -340,7 +340,7 @@ def make_world_with_pending_letters() -> World:
     return world
 
 
-def test_a_topic_that_is_not_there_refuses_before_anything_is_written() -> None:
+def test_missing_letter_topic_refuses_the_commit_before_any_write() -> None:
     world = make_world_with_pending_letters()
     del world.group.topics[DLQ]
     before = world.ledger.read().number, dict(world.group.offsets)
@@ -352,7 +352,7 @@ def test_a_topic_that_is_not_there_refuses_before_anything_is_written() -> None:
     assert world.list_sent_offsets() == [105, 112, 118]
 
 
-def test_a_refused_commit_sends_nothing_and_the_next_one_all() -> None:
+def test_refused_commit_sends_no_letters_and_next_commit_sends_all() -> None:
     world = make_world_with_pending_letters()
     world.group.others.append(Member("m", "app", "host"))
     with pytest.raises(GroupHeld):
@@ -368,7 +368,7 @@ def test_a_refused_commit_sends_nothing_and_the_next_one_all() -> None:
     assert world.list_sent_offsets() == [105, 112, 118]
 
 
-def test_moved_offsets_that_are_overwritten_send_nothing_twice() -> None:
+def test_overwriting_moved_offsets_sends_no_letter_twice() -> None:
     world = make_world_with_pending_letters()
     world.group.offsets = {k.tp: CommittedOffset(3) for k in KEYS}
     world.commit(moved="overwrite")
@@ -376,7 +376,7 @@ def test_moved_offsets_that_are_overwritten_send_nothing_twice() -> None:
 
 
 @pytest.mark.parametrize("lose", ["before", "after"])
-def test_a_lost_answer_is_told_by_reading_back(lose: str) -> None:
+def test_lost_commit_response_is_resolved_by_reading_back(lose: str) -> None:
     world = make_world_with_pending_letters()
     world.group.lose = lose
     if lose == "before":
@@ -419,7 +419,7 @@ STEPS = ["intent", "begin", "letter", "end", "record"]
 
 @pytest.mark.parametrize("again", [None, *STEPS])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_crash_at_any_step_and_one_after_it(step: str, again: str | None) -> None:
+def test_letters_are_sent_once_after_one_or_two_crashes_at_any_step(step: str, again: str | None) -> None:
     world = make_world_with_pending_letters()
     crash_at(world, step)
     with pytest.raises(Crash):
@@ -437,7 +437,7 @@ def test_a_crash_at_any_step_and_one_after_it(step: str, again: str | None) -> N
     assert world.commit().status is CommitStatus.UNCHANGED
 
 
-def test_a_crash_after_letters_alone_were_sent() -> None:
+def test_letters_sent_without_moved_offsets_are_not_resent_after_crash() -> None:
     """No offset moves and no commit entry records the letters: only the mark does."""
     world = World()
     world.land(100, 110)
@@ -455,7 +455,7 @@ def test_a_crash_after_letters_alone_were_sent() -> None:
     assert world.list_sent_offsets() == [7], "the ledger has recorded the letter"
 
 
-def test_what_is_published_while_a_commit_is_under_way_is_the_next_ones() -> None:
+def test_records_published_during_a_commit_are_sent_by_the_next_commit() -> None:
     world = make_world_with_pending_letters()
     world.group.on_commit = lambda: (heal(world), world.land(120, 130, [125]))[0]
     assert world.commit().letters == 2
@@ -463,7 +463,7 @@ def test_what_is_published_while_a_commit_is_under_way_is_the_next_ones() -> Non
     assert world.list_sent_offsets() == [105, 112, 118, 125]
 
 
-def test_a_rival_that_takes_over_in_mid_transaction() -> None:
+def test_commit_is_fenced_when_another_takes_over_in_mid_transaction() -> None:
     world = make_world_with_pending_letters()
 
     def commit_first(letter: DeadLetter) -> None:
@@ -476,7 +476,7 @@ def test_a_rival_that_takes_over_in_mid_transaction() -> None:
     assert world.list_sent_offsets() == [105, 112, 118]
 
 
-def test_a_mark_above_the_ledger_stops_also_where_the_offset_is_the_frontier() -> None:
+def test_mark_above_the_ledger_is_refused_even_at_the_frontier() -> None:
     world = make_world_with_pending_letters()
     mark = Mark(world.ledger.read().ledger_id, 999, KEY.incarnation).dump()
     world.group.offsets[KEY.tp] = CommittedOffset(120, metadata=mark)
@@ -487,7 +487,7 @@ def test_a_mark_above_the_ledger_stops_also_where_the_offset_is_the_frontier() -
 # -- the lake
 
 
-def test_a_part_that_is_not_shown_yet_is_read_where_it_was_staged() -> None:
+def test_part_that_is_not_yet_visible_is_read_from_staging() -> None:
     world = make_world_with_pending_letters()
     (part,) = (p for p in world.list_parts() if "110-120" in p.name)
     world.lake.files[part.staged] = world.lake.files.pop(part.path)
@@ -495,7 +495,7 @@ def test_a_part_that_is_not_shown_yet_is_read_where_it_was_staged() -> None:
     assert world.list_sent_offsets() == [105, 112, 118]
 
 
-def test_a_part_that_goes_away_meanwhile_and_one_that_is_another() -> None:
+def test_missing_or_different_part_stops_the_commit() -> None:
     world = make_world_with_pending_letters()
     (part,) = (p for p in world.list_parts() if "110-120" in p.name)
     data = world.lake.files.pop(part.path)
@@ -512,7 +512,7 @@ def test_a_part_that_goes_away_meanwhile_and_one_that_is_another() -> None:
 
 
 @pytest.mark.slow
-def test_hardly_anything_of_a_large_quarantine_is_in_memory() -> None:
+def test_large_quarantine_is_sent_in_bounded_memory() -> None:
     world = World()
     rows = [make_row(KEY, 100 + n, value=b"v" * 10_000) for n in range(3000)]
     world.land(100, 3100, rows=rows)
@@ -534,7 +534,7 @@ def read_headers(letter: DeadLetter) -> dict[str, str]:
     return {name: (value or b"").decode() for name, value in letter.headers if name.startswith("sluice.")}
 
 
-def test_a_letter_is_the_record_as_it_was_and_why_it_is_there() -> None:
+def test_letter_has_the_original_record_and_the_quarantine_reason() -> None:
     world = World()
     world.land(100, 110, [105])
     world.commit()
@@ -557,7 +557,7 @@ def test_a_letter_is_the_record_as_it_was_and_why_it_is_there() -> None:
     }
 
 
-def test_a_record_of_nothing_and_one_that_pretends_to_be_ours() -> None:
+def test_empty_record_and_forged_sluice_headers_are_sent_unchanged() -> None:
     world = World()
     nothing = {"key": None, "value": None, "timestamp": None, "headers": None, "field": None, "contract": None}
     forged = [
@@ -589,7 +589,7 @@ def test_a_record_of_nothing_and_one_that_pretends_to_be_ours() -> None:
     assert [name for name, _ in third.headers] == list(read_headers(third))
 
 
-def test_letters_go_to_the_partition_of_their_records_number() -> None:
+def test_letter_partition_is_record_partition_modulo_partition_count() -> None:
     world = World()
     for partitions, expected in ((4, [0, 1]), (1, [0, 0]), (6, [0, 5])):
         world.group.topics[DLQ], world.group.letters = partitions, []
@@ -600,7 +600,7 @@ def test_letters_go_to_the_partition_of_their_records_number() -> None:
         assert [letter.partition for _, letter in world.group.letters] == expected
 
 
-def test_of_files_by_the_records_own_time_letters_come_in_the_order_of_the_log() -> None:
+def test_letters_of_files_by_record_time_are_sent_in_log_order() -> None:
     world = World()
     batch, s = world.plan(100, 110)
     s = replace(s, by_time=3_600_000)
@@ -671,7 +671,7 @@ class Books:
 
 @settings(max_examples=scale_examples(60))
 @given(st.lists(STEP, max_size=14))
-def test_at_most_once_always_and_once_where_it_can_be_known(steps: list[tuple[Any, ...]]) -> None:
+def test_letters_are_sent_at_most_once_and_once_where_certain(steps: list[tuple[Any, ...]]) -> None:
     books = Books()
     for step in steps:
         books.do(step)
@@ -695,7 +695,7 @@ def make_feed(folder: Path, **options: Any) -> Feed:
     return load_feed(path, {})
 
 
-def test_a_feed_names_the_topic(tmp_path: Path) -> None:
+def test_feed_sets_the_letter_topic(tmp_path: Path) -> None:
     lake = MemoryLake()
     assert Outlet.of(make_feed(tmp_path), lake) == Outlet("orders", DLQ, lake)
     assert Outlet.of(make_feed(tmp_path, dead_letters=None), lake) is None
@@ -715,6 +715,6 @@ def test_a_feed_names_the_topic(tmp_path: Path) -> None:
         ({"dead_letters": {}}, "dead_letters.topic: is missing"),
     ],
 )
-def test_a_feed_that_cannot_send_them_is_refused(tmp_path: Path, options: dict[str, Any], why: str) -> None:
+def test_feed_that_cannot_send_letters_is_refused(tmp_path: Path, options: dict[str, Any], why: str) -> None:
     with pytest.raises(FeedError, match=why):
         make_feed(tmp_path, **options)

@@ -60,7 +60,7 @@ def land(lake: LocalLake, *, dropping: bool = False, **settings: int) -> Receipt
     return receipt
 
 
-def test_both_datasets_are_proven(lake: LocalLake) -> None:
+def test_landed_and_quarantined_files_are_proven(lake: LocalLake) -> None:
     receipt = land(lake, row_group_rows=50, target_file_bytes=4000)
     assert receipt.counts == Counts(landed=540, quarantined=60)
     proven, failures = prove(PLAN, 12, [receipt], lake)
@@ -69,7 +69,7 @@ def test_both_datasets_are_proven(lake: LocalLake) -> None:
     assert all("/sales/date=2026-11-20/hour=14/" in p.path for p in receipt.parts)
 
 
-def test_a_file_of_the_quarantine_that_lost_a_row_is_found_out(lake: LocalLake) -> None:
+def test_quarantine_file_with_wrong_row_count_is_detected(lake: LocalLake) -> None:
     receipt = land(lake)
     (part,) = (p for p in receipt.parts if p.kind is PartKind.QUARANTINED)
     wrong = replace(receipt, parts=tuple(replace(p, rows=p.rows - 1) if p is part else p for p in receipt.parts))
@@ -77,7 +77,7 @@ def test_a_file_of_the_quarantine_that_lost_a_row_is_found_out(lake: LocalLake) 
     assert (proven, [f.error for f in failures]) == ([], ["ProofFailed"])
 
 
-def test_duckdb_reads_what_the_log_holds(lake: LocalLake) -> None:
+def test_duckdb_reads_the_records_of_the_log(lake: LocalLake) -> None:
     receipt = land(lake, row_group_rows=77)
     files = {k: [lake.locate(p.staged) for p in receipt.parts if p.kind is k] for k in PartKind}
     query = """select kafka_offset, n, amount::varchar, day::varchar, lines, _extra, kafka_tombstone, kafka_key
@@ -116,7 +116,7 @@ def test_duckdb_reads_what_the_log_holds(lake: LocalLake) -> None:
         (Policies(quarantine_limit=QuarantineLimit(share=1, at_most=0)), True),
     ],
 )
-def test_the_limit(lake: LocalLake, policies: Policies, refused: bool) -> None:
+def test_quarantine_above_the_limit_is_refused(lake: LocalLake, policies: Policies, refused: bool) -> None:
     receipt = land(lake)
     if not refused:
         check_quarantine([receipt], policies, lake)
@@ -132,7 +132,7 @@ def test_the_limit(lake: LocalLake, policies: Policies, refused: bool) -> None:
     assert lake.locate(receipt.parts[1].staged) in message
 
 
-def test_the_first_record_is_the_first_in_the_log(lake: LocalLake) -> None:
+def test_reported_first_record_is_the_first_in_the_log(lake: LocalLake) -> None:
     task = Task(0, 1, (replace(RANGE, start=300), replace(RANGE, end=300)))
     tools = Tools(MemoryFetcher({ZERO: LOG}, answer_bytes=4000), lake, JsonFormat(SCHEMA))
     receipts = [r for r in run_task(task, replace(WORK, plan_hash=PLAN.hash), tools) if isinstance(r, Receipt)]
@@ -141,7 +141,7 @@ def test_the_first_record_is_the_first_in_the_log(lake: LocalLake) -> None:
         check_quarantine(receipts, Policies(on_undecodable=OnUndecodable.FAIL), lake)
 
 
-def test_what_is_dropped_is_counted_and_never_too_much(lake: LocalLake) -> None:
+def test_dropped_records_are_counted_and_never_exceed_the_limit(lake: LocalLake) -> None:
     receipt = land(lake, dropping=True)
     assert receipt.counts == Counts(landed=540, dropped=60)
     assert [p.kind for p in receipt.parts] == [PartKind.LANDED]
@@ -176,7 +176,7 @@ def test_reasons_are_ranked_over_all_files(tmp_path: Path) -> None:
     assert str(second) == "not_json (it ends too early), 40 records, the first at orders:0:0"
 
 
-def test_what_is_told_cannot_move_a_terminal_nor_fill_it(tmp_path: Path) -> None:
+def test_reported_reasons_are_escaped_and_truncated(tmp_path: Path) -> None:
     lake = LocalLake(tmp_path)
     lake.put("q", write_refused(("\x1b[2J\u202e" + "x" * 5000, "out_of_bounds", "\r\nall is well\x07")))
     (fault,) = faults_of(["q"], lake)
@@ -186,7 +186,7 @@ def test_what_is_told_cannot_move_a_terminal_nor_fill_it(tmp_path: Path) -> None
     assert "\\x1b[2J\\u202exxx" in str(fault)
 
 
-def test_however_many_kinds_there_are_all_records_are_counted(tmp_path: Path) -> None:
+def test_all_records_are_counted_above_the_limit_of_kinds(tmp_path: Path) -> None:
     lake = LocalLake(tmp_path)
     lake.put("q", write_refused(*[(f"field {i}", "wrong_type", "should be int32") for i in range(MOST_FAULTS + 500)]))
     faults = faults_of(["q"], lake)

@@ -42,17 +42,17 @@ def make_unaligned(kind: type) -> Any:
         make_unaligned(np.int64), np.array([object()]), N.view("m8[s]"), N.view("M8[us]"), (N,), memoryview(N),
     ],
 )  # fmt: skip
-def test_an_argument_that_is_not_the_array_is_refused(argument: Any) -> None:
+def test_argument_other_than_expected_array_is_refused(argument: Any) -> None:
     with pytest.raises(TypeError, match="argument 1 of measure"):
         measure(argument)
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.longlong, np.intp])
-def test_equal_types_by_other_names_are_accepted(kind: Any) -> None:
+def test_equal_types_with_other_names_are_accepted(kind: Any) -> None:
     assert measure(np.zeros(4, kind)) == 0
 
 
-def test_writable_arrays_may_be_read() -> None:
+def test_read_argument_accepts_writable_and_read_only_arrays() -> None:
     for data in (
         np.arange(8, dtype=np.uint8),
         freeze(np.arange(8, dtype=np.uint8)),
@@ -64,13 +64,13 @@ def test_writable_arrays_may_be_read() -> None:
 
 
 @pytest.mark.parametrize("number", [0.5, "1", None, 1 << 63, -(1 << 63) - 1, N])
-def test_a_number_that_is_none_is_refused(number: Any) -> None:
+def test_invalid_number_argument_is_refused(number: Any) -> None:
     with pytest.raises(TypeError):
         presence(N, number, VALID, STATE)
 
 
 @pytest.mark.parametrize("unsigned", [-1, 1 << 64])
-def test_an_unsigned_number_is_not_negative(unsigned: int) -> None:
+def test_unsigned_argument_out_of_range_is_refused(unsigned: int) -> None:
     small, flags = np.zeros(1, np.int32), np.zeros(1, np.int8)
     with pytest.raises(TypeError):
         integers(VALID, N, 0, N, VALID, STATE, small, flags, unsigned, 1, 0)
@@ -82,7 +82,7 @@ def test_the_number_of_arguments_is_checked(arguments: Any) -> None:
         presence(*arguments)
 
 
-def test_a_named_tuple_must_be_of_its_class_and_its_arrays_are_checked() -> None:
+def test_class_and_arrays_of_named_tuple_argument_are_checked() -> None:
     kinds = (TABLE, N, N, N, TABLE, TABLE, N, N, VALID, N, N, N, N, N, N)
     numbers = np.zeros(8, np.int32)
     results = BlockResults(*[numbers] * 5)
@@ -96,14 +96,14 @@ def test_a_named_tuple_must_be_of_its_class_and_its_arrays_are_checked() -> None
             scan_avro(VALID, numbers, VALID, N, argument, results)
 
 
-def test_what_a_loop_raises_is_raised() -> None:
+def test_error_raised_in_loop_is_propagated() -> None:
     with pytest.raises(IndexError, match=r"^a run outside of its column$"):
         _move_ends(np.zeros(2, np.int32), np.array([5]), np.array([1]), np.zeros(9, np.int32))
     with pytest.raises(IndexError, match=r"^copy outside of a buffer$"):
         _copy_runs(VALID, np.array([0]), np.array([99]), 1, np.zeros(9, np.uint8))
 
 
-def test_calls_of_threads_have_their_own_results() -> None:
+def test_concurrent_calls_return_correct_results() -> None:
     def call(size: int) -> None:
         spans = np.zeros(size, np.int64)
         expected = measure(spans)
@@ -119,7 +119,7 @@ def test_calls_of_threads_have_their_own_results() -> None:
 
 
 @pytest.mark.skipif(not cache.find_library(), reason="nothing linked a library")
-def test_importing_all_loops_takes_neither_numba_nor_llvmlite() -> None:
+def test_importing_all_loops_imports_neither_numba_nor_llvmlite() -> None:
     script = """import sys
 import sluice.pipelines.records.json.format, sluice.pipelines.records.avro.format
 import sluice.pipelines.records.kafka_batches.decode, sluice.pipelines.records.kafka_batches.encode
@@ -128,7 +128,7 @@ print(*{"numba", "llvmlite"} & set(sys.modules))"""
     assert done.stdout == "\n"
 
 
-def test_without_a_library_and_numba_the_error_says_what_to_install(tmp_path: Any) -> None:
+def test_error_names_package_to_install_without_library_and_numba(tmp_path: Any) -> None:
     script = """import sys
 sys.modules |= dict.fromkeys(("numba", "llvmlite"))
 from sluice.pipelines.util.extras import explain_import_error

@@ -14,7 +14,7 @@ keys = st.binary(max_size=12) | st.text(max_size=8).map(str.encode) | st.binary(
 @given(st.lists(keys, max_size=8))
 @example([b"A\xffB", b"plain", MARK.encode() + b"41", MARK.encode() + b"zz", MARK.encode()])
 @example([MARK[:6].encode(), MARK[6:].encode()])
-def test_every_key_comes_back(raw_keys: list[bytes]) -> None:
+def test_escaped_keys_are_unescaped_to_original_bytes(raw_keys: list[bytes]) -> None:
     texts = escape_keys(pa.array(raw_keys, pa.binary()))
     assert texts.type == pa.string()
     texts.validate(full=True)
@@ -24,16 +24,16 @@ def test_every_key_comes_back(raw_keys: list[bytes]) -> None:
 
 
 @given(st.text().filter(lambda t: not t.startswith(MARK)))
-def test_a_key_that_is_utf8_is_its_text(text: str) -> None:
+def test_utf8_key_is_not_escaped(text: str) -> None:
     assert escape_key(text.encode()) == text
 
 
 @given(st.text())
-def test_any_text_has_bytes(text: str) -> None:
+def test_any_text_can_be_unescaped_to_bytes(text: str) -> None:
     assert isinstance(unescape_key(text), bytes)
 
 
-def test_a_column_of_usual_keys_is_not_copied() -> None:
+def test_column_of_plain_keys_is_not_copied() -> None:
     keys = pa.array([b"trace", b"tenant", b"trace"], pa.binary())
     assert escape_keys(keys).buffers()[2].address == keys.buffers()[2].address
     assert unescape_keys(escape_keys(keys)).buffers()[2].address == keys.buffers()[2].address

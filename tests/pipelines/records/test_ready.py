@@ -43,13 +43,13 @@ def clear() -> None:
         computed.cache_clear()
 
 
-def test_every_module_with_entry_points_is_a_share() -> None:
+def test_every_module_with_entry_points_is_compiled() -> None:
     sources = {p: p.read_text() for p in PIPELINES.rglob("*.py")}
     modules = {p for p, text in sources.items() if re.search(r"^@compiled\(", text, re.MULTILINE)}
     assert {".".join(p.relative_to(PIPELINES).with_suffix("").parts) for p in modules} == set(cache.SHARES)
 
 
-def test_what_is_compiled_is_compiled_once_and_said_before(loops_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loops_are_compiled_once_after_a_progress_note(loops_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     progress: list[Progress] = []
     assert not cache.is_ready()
     cache.ready(progress.append)
@@ -62,14 +62,14 @@ def test_what_is_compiled_is_compiled_once_and_said_before(loops_folder: Path, m
     assert len(progress) == 2
 
 
-def test_a_share_that_fails_leaves_it_to_whoever_needs_it(loops_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_compilation_of_share_does_not_raise(loops_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SHARES", {"compiled": 1})
     monkeypatch.setattr(cache, "source_stamp", lambda *shares: "")
     cache.ready()
     assert not cache.is_ready()
 
 
-def test_a_change_of_what_loops_share_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_stamp_changes_with_imported_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes in modules that a share imports count as well."""
     shutil.copytree(cache.ROOM, tmp_path / "records")
     monkeypatch.setattr(cache, "ROOM", tmp_path / "records")
@@ -82,7 +82,7 @@ def test_a_change_of_what_loops_share_is_compiled_again(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_loops_are_loaded_from_objects_and_compiled_again_for_other_sources(loops_folder: Path) -> None:
+def test_loops_load_from_object_file_and_recompile_if_stamp_differs(loops_folder: Path) -> None:
     """The library is not used: it was built with settings other than those of `loops_folder`."""
     script = """import sys
 from sluice.pipelines.records.contract_rows import text_tables
@@ -99,7 +99,7 @@ assert "numba" not in sys.modules and "llvmlite" in sys.modules"""
     assert path.exists(), "compiled again"
 
 
-def test_two_processes_do_not_compile_the_same(loops_folder: Path) -> None:
+def test_share_compiled_by_other_process_is_not_compiled_again(loops_folder: Path) -> None:
     loops_folder.mkdir()
     progress: list[Progress] = []
     waiting = threading.Thread(target=cache.ready, args=(progress.append,))
@@ -113,7 +113,7 @@ def test_two_processes_do_not_compile_the_same(loops_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["sources", "numba", "processor", "settings"])
-def test_another_version_is_compiled_again(
+def test_stamp_depends_on_sources_numba_processor_and_settings(
     part: str, loops_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "find_targets", lambda: [cache.HOST])
@@ -134,7 +134,7 @@ def test_another_version_is_compiled_again(
     assert cache.stamp(QUICK, cache.HOST) != before
 
 
-def test_loops_serve_the_same_sources_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stamp_does_not_depend_on_package_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = cache.stamp(QUICK, cache.LEVEL)
     shutil.copytree(cache.ROOM, tmp_path / "moved", ignore=shutil.ignore_patterns("__pycache__", "loops"))
     monkeypatch.setattr(cache, "ROOM", tmp_path / "moved")
@@ -143,7 +143,7 @@ def test_loops_serve_the_same_sources_anywhere(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="levels are those of x86-64")
-def test_a_processor_below_the_level_gets_loops_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processor_below_level_gets_separate_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """It must not load loops with instructions that it lacks."""
     newer = f"flags\t\t: {' '.join(cache._FLAGS)} avx512f"
     marks = {}
@@ -159,13 +159,13 @@ def test_a_processor_below_the_level_gets_loops_of_its_own(monkeypatch: pytest.M
     assert older[1] != one[1]
 
 
-def test_numbas_settings_for_the_processor_are_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numba_setting_for_processor_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     clear()
     monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
     assert cache.find_targets() == (cache.HOST,)
 
 
-def test_loops_of_earlier_sources_are_removed_from_the_package(
+def test_stale_loops_are_removed_from_package(
     loops_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "LOOPS", tmp_path / "loops")
@@ -177,7 +177,7 @@ def test_loops_of_earlier_sources_are_removed_from_the_package(
     assert {p.name for p in cache.LOOPS.iterdir()} == {*current}
 
 
-def test_where_nothing_can_be_kept_that_is_said_and_nothing_done(
+def test_missing_writable_folder_is_reported_and_nothing_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -189,9 +189,7 @@ def test_where_nothing_can_be_kept_that_is_said_and_nothing_done(
     assert not cache.is_ready()
 
 
-def test_the_users_folder_serves_where_the_package_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_cache_folder_is_used_if_package_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cache, "LOOPS", tmp_path / "package" / "loops")
@@ -199,7 +197,7 @@ def test_the_users_folder_serves_where_the_package_cannot_be_written(
     assert cache.find_writable_folder() == tmp_path / "sluice"
 
 
-def test_from_a_shell_it_says_what_it_does(loops_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_notes_are_printed_to_stderr(loops_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache._say(Progress("compile", 0, 1, "compiling"))
     cache._say(Progress("compile", 1, 1))
     assert capsys.readouterr().err == "compiling\n"

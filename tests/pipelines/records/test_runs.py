@@ -45,7 +45,7 @@ COLUMNS = {
 
 @settings(max_examples=scale_examples(60))
 @given(st.lists(st.integers(0, N - 1), max_size=30), st.integers(0, 70), st.sampled_from([1, 1, 1, 3, 700]))
-def test_chosen_rows_are_those_that_were_asked_for(left_out: list[int], start: int, every: int) -> None:
+def test_take_rows_returns_rows_at_positions(left_out: list[int], start: int, every: int) -> None:
     rows = pa.RecordBatch.from_pydict(COLUMNS).slice(start)
     positions = np.setdiff1d(np.arange(0, rows.num_rows, every), left_out)
     chosen = take_rows(rows, positions)
@@ -55,12 +55,12 @@ def test_chosen_rows_are_those_that_were_asked_for(left_out: list[int], start: i
 
 
 @pytest.mark.parametrize("kind", COLUMNS)
-def test_one_run_of_each_type(kind: str) -> None:
+def test_rows_of_each_type_are_taken_as_runs(kind: str) -> None:
     rows = pa.RecordBatch.from_arrays([COLUMNS[kind]], ["c"]).slice(3)
     positions = np.array([*range(LEAST_RUN * 2), *range(LEAST_RUN * 3, LEAST_RUN * 6)])
     assert take_rows(rows, positions)["c"].to_pylist() == [rows["c"][i].as_py() for i in positions.tolist()]
 
 
-def test_no_rows() -> None:
+def test_empty_positions_return_no_rows() -> None:
     rows = pa.RecordBatch.from_pydict(COLUMNS)
     assert take_rows(rows, np.empty(0, np.int64)).num_rows == 0

@@ -52,7 +52,7 @@ def open_plan(feed: Feed, root: Path) -> tuple[Republish, Lake, Ledger]:
     return plan_republish(feed, state, Wishes("to", 1), [(key, r) for r in ranges], 0), lake, ledger
 
 
-def test_columns_that_records_added_are_in_their_values(feed: Feed, tmp_path: Path) -> None:
+def test_sent_values_contain_columns_added_by_records(feed: Feed, tmp_path: Path) -> None:
     plan, lake, ledger = open_plan(feed, tmp_path)
     shape = sending(feed, ledger, plan, 3, FREELY, tmp_path).shape
     cursor, sent = Shelf(lake, ledger, ledger.read(), plan).cursor(0, 0), []
@@ -61,7 +61,7 @@ def test_columns_that_records_added_are_in_their_values(feed: Feed, tmp_path: Pa
     assert {v["id"]: v for v in map(json.loads, sent)} == {v["id"]: v for v in VALUES}
 
 
-def test_a_condition_names_a_column_that_records_added(feed: Feed, tmp_path: Path) -> None:
+def test_condition_can_name_column_added_by_records(feed: Feed, tmp_path: Path) -> None:
     """In files older than the column it is null, as for readers."""
     plan, lake, ledger = open_plan(feed, tmp_path)
     state = ledger.read()

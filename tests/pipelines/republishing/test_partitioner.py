@@ -22,7 +22,7 @@ ROWS = pa.RecordBatch.from_pylist(
     "answer",
     [[0, 1, 2, 0], np.array([0, 1, 2, 0]), pa.array([0, 1, 2, 0], pa.int8()), pa.chunked_array([[0, 1], [2, 0]])],
 )
-def test_integers_of_any_kind_are_taken(answer: Any) -> None:
+def test_integers_of_any_type_are_accepted(answer: Any) -> None:
     assert Partitioner("p:f", lambda rows, partitions: answer)(ROWS, 3).tolist() == [0, 1, 2, 0]
 
 
@@ -42,13 +42,13 @@ def test_integers_of_any_kind_are_taken(answer: Any) -> None:
         ([{}, 1, 2, 3], "no numbers"),
     ],
 )
-def test_nonsense_is_refused(answer: Any, why: str) -> None:
+def test_invalid_result_is_refused(answer: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why) as refused:
         Partitioner("p:f", lambda rows, partitions: answer)(ROWS, 3)
     assert "--partition-by p:f" in refused.value.message
 
 
-def test_it_is_loaded_by_name_and_what_it_raises_is_told_without_values(tmp_path: Path) -> None:
+def test_function_is_loaded_by_name_and_its_errors_hide_values(tmp_path: Path) -> None:
     (tmp_path / "places.py").write_text(
         "def by_key(rows, partitions):\n    return [int(k.as_py()) % partitions for k in rows['key']]\n"
         "def bad(rows, partitions):\n    raise ValueError('secret')\n"

@@ -41,18 +41,18 @@ def plan_windows(world: World, *starts: int) -> Republish:
     return plan_republish(world.feed, state, Wishes("to", 1), asked_windows(world.feed, state, starts), 0)
 
 
-def test_windows_of_a_life_that_is_over_are_sent(world: World) -> None:
+def test_windows_of_earlier_topic_incarnation_are_sent(world: World) -> None:
     plan = plan_windows(world, START)
     assert {(s.key, s.ranges) for s in plan.sources} == {(A, (Range(0, 100),)), (B, (Range(0, 100),))}
     assert {s.key for s in plan_windows(world, AFTER).sources} == {NEW}
 
 
-def test_rows_of_two_lives_of_a_partition_are_refused(world: World) -> None:
+def test_rows_of_two_incarnations_of_partition_are_refused(world: World) -> None:
     with pytest.raises(Refused, match="rows of orders:0 are of several lives"):
         plan_windows(world, START, START + HOUR, AFTER)
 
 
-def test_a_record_of_a_life_that_is_over_is_not_taken_for_its_namesake(world: World) -> None:
+def test_coordinates_distinguish_records_of_two_incarnations(world: World) -> None:
     lake, ledger, plan = cast(Lake, world.lake), world.reopen_ledger(), plan_windows(world, START)
     keep(lake, plan)
     Run(plan, 0, claim(lake, plan), ledger, lake, Topic(), RAW, lambda: world.now).carry_out()

@@ -60,7 +60,7 @@ def run_republish(world: World) -> LaneSent:
     return Run(PLAN, 0, token, world.reopen_ledger(), lake, Topic(), RAW, lambda: world.now).carry_out()
 
 
-def test_parts_that_are_merged_while_they_are_read(world: World) -> None:
+def test_republish_continues_when_parts_are_merged_during_read(world: World) -> None:
     opened: list[str] = []
 
     def merge_first(path: str) -> None:
@@ -74,7 +74,7 @@ def test_parts_that_are_merged_while_they_are_read(world: World) -> None:
     assert sorted(n for t in rows for n in t.column("offset").to_pylist()) == sorted([*range(200)] * 2)
 
 
-def test_a_part_that_nobody_replaced_is_an_error(world: World) -> None:
+def test_damaged_part_that_was_not_replaced_is_an_error(world: World) -> None:
     world.lake.files[world.list_files()[3]] = b"of another program"
     with pytest.raises(ProofFailed):
         run_republish(world)

@@ -34,7 +34,7 @@ def filter_ids(sql: str) -> list[int]:
         return [n for rows in condition.filter(iter([ROWS, ROWS.slice(90)])) for n in rows.column("id").to_pylist()]
 
 
-def test_rows_that_meet_it_pass_in_their_order() -> None:
+def test_matching_rows_pass_in_order() -> None:
     assert filter_ids("id >= 95") == [*range(95, 100), *range(95, 100)]
     assert filter_ids("country = 'DE' and id < 10") == [0, 3, 6, 9]
     assert filter_ids("country is null and id < 5") == [1, 4]
@@ -61,13 +61,13 @@ def test_rows_that_meet_it_pass_in_their_order() -> None:
         "?",
     ],
 )
-def test_what_is_no_condition_of_a_row_is_refused(sql: str) -> None:
+def test_invalid_row_condition_is_refused(sql: str) -> None:
     secret = ROWS  # noqa: F841 - a variable is no table
     with pytest.raises(UsageError, match="--where"):
         filter_ids(sql)
 
 
-def test_no_condition_reaches_a_file_the_network_or_a_setting(tmp_path: Path) -> None:
+def test_condition_cannot_access_files_network_or_settings(tmp_path: Path) -> None:
     file = tmp_path / "secret.csv"
     file.write_text("a\n1\n")
     for sql in (
@@ -84,14 +84,14 @@ def test_no_condition_reaches_a_file_the_network_or_a_setting(tmp_path: Path) ->
             filter_ids(sql)
 
 
-def test_a_value_that_does_not_fit_is_not_shown() -> None:
+def test_conversion_error_does_not_show_the_value() -> None:
     assert filter_ids("try_cast(country as int) = 1") == []
     with pytest.raises(UsageError, match="ConversionException for some row") as refused:
         filter_ids("country::int = 1")
     assert "DE" not in str(refused.value)
 
 
-def test_one_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_condition_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_filter, "SECONDS", 0.2)
     with pytest.raises(UsageError, match="takes more than"):
         filter_ids("(select count(*) from range(100000000000)) > 0")

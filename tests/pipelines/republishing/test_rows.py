@@ -34,7 +34,7 @@ def make_batches(offsets: list[int], size: int) -> Iterator[pa.RecordBatch]:
     st.sets(st.integers(0, 60), min_size=2).map(sorted),
     st.integers(1, 9),
 )
-def test_a_piece_has_its_rows_and_what_is_left_over_stays(
+def test_cursor_returns_rows_of_each_piece_within_limit(
     offsets: list[int], size: int, edges: list[int], limit: int
 ) -> None:
     cursor = RowCursor(make_batches(offsets, size))
@@ -46,7 +46,7 @@ def test_a_piece_has_its_rows_and_what_is_left_over_stays(
     assert pieces_read == [[o for o in offsets if a <= o < b] for a, b in pairwise(edges)]
 
 
-def test_whoever_stops_in_the_middle_of_a_piece_goes_on_there() -> None:
+def test_cursor_resumes_within_a_piece() -> None:
     cursor = RowCursor(make_batches([*range(30)], 20))
     assert next(cursor.read_between(0, 30, lambda: 7)).num_rows == 7
     rest = [o for rows in cursor.read_between(7, 30, lambda: 7) for o in int64s(rows.column("offset")).tolist()]
@@ -58,7 +58,7 @@ entries = st.fixed_dictionaries({"key": st.text(max_size=3), "value": st.one_of(
 
 @settings(max_examples=scale_examples(100))
 @given(st.lists(st.one_of(st.none(), st.lists(entries, max_size=3)), min_size=2, max_size=8), st.integers(0, 1))
-def test_old_coordinates_come_after_the_records_own_headers(rows: list[list[dict] | None], first: int) -> None:
+def test_source_coordinates_follow_original_headers(rows: list[list[dict] | None], first: int) -> None:
     headers = pa.array(rows, HEADERS).slice(first)
     offsets = pa.array(range(first, len(rows)), pa.int64())
     extended = with_coordinates(headers, SOURCE, int64s(offsets))
@@ -75,7 +75,7 @@ def test_old_coordinates_come_after_the_records_own_headers(rows: list[list[dict
     ]
 
 
-def test_sources_take_turns_and_nothing_is_left_out() -> None:
+def test_sources_alternate_and_pieces_cover_the_plan() -> None:
     long = Source("orders", 0, "id", (Range(5, 2 * PIECE + 6), Range(3 * PIECE, 3 * PIECE + 2)))
     plan = Republish("", "orders", "", Wishes("to", 1), (long, SOURCE))
     plan_pieces = pieces(plan)
@@ -89,14 +89,14 @@ def test_sources_take_turns_and_nothing_is_left_out() -> None:
     assert sum(p.end - p.start for p in plan_pieces) == plan.span
 
 
-def test_a_name_does_not_change_what_a_plan_is() -> None:
+def test_plan_digest_does_not_depend_on_name() -> None:
     one = Republish("a", "orders", "", Wishes("to", 1), (SOURCE,), 1)
     other = Republish("b", "orders", "", Wishes("to", 1), (SOURCE,), 2)
     assert one.digest == other.digest != Republish("a", "orders", "x", Wishes("to", 1), (SOURCE,), 1).digest
 
 
 @pytest.mark.parametrize("metadata", ["", "7", "[" * 4000, '{"at": Infinity, "file": "", "records": 1}', '{"at": 1}'])
-def test_a_mark_of_another_program_is_refused(metadata: str) -> None:
+def test_commit_metadata_of_other_program_is_refused(metadata: str) -> None:
     plan = Republish("a", "orders", "", Wishes("to", 1), (SOURCE,))
     with pytest.raises(Refused, match="a commit that does not belong to this republish"):
         LaneProgress.read(CommittedOffset(3, metadata=metadata), plan, 0)

@@ -50,7 +50,7 @@ def in_order(value: Any) -> Any:
 
 @settings(max_examples=scale_examples(100))
 @given(generate_case())
-def test_what_landed_lands_the_same_again(case: tuple[Schema, list[bytes | None]]) -> None:
+def test_written_values_land_as_the_same_rows(case: tuple[Schema, list[bytes | None]]) -> None:
     schema, values = case
     landed, _ = convert(schema, values)
     if not landed.num_rows:
@@ -62,7 +62,7 @@ def test_what_landed_lands_the_same_again(case: tuple[Schema, list[bytes | None]
     assert [in_order(parse_json(r[EXTRA])) for r in after] == [in_order(parse_json(r[EXTRA])) for r in before]
 
 
-def test_how_values_are_spelled() -> None:
+def test_typed_values_are_written_as_json() -> None:
     schema = parse_schema(
         {
             "id": "int64",
@@ -86,7 +86,7 @@ def test_how_values_are_spelled() -> None:
     ]
 
 
-def test_fields_inside_of_others_that_the_schema_does_not_name_stand_where_they_were() -> None:
+def test_unknown_nested_fields_are_written_at_their_original_paths() -> None:
     schema = parse_schema(
         {
             "id": "int64",
@@ -123,7 +123,7 @@ def write_avro_again(
 
 @settings(max_examples=scale_examples(60))
 @given(st.data())
-def test_avro_that_landed_is_written_as_fastavro_does(data: st.DataObject) -> None:
+def test_landed_avro_is_rewritten_to_the_bytes_of_fastavro(data: st.DataObject) -> None:
     schema = data.draw(RECORDS.filter(lambda s: not no_columns(s)))
     given_: list[bytes | None] = [
         avro.encode(schema, v) for v in data.draw(st.lists(generate_values(schema), min_size=1, max_size=6))
@@ -132,7 +132,7 @@ def test_avro_that_landed_is_written_as_fastavro_does(data: st.DataObject) -> No
     assert write_avro_again(schema, given_) == given_
 
 
-def test_avro_of_logical_types_and_other_wire_formats() -> None:
+def test_avro_logical_types_and_wire_formats_are_rewritten_unchanged() -> None:
     decimal = {"logicalType": "decimal", "precision": 12, "scale": 2}
     types: dict[str, Any] = {
         "day": {"type": "int", "logicalType": "date"},
@@ -163,7 +163,7 @@ def test_avro_of_logical_types_and_other_wire_formats() -> None:
     assert write_avro_again(schema, [*eight], id=7, wire=WireFormat.APICURIO) == eight
 
 
-def test_bytes_as_the_whole_avro_value_have_a_size_except_in_confluents_format() -> None:
+def test_top_level_avro_bytes_have_a_length_except_in_confluent_format() -> None:
     own = [b"", b"\x04ab", b"\xff" * 70]
     confluent: list[bytes | None] = [*(b"\0\0\0\0\1" + v for v in own), None]
     assert write_avro_again("bytes", confluent) == confluent
@@ -175,7 +175,7 @@ def test_bytes_as_the_whole_avro_value_have_a_size_except_in_confluents_format()
         assert write_avro_again(schema, sized, wire=wire) == sized
 
 
-def test_what_the_schema_has_no_room_for_is_named() -> None:
+def test_error_names_field_that_does_not_fit_the_schema() -> None:
     old = {"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", "string"]}]}
     new = {
         "type": "record",
@@ -197,7 +197,7 @@ def test_what_the_schema_has_no_room_for_is_named() -> None:
     assert raised.value.item == 1
 
 
-def test_times_in_avro_have_the_unit_of_the_schema_of_now() -> None:
+def test_avro_times_are_written_in_unit_of_current_schema() -> None:
     old, new = (
         {"type": "record", "name": "R", "fields": [{"name": "at", "type": ["null", {"type": "long", **unit}]}]}
         for unit in ({"logicalType": "timestamp-millis"}, {"logicalType": "timestamp-micros"})
@@ -211,7 +211,7 @@ def test_times_in_avro_have_the_unit_of_the_schema_of_now() -> None:
     assert written == [avro.encode(new, {"at": moment}) for moment in moments]
 
 
-def test_protobuf_names_its_schema_and_its_message() -> None:
+def test_protobuf_header_has_schema_id_and_message_indexes() -> None:
     text = "package p; message A { int32 x = 1; } message B { int32 x = 1; string y = 2; }"
     message = protobuf.make_message_class(protobuf.make_reader(text, "p.B").texts[0])
     bare = [message(x=1, y="é").SerializeToString(), b"", message(x=-1).SerializeToString()]
@@ -228,7 +228,7 @@ def test_protobuf_names_its_schema_and_its_message() -> None:
         assert typed_values(rows, shape, 258).to_pylist() == [*given_, None]
 
 
-def test_json_of_a_registry_names_its_schema() -> None:
+def test_json_schema_values_start_with_schema_id() -> None:
     schema = {"type": "object", "properties": {"id": {"type": "integer"}}}
     reader = JsonSchemaReader((json.dumps(schema),), WireFormat.CONFLUENT)
     landed, _ = convert(reader.columns, [b'{"id":1}', None, b'{"id":2, "new":true}'])
@@ -237,7 +237,7 @@ def test_json_of_a_registry_names_its_schema() -> None:
     assert written == [b'\0\0\0\1\2{"id":1}', None, b'\0\0\0\1\2{"id":2,"new":true}']
 
 
-def test_values_are_not_made_by_another_schema_nor_where_nobody_could_read_them() -> None:
+def test_changed_schema_and_glue_wire_format_are_refused() -> None:
     schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "string"}]}
     reader = avro.make_reader(schema)
     shape = Shape(reader.columns, reader=reader)

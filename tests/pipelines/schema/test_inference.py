@@ -41,11 +41,11 @@ def infer_columns(*values: Any) -> dict[str, str]:
         ([1 << 70], "json"),
     ],
 )
-def test_the_smallest_type_for_all_values(values: list[Any], type_: str) -> None:
+def test_inferred_type_is_smallest_for_all_values(values: list[Any], type_: str) -> None:
     assert infer_columns(*({"x": v} for v in values))["x"].replace(" ", "") == type_.replace(" ", "")
 
 
-def test_fields_that_no_column_can_be_named_after_get_other_names() -> None:
+def test_fields_with_invalid_column_names_get_other_names() -> None:
     odd = {
         "a.b": 1,
         "kafka_x": 1,
@@ -72,13 +72,13 @@ def test_fields_that_no_column_can_be_named_after_get_other_names() -> None:
     assert (quarantined, landed["_extra"].to_pylist()) == (None, [None])
 
 
-def test_what_no_schema_can_name_stays_out() -> None:
+def test_fields_with_unusable_names_are_left_out() -> None:
     long = "x" * 1001
     sample = sample_values([json.dumps({"\ud800": 1, long: 2, "id": 3}).encode()])
     assert (sample.columns, sample.left_out) == ({"id": "int64"}, ["\ud800", long])
 
 
-def test_fields_of_records_whose_names_are_data_get_no_columns() -> None:
+def test_field_names_that_are_data_get_no_columns() -> None:
     sample = sample_values(json.dumps({"id": 1, f"user-{i:04}": i}).encode() for i in range(50))
     assert (sample.columns, len(sample.left_out), sample.is_typed) == ({"id": "int64"}, 50, True)
 
@@ -99,24 +99,24 @@ def test_fields_of_records_whose_names_are_data_get_no_columns() -> None:
         ("lsn", [1_795_000_000_000], "int64"),
     ],
 )
-def test_integers_are_times_by_name_and_range(name: str, values: list[Any], type_: str) -> None:
+def test_integers_are_inferred_as_times_by_name_and_range(name: str, values: list[Any], type_: str) -> None:
     assert infer_columns(*({name: v} for v in values))[name] == type_
 
 
-def test_what_is_no_json_is_counted() -> None:
+def test_values_other_than_json_objects_are_counted() -> None:
     sample = sample_values([b"{}", b"[1]", None, b"\xff", b'{"a": 1}', b"{" * 100_000])
     assert (sample.values, sample.tombstones, sample.objects, sample.other, sample.is_typed) == (6, 1, 2, 3, False)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_json_in_another_encoding_is_told_from_what_is_none(encoding: str) -> None:
+def test_json_in_other_encoding_is_detected_and_counted(encoding: str) -> None:
     sample = sample_values(
         [json.dumps({"a": i}).encode(encoding) for i in range(5)] + [b"\xef\xbb\xbf{}", b'{"a": NaN}']
     )
     assert (sample.objects, sample.is_typed, sample.encoded) == (1, False, {encoding[:6].upper(): 5})
 
 
-def test_values_with_nan_do_not_count_as_objects_and_are_counted() -> None:
+def test_values_with_nan_are_counted_separately_from_objects() -> None:
     values = [b'{"a": 1, "b": %d}' % i for i in range(9)] + [b'{"a": NaN, "c": -Infinity}']
     sample = sample_values(values)
     assert (sample.objects, sample.constants, sample.is_typed) == (9, 1, True)
@@ -127,7 +127,7 @@ def test_values_with_nan_do_not_count_as_objects_and_are_counted() -> None:
     assert not sample_values([values[-1]] * 5).is_typed
 
 
-def test_an_object_whose_names_are_data_is_a_map() -> None:
+def test_object_with_data_as_names_is_inferred_as_map() -> None:
     ids = infer_columns(*({"m": {f"k{i}": i, f"l{i % 97}": 1.5}, "s": {"a": 1, "b": 2}} for i in range(200)))
     assert ids == {"m": "map<string, float64>", "s": "struct<a:int64, b:int64>"}
     nested = infer_columns(*({"m": [{f"a.{i}.{j}": {"x": j}} for j in range(3)]} for i in range(50)))
@@ -153,7 +153,7 @@ JSON = st.recursive(
 
 @settings(max_examples=scale_examples(150))
 @given(st.lists(st.dictionaries(st.text("abcdeXY_.`", max_size=3), JSON, max_size=4), min_size=1, max_size=6))
-def test_every_value_fits_the_type_that_was_learnt_from_it(objects: list[dict[str, Any]]) -> None:
+def test_every_sampled_value_fits_the_inferred_type(objects: list[dict[str, Any]]) -> None:
     values = [json.dumps(o).encode() for o in objects]
     columns = sample_values(values).columns
     if not columns:

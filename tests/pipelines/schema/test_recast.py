@@ -34,7 +34,7 @@ def _list_limits(kind: pa.DataType) -> list[int]:
 
 
 @given(st.sampled_from(INTEGERS), st.sampled_from(TYPES), st.integers(-5, 5))
-def test_every_integer_comes_through_exactly_what_holds_it(old: pa.DataType, new: pa.DataType, near: int) -> None:
+def test_integers_are_recast_exactly_to_wider_types(old: pa.DataType, new: pa.DataType, near: int) -> None:
     if not holds(old, new):
         return
     low, high = _list_limits(old)
@@ -69,14 +69,14 @@ def test_every_integer_comes_through_exactly_what_holds_it(old: pa.DataType, new
         (pa.string(), pa.dictionary(pa.int8(), pa.string()), True),
     ],
 )
-def test_what_holds_what(old: pa.DataType, new: pa.DataType, fits: bool) -> None:
+def test_recast_requires_type_that_keeps_all_values(old: pa.DataType, new: pa.DataType, fits: bool) -> None:
     schemas = pa.schema([("x", old)]), pa.schema([("x", new)])
     assert (unfit(*schemas) == "") is fits
     if fits:
         recast(pa.record_batch([pa.nulls(2, old)], schema=schemas[0]), schemas[1])
 
 
-def test_nested_rows_come_through_with_nulls_for_what_is_new() -> None:
+def test_nested_rows_are_recast_with_nulls_for_new_fields() -> None:
     old = pa.struct([("a", pa.int8())])
     rows = pa.record_batch({"x": pa.array([{"a": 1}, None], old), "y": pa.array(["p", None])})
     new = pa.schema([("z", pa.date32()), ("y", pa.string()), ("x", pa.struct([("a", pa.int64()), ("b", pa.string())]))])
@@ -84,7 +84,7 @@ def test_nested_rows_come_through_with_nulls_for_what_is_new() -> None:
     assert recast_rows == [{"z": None, "y": "p", "x": {"a": 1, "b": None}}, {"z": None, "y": None, "x": None}]
 
 
-def test_what_would_be_lost_is_named() -> None:
+def test_unfit_names_column_that_prevents_recast() -> None:
     old = pa.schema([("a", pa.int64()), ("b", pa.string())])
     assert unfit(old, pa.schema([("a", pa.int64())])) == "column b is not in the schema any more"
     assert unfit(old, pa.schema([("a", pa.int8()), ("b", pa.string())])).startswith("column a was int64, and int8")
@@ -92,6 +92,6 @@ def test_what_would_be_lost_is_named() -> None:
     assert unfit(old, more) == "column c is new and may not be null"
 
 
-def test_files_hold_values_and_no_dictionaries() -> None:
+def test_plain_schema_has_no_dictionary_types() -> None:
     kind = pa.dictionary(pa.int8(), pa.string())
     assert plain(pa.schema([("x", kind), ("y", pa.int8())])) == pa.schema([("x", pa.string()), ("y", pa.int8())])

@@ -24,7 +24,7 @@ def make_receipt(s: OffsetRange, **ns: int) -> Receipt:
     return Receipt(s, 100, counts, (), "a", input_bytes=1000, timings=ns)
 
 
-def test_activities_stand_in_the_order_of_work_and_add_up() -> None:
+def test_activity_times_are_summed_in_order_of_work() -> None:
     times = sum_times([make_receipt(RANGES[0], write=3, wait=1), make_receipt(RANGES[1], wait=10, crc=5)])
     assert list(times.ns) == list(ACTIVITIES)
     assert {a: ns for a, ns in times.ns.items() if ns} == {"wait": 11, "crc": 5, "write": 3}
@@ -32,18 +32,18 @@ def test_activities_stand_in_the_order_of_work_and_add_up() -> None:
     assert times.per_record(times.total) == 0.1
 
 
-def test_what_an_earlier_attempt_finished_took_none_of_it() -> None:
+def test_adopted_receipts_add_no_time() -> None:
     assert not sum_times([replace(make_receipt(RANGES[0], wait=1), adopted=True)]).offset_ranges
 
 
-def test_an_activity_that_nobody_knows_is_kept_beside_the_others() -> None:
+def test_unknown_activity_is_kept() -> None:
     assert sum_times([make_receipt(RANGES[0], dance=4)]).ns["dance"] == 4
 
 
-def test_each_task_has_the_time_of_its_own_ranges() -> None:
+def test_task_time_includes_only_ranges_of_the_task() -> None:
     times_by_task = by_task(PLAN, [make_receipt(RANGES[2], wait=7), make_receipt(RANGES[0], wait=1)])
     assert [(task.index, s.total, s.offset_ranges) for task, s in times_by_task] == [(0, 1, 1), (1, 7, 1)]
 
 
-def test_no_records_cost_nothing_each() -> None:
+def test_time_per_record_is_zero_without_records() -> None:
     assert WorkTime({"wait": 5}).per_record(5) == 0

@@ -66,7 +66,7 @@ def find_stamp(cluster: Stamped, ledger_state: State, position: int) -> int | No
     return outlook.stamps(cluster, ledger_state, {KEY: position}, NOW).get(KEY)
 
 
-def test_a_position_at_a_boundary_is_found_by_one_question() -> None:
+def test_age_of_position_at_boundary_takes_one_lookup() -> None:
     stamps = tuple(990 * HOUR + n * MINUTE for n in range(600))
     cluster = Stamped(stamps=stamps)
     ledger_state = state({990 * HOUR: 0, 993 * HOUR: 180, 994 * HOUR: 240}, done=180)
@@ -79,9 +79,7 @@ def test_a_position_at_a_boundary_is_found_by_one_question() -> None:
     position=st.integers(0, 199),
     pinned=st.booleans(),
 )
-def test_an_age_is_never_younger_than_it_is_and_costs_few_questions(
-    steps: list[int], position: int, pinned: bool
-) -> None:
+def test_age_is_never_underestimated_and_takes_few_lookups(steps: list[int], position: int, pinned: bool) -> None:
     stamps = [NOW - 100 * HOUR]
     for step in steps:
         stamps.append(min(stamps[-1] + step, NOW))
@@ -100,7 +98,7 @@ def test_an_age_is_never_younger_than_it_is_and_costs_few_questions(
     assert cluster.questions <= outlook.QUESTIONS
 
 
-def test_a_record_from_the_future_before_the_position_does_not_make_it_young() -> None:
+def test_future_timestamp_before_position_does_not_lower_its_age() -> None:
     stamps = (990 * HOUR, NOW + 14 * 365 * DAY, *(990 * HOUR + n * MINUTE for n in range(2, 100)))
     ledger_state = state({990 * HOUR: 0, 991 * HOUR: 60, 992 * HOUR: 100}, done=70)
     for position in (60, 70):
@@ -108,7 +106,7 @@ def test_a_record_from_the_future_before_the_position_does_not_make_it_young() -
         assert stamp == 991 * HOUR, "only the start of its window is known"
 
 
-def test_records_that_came_late_are_as_old_as_their_stamps() -> None:
+def test_age_of_late_records_follows_their_timestamps() -> None:
     """Quiet hours are pinned; records with earlier stamps follow."""
     stamps = (980 * HOUR, *(981 * HOUR + n * 10 * MINUTE for n in range(30)))
     ledger_state = state({980 * HOUR: 0} | {h * HOUR: 1 for h in range(981, 1000)}, done=1)
@@ -117,14 +115,14 @@ def test_records_that_came_late_are_as_old_as_their_stamps() -> None:
     assert 980 * HOUR <= stamp <= 981 * HOUR
 
 
-def test_nothing_at_all_there_is_no_age() -> None:
+def test_age_is_unknown_without_records() -> None:
     assert find_stamp(Stamped(), state({0: 0}), 0) is None
 
 
 # -- pending, rates
 
 
-def test_what_is_pending_is_told_apart_from_what_is_gone() -> None:
+def test_backlog_separates_lost_from_available_ranges() -> None:
     ledger_state = state(done=100).extend([SkipEntry(ranges=(KeyRange(key=KEY, range=Range(300, 400)),), reason="")])
     (backlog,) = forecast.backlogs(ledger_state, {KEY: partition(log_start=150, last_stable_offset=500)})
     assert backlog.ranges == (Range(100, 300), Range(400, 500))
@@ -135,7 +133,7 @@ def test_what_is_pending_is_told_apart_from_what_is_gone() -> None:
     )
 
 
-def test_production_is_told_from_a_boundary_of_a_day_ago_up_to_now() -> None:
+def test_production_rate_is_measured_since_boundary_of_a_day_ago() -> None:
     ledger_state = state({NOW - 30 * HOUR: 0, NOW - 24 * HOUR: 1_000, NOW - HOUR: 50_000})
     assert forecast.production(ledger_state, KEY, 1_000 + 864_000, NOW) == pytest.approx(10)
     stale = state({NOW - 50 * HOUR: 0})
@@ -143,14 +141,14 @@ def test_production_is_told_from_a_boundary_of_a_day_ago_up_to_now() -> None:
     assert forecast.production(State(), KEY, 10, NOW) is None
 
 
-def test_landing_is_told_from_the_fastest_batch() -> None:
+def test_landing_rate_is_taken_from_fastest_batch() -> None:
     assert forecast.landing([BatchPace(10, 5_000), BatchPace(1_000_000, 10_000)]) == 100_000
     assert forecast.landing([]) is None
     assert forecast.landing([BatchPace(0, 5_000)]) is None
     assert forecast.landing([BatchPace(83, 1)]) is None, "of the clock's own grain"
 
 
-def test_eta_is_what_is_gained_on_producers() -> None:
+def test_eta_uses_landing_rate_minus_production_rate() -> None:
     a_hundred, ten = [BatchPace(500, 5_000)], [BatchPace(500, 50_000)]
     assert forecast.eta(9_000, a_hundred, 10.0) == 100_000
     assert forecast.eta(9_000, a_hundred, None) == 90_000
@@ -159,7 +157,7 @@ def test_eta_is_what_is_gained_on_producers() -> None:
     assert forecast.eta(0, ten, 1.0) == 0
 
 
-def test_an_eta_is_no_less_than_a_run_and_none_for_what_is_far_beyond_what_ever_landed() -> None:
+def test_eta_is_at_least_one_run_and_unknown_for_far_larger_backlog() -> None:
     assert forecast.eta(5, [BatchPace(50_000, 4_000), BatchPace(10, 3_000)], None) == 3_000
     assert forecast.eta(50_000, [BatchPace(500, 5_000)], None) == 500_000
     assert forecast.eta(50_001, [BatchPace(500, 5_000)], None) is None
@@ -178,7 +176,7 @@ class Published:
         return batch
 
 
-def test_rates_are_told_by_batches_that_read_all_that_they_published() -> None:
+def test_rates_ignore_replays_and_batches_with_adopted_receipts() -> None:
     def make_batch(id_: int, kind: RequestKind) -> Batch:
         return Batch(id_, None, Request(kind), "hash", owner(), BatchStatus.PUBLISHED, 0, published=id_ + 1)
 
@@ -210,7 +208,7 @@ def forecast_deletion(
     return next(forecast.deletions([pending], configs, {} if rate is None else {KEY: rate}, NOW, notice, needed), None)
 
 
-def test_retention_by_time_is_warned_of_before() -> None:
+def test_warning_precedes_deletion_by_retention_time() -> None:
     keeps = TopicConfig(retention_ms=4 * DAY + 3 * HOUR)
     deletion = forecast_deletion(keeps)
     assert deletion is not None
@@ -227,7 +225,7 @@ def test_retention_by_time_is_warned_of_before() -> None:
     assert "may be deleted at any moment" in late.at_risk(None).describe(NOW)
 
 
-def test_a_topic_that_keeps_little_is_warned_of_at_half_of_it() -> None:
+def test_warning_for_short_retention_starts_at_half_of_retention() -> None:
     keeps = TopicConfig(retention_ms=2 * HOUR)
     assert forecast_deletion(keeps, since=NOW - 30 * MINUTE) is None
     assert forecast_deletion(keeps, since=NOW - 61 * MINUTE) is not None
@@ -241,15 +239,15 @@ def test_a_topic_that_keeps_little_is_warned_of_at_half_of_it() -> None:
         TopicConfig(retention_ms=1, deletes=False, compacts=True),
     ],
 )
-def test_without_deletion_or_without_knowing_nothing_is_said(config: TopicConfig | None) -> None:
+def test_warning_is_omitted_if_deletion_is_off_or_retention_unknown(config: TopicConfig | None) -> None:
     assert forecast_deletion(config) is None
 
 
-def test_an_unknown_age_is_no_alarm() -> None:
+def test_unknown_age_does_not_warn() -> None:
     assert forecast_deletion(TopicConfig(retention_ms=1), since=None) is None
 
 
-def test_retention_by_size_counts_the_room_that_is_left() -> None:
+def test_deletion_by_retention_size_is_forecast_from_remaining_bytes() -> None:
     """800 offsets in 8000 bytes; 780 of them are pending."""
     keeps = TopicConfig(retention_bytes=8_800)  # 880 offsets: room for 100 more
     deletion = forecast_deletion(keeps, rate=0.01, log_bytes=8_000)
@@ -264,7 +262,7 @@ def test_retention_by_size_counts_the_room_that_is_left() -> None:
     assert full.at == NOW
 
 
-def test_what_comes_first_is_told() -> None:
+def test_earlier_of_time_and_size_retention_is_reported() -> None:
     both = TopicConfig(retention_ms=4 * DAY + 3 * HOUR, retention_bytes=8_800)
     deletion = forecast_deletion(both, rate=0.1, log_bytes=8_000)
     assert deletion is not None
@@ -279,7 +277,7 @@ def test_what_comes_first_is_told() -> None:
     needed=st.integers(0, 30 * DAY),
     end=st.none() | st.integers(0, 2000),
 )
-def test_what_is_at_risk_lies_in_what_is_held(
+def test_range_at_risk_is_within_pending_range(
     since: int, retention: int, notice: int, needed: int, end: int | None
 ) -> None:
     deletion = forecast_deletion(TopicConfig(retention_ms=retention), since=since, notice=notice, needed=needed)
@@ -290,7 +288,7 @@ def test_what_is_at_risk_lies_in_what_is_held(
     assert 120 == r.start < r.end <= 900
 
 
-def test_what_has_landed_is_not_at_risk() -> None:
+def test_landed_offsets_are_not_at_risk() -> None:
     pending = Backlog(KEY, partition(last_stable_offset=900), (Range(0, 300), Range(400, 900)), NOW - DAY)
     (deletion,) = forecast.deletions([pending], {"orders": TopicConfig(retention_ms=DAY)}, {}, NOW, DAY)
     assert deletion.at_risk(600).ranges == (Range(0, 300), Range(400, 600))
@@ -300,7 +298,7 @@ def test_what_has_landed_is_not_at_risk() -> None:
 # -- expiry in Kafka
 
 
-def test_offsets_and_transactional_ids_expire() -> None:
+def test_expiry_of_offsets_and_transactional_ids_is_forecast() -> None:
     broker = BrokerConfig(offsets_retention=7 * DAY, transactional_id_expiration=DAY)
     offsets, ids = forecast.expiries("g", "t", NOW - 6 * DAY, broker)
     assert offsets.describe(NOW) == (
@@ -325,5 +323,5 @@ def test_offsets_and_transactional_ids_expire() -> None:
         (30 * DAY + 4 * HOUR, "30 d"),
     ],
 )
-def test_spans_of_time_as_people_say_them(ms: int, text: str) -> None:
+def test_durations_are_formatted_in_readable_units(ms: int, text: str) -> None:
     assert show_about(ms) == text

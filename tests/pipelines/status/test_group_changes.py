@@ -31,7 +31,7 @@ def make_stable_view(*members: GroupMember) -> GroupView:
 
 
 @pytest.mark.parametrize(("before", "after"), [*product(PREDECESSORS, PREDECESSORS)])
-def test_every_way_is_one_of_allowed_steps(before: GroupState, after: GroupState) -> None:
+def test_state_path_consists_of_allowed_transitions(before: GroupState, after: GroupState) -> None:
     through = way(before, after)
     if before is GroupState.DEAD:
         assert through is None
@@ -50,25 +50,25 @@ def test_every_way_is_one_of_allowed_steps(before: GroupState, after: GroupState
         ("Stable", "Dead", ()),
     ],
 )
-def test_states_that_passed_unseen_are_named(before: str, after: str, through: tuple[str, ...]) -> None:
+def test_unobserved_states_between_snapshots_are_named(before: str, after: str, through: tuple[str, ...]) -> None:
     (change,) = changes(replace(EMPTY, state=before), replace(EMPTY, state=after))
     assert (change.what, change.through, change.allowed) == ("state", through, True)
     assert change.text.startswith(f"{before} → {after}")
     assert all(state in change.text for state in through)
 
 
-def test_a_group_that_was_gone_is_a_new_one() -> None:
+def test_group_that_returns_from_dead_is_reported_as_new() -> None:
     (change,) = changes(replace(EMPTY, state="Dead"), EMPTY)
     assert change.text == "Dead → Empty: a new group of that name"
 
 
-def test_states_of_newer_groups_follow_no_such_machine() -> None:
+def test_state_machine_does_not_apply_to_new_protocol_groups() -> None:
     newer = replace(EMPTY, kind="consumer")
     (change,) = changes(newer, replace(newer, state="Reconciling"))
     assert (change.text, change.allowed) == ("Empty → Reconciling", True)
 
 
-def test_members_come_go_and_pass_partitions_on() -> None:
+def test_joins_leaves_and_reassigned_partitions_are_reported() -> None:
     before = make_stable_view(make_member("a", 0, 1, 2, 3), make_member("b"))
     after = make_stable_view(make_member("a", 0, 1), make_member("c", 2, 3))
     assert [c.text for c in changes(before, after)] == [
@@ -79,12 +79,12 @@ def test_members_come_go_and_pass_partitions_on() -> None:
     assert changes(after, after) == ()
 
 
-def test_a_static_member_comes_back_under_another_id() -> None:
+def test_static_member_with_new_id_is_reported_as_returned() -> None:
     before, after = (make_stable_view(make_member(name, 0, static="one")) for name in ("a", "b"))
     assert [c.what for c in changes(before, after)] == ["returned"]
 
 
-def test_the_assignor_and_the_coordinator() -> None:
+def test_changes_of_assignor_and_coordinator_are_reported() -> None:
     moved = replace(make_stable_view(), coordinator=Broker(2, "127.0.0.1:9093"))
     texts = [c.text for c in changes(EMPTY, moved)]
     assert "the members chose the assignor range" in texts

@@ -33,14 +33,14 @@ def state(*accounted: tuple[int, int, int]) -> State:
     return State().extend(entries)
 
 
-def test_a_window_is_landed_when_nothing_of_it_is_pending() -> None:
+def test_window_without_pending_offsets_is_landed() -> None:
     statuses = standings(state((0, 0, 30), (1, 0, 13)), HOURLY, [HOUR, 2 * HOUR, 3 * HOUR], NOW, OutsideFacts())
     assert [s.standing for s in statuses] == [Standing.LANDED, Standing.PARTIAL, Standing.PARTIAL]
     assert [(s.done, s.span) for s in statuses] == [(20, 20), (13, 20), (10, 20)]
     assert [o.ranges for s in statuses for o in s.pending] == [(Range(13, 20),), (Range(20, 30),)]
 
 
-def test_what_is_known_besides_the_ledger_gives_it_a_better_name() -> None:
+def test_facts_outside_ledger_refine_window_status() -> None:
     transaction = OpenTransaction(12, 7, 0)
     nothing = state()
     for facts, expected in (
@@ -58,7 +58,7 @@ def test_what_is_known_besides_the_ledger_gives_it_a_better_name() -> None:
     assert [(o.held_at, o.held_by) for o in by_partition] == [(None, None), (12, transaction)]
 
 
-def test_a_window_whose_end_is_not_resolved_is_pending_once_it_is_closed() -> None:
+def test_closed_window_with_unresolved_end_is_partial_or_pending() -> None:
     caught_up = state((0, 0, 35), (1, 0, 30))
     still_open = standing(caught_up, HOURLY, 4 * HOUR, NOW)
     assert (still_open.standing, still_open.done, still_open.span) == (Standing.OPEN, 5, None)
@@ -76,7 +76,7 @@ def test_a_window_whose_end_is_not_resolved_is_pending_once_it_is_closed() -> No
         ("2h", 24, [0, 2, 4]),
     ],
 )
-def test_the_newest_windows_from_the_first_to_the_open_one(length: str, count: int, expected: list[int]) -> None:
+def test_strip_has_newest_windows_up_to_the_open_window(length: str, count: int, expected: list[int]) -> None:
     windows = last_windows(state(), WindowSettings.model_validate(length), NOW, count)
     assert [w // HOUR for w in windows] == expected
     assert not last_windows(State(), HOURLY, NOW, count)

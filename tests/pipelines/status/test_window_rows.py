@@ -72,7 +72,7 @@ def make(chance: random.Random, count: int) -> list[Message]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_keys_updates_and_copies_are_those_that_duckdb_counts(seed: int, tmp_path: Path) -> None:
+def test_keys_updates_and_copies_match_duckdb(seed: int, tmp_path: Path) -> None:
     result = read(tmp_path, make(random.Random(seed), 500))
     keys, pairs, keyed, all_pairs, records = query(
         tmp_path,
@@ -84,7 +84,7 @@ def test_keys_updates_and_copies_are_those_that_duckdb_counts(seed: int, tmp_pat
     assert (repeats.keys, repeats.updates, repeats.copied) == (keys, pairs - keys, records - all_pairs)
 
 
-def test_columns_of_a_typed_feed_are_a_key_and_nested_values_are_compared(tmp_path: Path) -> None:
+def test_typed_columns_serve_as_key_and_nested_values_are_compared(tmp_path: Path) -> None:
     result = read(tmp_path, make(random.Random(7), 400), TYPED, by=("id", "tags"))
     keys, pairs, records = query(
         tmp_path,
@@ -95,7 +95,7 @@ def test_columns_of_a_typed_feed_are_a_key_and_nested_values_are_compared(tmp_pa
     assert repeats.by == ("id", "tags")
 
 
-def test_late_and_early_records_are_those_that_duckdb_counts(tmp_path: Path) -> None:
+def test_late_and_early_records_match_duckdb(tmp_path: Path) -> None:
     result = read(tmp_path, make(random.Random(1), 400))
     late, furthest, median, early = query(
         tmp_path,
@@ -115,7 +115,7 @@ def record(key: bytes | None, value: bytes, minutes: float, partition: int = 0) 
     return Message(value, key, time=START + int(minutes * MINUTE), partition=partition)
 
 
-def test_each_copy_has_its_likely_cause_and_an_example(tmp_path: Path) -> None:
+def test_copies_are_reported_with_likely_cause_and_example(tmp_path: Path) -> None:
     retried, twice, sent = record(b"r", b"1", 1), record(b"t", b"2", 2), record(b"s", b"3", 3)
     others = [record(b"%d" % i, b"x", 4) for i in range(3)]
     again = [replace(twice, partition=1), record(b"s", b"3", 30)]
@@ -135,20 +135,20 @@ def test_each_copy_has_its_likely_cause_and_an_example(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [RAW, TYPED])
-def test_a_key_that_is_deleted_twice_is_no_record_sent_again(text: str, tmp_path: Path) -> None:
+def test_repeated_tombstone_is_reported_as_deleted_again(text: str, tmp_path: Path) -> None:
     deletes = [Message(None, b"k", time=START + minutes * MINUTE) for minutes in (1, 2, 3)]
     result = read(tmp_path, [record(b"k", b'{"id": 1}', 0), *deletes], text)
     (copies,) = result.repeats.copies
     assert (copies.cause, copies.records) == (Cause.DELETED_AGAIN, 2)
 
 
-def test_tombstones_have_no_columns_and_are_no_copies_of_each_other(tmp_path: Path) -> None:
+def test_tombstones_have_no_columns_and_are_not_copies(tmp_path: Path) -> None:
     deletes = [Message(None, key, time=START) for key in (b"a", b"b", None, None)]
     repeats = read(tmp_path, [record(b"k", b'{"id": 1}', 0), *deletes], TYPED, by=("id",)).repeats
     assert (repeats.rows, repeats.keyed, repeats.keys, repeats.copies) == (5, 1, 1, ())
 
 
-def test_files_by_record_time_are_read_in_the_order_of_offsets(tmp_path: Path) -> None:
+def test_files_by_record_time_are_read_in_offset_order(tmp_path: Path) -> None:
     """Their offsets interleave, and no record is in them twice."""
     result = read(tmp_path, make(random.Random(4), 300), RAW + "landing: {layout: record_time}\n")
     assert (result.twice, result.rows) == ((), 300)
@@ -156,7 +156,7 @@ def test_files_by_record_time_are_read_in_the_order_of_offsets(tmp_path: Path) -
     assert [c.offset for c in result.ends[Key("orders", 1, "memory")]] == [first, last]
 
 
-def test_a_part_that_is_read_twice_is_reported_as_landed_twice(tmp_path: Path) -> None:
+def test_part_read_twice_is_reported_as_landed_twice(tmp_path: Path) -> None:
     assert read(tmp_path, [record(b"a", b"1", 1), record(b"b", b"2", 2)]).twice == ()
     (path,) = (tmp_path / "lake" / "data").rglob("*.parquet")
     name = str(path.relative_to(tmp_path / "lake"))
@@ -165,7 +165,7 @@ def test_a_part_that_is_read_twice_is_reported_as_landed_twice(tmp_path: Path) -
     assert [str(c) for c in result.twice] == ["orders:0:0", "orders:0:1"]
 
 
-def test_beyond_the_limit_numbers_are_estimates_and_memory_is_bounded() -> None:
+def test_counts_beyond_the_limit_are_estimates() -> None:
     chance = np.random.default_rng(5)
     counter = RepeatCounter(limit=4000)
     keys = chance.integers(0, 40_000, 60_000, np.uint64)
@@ -186,7 +186,7 @@ def test_beyond_the_limit_numbers_are_estimates_and_memory_is_bounded() -> None:
     assert result.copied == pytest.approx(60_000 - exact[1], rel=0.2)
 
 
-def test_hashes_are_equal_for_equal_rows_alone() -> None:
+def test_hashes_are_equal_only_for_equal_rows() -> None:
     rows = [
         {"a": a, "l": items, "s": member, "m": pairs, "d": flag}
         for a in ("x", "", None)

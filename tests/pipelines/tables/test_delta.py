@@ -85,7 +85,7 @@ def orders(tmp_path: Path) -> OrdersTable:
     return OrdersTable(tmp_path)
 
 
-def test_values_of_all_types_are_read_as_they_landed(orders: OrdersTable) -> None:
+def test_values_of_all_types_are_read_unchanged(orders: OrdersTable) -> None:
     orders.add(COLUMNS, orders.write("one.parquet", COLUMNS, ROWS))
     read = orders.delta.to_pyarrow_table().to_pydict()
     for column, text in COLUMNS.items():
@@ -96,7 +96,7 @@ def test_values_of_all_types_are_read_as_they_landed(orders: OrdersTable) -> Non
     ]
 
 
-def test_readers_prune_by_what_the_log_says_of_each_file(orders: OrdersTable) -> None:
+def test_readers_prune_files_by_statistics_in_log(orders: OrdersTable) -> None:
     columns = {"n": "int64", "at": "timestamp(us)", "s": "string", "none": "int32"}
     row = {"n": [3, 1], "at": [NOON, NOON], "s": ["b", "a"], "none": [None, None]}
     orders.add(columns, orders.write("one.parquet", columns, row))
@@ -127,14 +127,14 @@ def _commit_twice(lake: Lake, table: DeltaLakeTable) -> tuple[set[str], list[int
     return logs, sorted(table.rows(["n"])["n"].to_pylist())
 
 
-def test_a_table_lies_in_a_folder_whatever_it_is_called(tmp_path: Path) -> None:
+def test_table_works_in_folder_with_special_characters(tmp_path: Path) -> None:
     lake = LocalLake(tmp_path / ODD)
     assert _commit_twice(lake, DeltaLakeTable(lake, ROOT, {})) == ({f"{ROOT}/_delta_log"}, [-2, -1, 1, 2])
     assert [p.name for p in tmp_path.iterdir()] == [ODD]
     assert DeltaTable((tmp_path / ODD / ROOT).as_uri()).to_pyarrow_table().num_rows == 4
 
 
-def test_a_table_lies_below_a_prefix_whatever_it_is_called(s3_store: Store) -> None:
+def test_table_works_below_s3_prefix_with_special_characters(s3_store: Store) -> None:
     root = s3_store.make_address()
     lake, around = S3Lake(f"{root}/{ODD}", s3_store.settings), S3Lake(root, s3_store.settings)
     options = {**(get_delta_access(s3_store) or {}), "aws_conditional_put": "etag"}
@@ -167,7 +167,7 @@ def _count_matches(delta: DeltaTable, column: str, value: Any) -> dict[str, int]
 
 
 @pytest.mark.parametrize("column", FLAT, ids=FLAT.values())
-def test_a_filter_on_a_value_of_a_landed_file_finds_its_row(orders: OrdersTable, column: str) -> None:
+def test_filter_on_a_landed_value_returns_its_row(orders: OrdersTable, column: str) -> None:
     """Landed files have bounds for some columns only. The second file has only nulls."""
     nulls = {c: [None] for c in COLUMNS}
     orders.add(
@@ -187,7 +187,7 @@ def test_a_filter_on_a_value_of_a_landed_file_finds_its_row(orders: OrdersTable,
 
 
 @pytest.mark.parametrize("edge", EDGES)
-def test_a_value_at_the_edge_of_its_type_goes_in_and_is_found(orders: OrdersTable, edge: str) -> None:
+def test_value_at_limit_of_type_is_added_and_matched_by_filter(orders: OrdersTable, edge: str) -> None:
     text, stored = EDGES[edge]
     columns = {"n": "int64", "x": text}
     values = pa.array(stored, pa.int32() if text == "date" else pa.int64()).cast(arrow_type(parse_type(text)))
@@ -198,7 +198,7 @@ def test_a_value_at_the_edge_of_its_type_goes_in_and_is_found(orders: OrdersTabl
         assert rows.to_table(filter=ds.field("n") == value).num_rows == 1
 
 
-def test_a_table_of_before_is_described_again_without_a_change_of_rows(orders: OrdersTable) -> None:
+def test_repair_updates_old_table_without_changing_rows(orders: OrdersTable) -> None:
     """Its files have bounds for some columns only; no file names the later column, and no property names the rest."""
     columns = {"n": "int64", "s": "string", "at": "timestamp(ms)"}
     fields = [delta_field(*column) for column in (columns | {"later": "int32"}).items()]
@@ -238,7 +238,7 @@ def _read_actions(orders: OrdersTable, after: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_names_of_files_are_as_the_lake_has_them(orders: OrdersTable) -> None:
+def test_file_names_in_table_match_the_lake(orders: OrdersTable) -> None:
     """Topics are encoded with `~`, and folders of windows have `=` in their names."""
     name = "date=2026-11-20/hour=14/~my~~orders-0-0-2-b1.parquet"
     address = orders.write(name, {"n": "int64"}, {"n": [1, 2]})
@@ -252,7 +252,7 @@ def test_names_of_files_are_as_the_lake_has_them(orders: OrdersTable) -> None:
     assert orders.reopen_table().look() is not None
 
 
-def test_columns_and_members_are_added_before_the_first_file_that_has_them(orders: OrdersTable) -> None:
+def test_new_columns_and_members_are_added_before_their_first_file(orders: OrdersTable) -> None:
     first = {"n": "int64", "s": "struct<a:int64>"}
     orders.add(first, orders.write("one.parquet", first, {"n": [1], "s": [{"a": 1}]}))
     more = {"n": "int64", "s": "struct<a:int64, b:string>", "m": "string"}
@@ -264,7 +264,7 @@ def test_columns_and_members_are_added_before_the_first_file_that_has_them(order
     assert (head.mark, head.own_mark) == (2, 2)
 
 
-def test_members_at_every_depth_are_added_before_the_first_file_that_has_them(orders: OrdersTable) -> None:
+def test_members_at_every_depth_are_added_before_their_first_file(orders: OrdersTable) -> None:
     orders.add(OUTER, orders.write("one.parquet", OUTER, BEFORE))
     orders.add(INNER, orders.write("two.parquet", INNER, AFTER))
     assert sorted(orders.delta.to_pyarrow_table().to_pylist(), key=lambda r: r["n"]) == GROWN
@@ -274,14 +274,14 @@ def test_members_at_every_depth_are_added_before_the_first_file_that_has_them(or
         assert rows["n"].to_pylist() == [number], condition
 
 
-def test_what_delta_would_not_widen_is_refused_by_name(orders: OrdersTable) -> None:
+def test_unsupported_widening_is_refused_with_column_name(orders: OrdersTable) -> None:
     orders.add({"n": "int32"}, orders.write("one.parquet", {"n": "int32"}, {"n": [1]}))
     with pytest.raises(TableRefused, match="n is integer in it and would become long"):
         orders.add({"n": "int64"}, orders.write("two.parquet", {"n": "int64"}, {"n": [2]}))
     assert orders.delta.to_pyarrow_table().num_rows == 1
 
 
-def test_a_commit_stands_on_the_version_that_was_looked_at(orders: OrdersTable) -> None:
+def test_commit_on_stale_version_is_refused(orders: OrdersTable) -> None:
     one, two = (orders.write(f"{n}.parquet", {"n": "int64"}, {"n": [n]}) for n in (1, 2))
     orders.add({"n": "int64"}, one)
     stale = orders.reopen_table()
@@ -307,7 +307,7 @@ class Interrupted(LocalLake):
         return iter(names)
 
 
-def test_versions_that_another_publisher_let_go_meanwhile_are_no_damage(orders: OrdersTable) -> None:
+def test_versions_expired_by_other_publisher_are_not_damage(orders: OrdersTable) -> None:
     first = orders.write("first.parquet", {"n": "int64"}, {"n": [1]})
     second = orders.write("second.parquet", {"n": "int64"}, {"n": [2]})
     orders.add({"n": "int64"}, first)
@@ -339,9 +339,7 @@ class Refusing(LocalLake):
 
 
 @pytest.mark.parametrize("stays", ["00000000000000000000.json", "00000000000000000003.checkpoint.parquet"])
-def test_versions_that_could_not_go_leave_no_gap_by_which_a_named_file_seems_unnamed(
-    orders: OrdersTable, stays: str
-) -> None:
+def test_failed_expiry_does_not_hide_named_files(orders: OrdersTable, stays: str) -> None:
     first, second, third, fourth = (orders.write(f"{n}.parquet", {"n": "int64"}, {"n": [n]}) for n in (1, 2, 3, 4))
     orders.add({"n": "int64"}, first)
     orders.table.commit(TableChange(TableOperation.OVERWRITE, 2, (second,), (first,), {"n": "int64"}, {}))
@@ -362,7 +360,7 @@ def test_versions_that_could_not_go_leave_no_gap_by_which_a_named_file_seems_unn
     assert table.find_named([first, second, third, fourth]) == {second, third, fourth}
 
 
-def test_a_file_of_the_log_that_nobody_let_go_is_damage(orders: OrdersTable) -> None:
+def test_missing_log_file_is_reported_as_damage(orders: OrdersTable) -> None:
     orders.add({"n": "int64"}, orders.write("first.parquet", {"n": "int64"}, {"n": [1]}))
     orders.add({"n": "int64"}, orders.write("second.parquet", {"n": "int64"}, {"n": [2]}))
     orders.lake.remove(f"{ROOT}/_delta_log/{1:020d}.json")
@@ -370,12 +368,12 @@ def test_a_file_of_the_log_that_nobody_let_go_is_damage(orders: OrdersTable) -> 
         orders.reopen_table().look()
 
 
-def test_a_file_that_is_not_there_is_not_added(orders: OrdersTable) -> None:
+def test_missing_file_is_not_added(orders: OrdersTable) -> None:
     with pytest.raises(PartUnreadable, match="is missing"):
         orders.add({"n": "int64"}, orders.lake.locate(f"{ROOT}/gone.parquet"))
 
 
-def test_readers_that_follow_the_table_need_not_look_at_merged_files(tmp_path: Path) -> None:
+def test_merged_files_are_committed_without_data_change(tmp_path: Path) -> None:
     world = DeltaWorld(tmp_path)
     world.land(*split_offsets(A, 20), *split_offsets(B, 20))
     world.sync()
@@ -387,7 +385,7 @@ def test_readers_that_follow_the_table_need_not_look_at_merged_files(tmp_path: P
     assert changes == [False] * 24
 
 
-def test_a_store_that_is_away_is_named(tmp_path: Path) -> None:
+def test_unreachable_store_is_reported(tmp_path: Path) -> None:
     options = {"aws_endpoint_url": "http://127.0.0.1:9", "allow_http": "true", "aws_region": "x", "max_retries": "0"}
     keys = {"aws_access_key_id": "who", "aws_secret_access_key": "secret"}
 

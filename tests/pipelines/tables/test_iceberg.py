@@ -68,14 +68,14 @@ def orders(tmp_path: Path) -> OrdersTable:
     return OrdersTable(tmp_path)
 
 
-def test_values_of_all_types_are_read_as_they_landed(orders: OrdersTable) -> None:
+def test_values_of_all_types_are_read_unchanged(orders: OrdersTable) -> None:
     orders.add(SIGNED, *(orders.write(f"{n}.parquet", SIGNED, ROWS) for n in "ab"))
     read = orders.iceberg.scan().to_arrow().to_pydict()
     for column, text in SIGNED.items():
         assert format_values(read[column]) == str(ROWS[column] * 2), text
 
 
-def test_members_at_every_depth_are_added_before_the_first_file_that_has_them(orders: OrdersTable) -> None:
+def test_members_at_every_depth_are_added_before_their_first_file(orders: OrdersTable) -> None:
     orders.add(OUTER, orders.write("one.parquet", OUTER, BEFORE))
     orders.add(INNER, orders.write("two.parquet", INNER, AFTER))
     assert sorted(orders.iceberg.scan().to_arrow().to_pylist(), key=lambda r: r["n"]) == GROWN
@@ -84,7 +84,7 @@ def test_members_at_every_depth_are_added_before_the_first_file_that_has_them(or
     assert orders.iceberg.scan(IsNull("s.a.c")).to_arrow()["n"].to_pylist() == [1]
 
 
-def test_each_file_is_described_as_by_pyiceberg(orders: OrdersTable) -> None:
+def test_file_metadata_matches_pyiceberg(orders: OrdersTable) -> None:
     """PyIceberg describes the first file of a shape on its own; parts of PyIceberg describe the others."""
     orders.add(SIGNED, *(orders.write(f"{n}.parquet", SIGNED, ROWS) for n in "ab"))
     first, second = ([f.get(k) for k in f if k != "file_path"] for f in orders.iceberg.inspect.files().to_pylist())
@@ -92,9 +92,7 @@ def test_each_file_is_described_as_by_pyiceberg(orders: OrdersTable) -> None:
 
 
 @pytest.mark.parametrize(("narrow", "wide"), [("decimal(9,2)", "decimal(12,2)"), ("decimal(12,2)", "decimal(25,2)")])
-def test_a_file_with_fewer_digits_than_the_table_is_added_with_its_bounds(
-    tmp_path: Path, narrow: str, wide: str
-) -> None:
+def test_file_with_narrower_decimal_is_added_with_its_bounds(tmp_path: Path, narrow: str, wide: str) -> None:
     orders = OrdersTable(tmp_path)
     values = {"x": [Decimal("-1.50"), None, Decimal("2.00")]}
     orders.add({"x": wide}, write_as_landing(orders.lake, f"{ROOT}/a.parquet", {"x": narrow}, values))
@@ -108,7 +106,7 @@ FLAT = {c: text for c, text in SIGNED.items() if "<" not in text}
 
 
 @pytest.mark.parametrize("column", FLAT, ids=FLAT.values())
-def test_a_filter_on_a_value_of_a_landed_file_finds_its_row(orders: OrdersTable, column: str) -> None:
+def test_filter_on_a_landed_value_returns_its_row(orders: OrdersTable, column: str) -> None:
     nulls = {c: [None] for c in SIGNED}
     orders.add(
         SIGNED,
@@ -128,7 +126,7 @@ def _make_literal(value: Any) -> Any:
     return value.isoformat() if isinstance(value, dt.datetime) else value
 
 
-def test_statistics_of_parquet_have_no_bounds_of_milliseconds_and_manifests_have(orders: OrdersTable) -> None:
+def test_millisecond_bounds_are_in_manifests_but_not_in_parquet(orders: OrdersTable) -> None:
     """Iceberg's Java reads the former as microseconds, and the latter correctly."""
     columns = {"ms": "timestamp(ms)", "s": "epoch(s)", "us": "timestamp(us)", "n": "int64"}
     stamps = {"ms": [NOON.replace(microsecond=0), None], "s": [None, None], "us": [NOON, NOON], "n": [1, 2]}
@@ -152,7 +150,7 @@ def test_statistics_of_parquet_have_no_bounds_of_milliseconds_and_manifests_have
 
 
 @pytest.mark.parametrize("stamp", [253_402_300_800_000, 1_764_000_000_000_000, 1 << 62, -1, -(1 << 63), (1 << 63) - 1])
-def test_an_odd_stamp_goes_in_beside_the_others(orders: OrdersTable, stamp: int) -> None:
+def test_file_with_extreme_timestamp_is_added(orders: OrdersTable, stamp: int) -> None:
     """Stamps of the year 10000, microseconds taken for milliseconds, and times too large for microseconds."""
     columns = {"n": "int64", "at": "timestamp(ms)"}
     for name, stamps in (("a", [0, stamp]), ("b", [0, 1])):
@@ -172,7 +170,7 @@ def test_an_odd_stamp_goes_in_beside_the_others(orders: OrdersTable, stamp: int)
     assert ends == ([low, high] if fits else [])
 
 
-def test_a_reader_of_an_hour_opens_the_files_of_that_hour(orders: OrdersTable) -> None:
+def test_scan_of_an_hour_opens_only_files_of_that_hour(orders: OrdersTable) -> None:
     """The table has no partitions: manifests give the bounds of each file. The second file has one late record."""
     columns, hour = {"at": "timestamp(ms)"}, dt.timedelta(hours=1)
     times = ([NOON, NOON + 0.9 * hour], [NOON + 0.99 * hour, NOON + 1.5 * hour], [NOON + 2 * hour, NOON + 2.5 * hour])
@@ -182,7 +180,7 @@ def test_a_reader_of_an_hour_opens_the_files_of_that_hour(orders: OrdersTable) -
     assert [t.file.file_path for t in late] == files[2:]
 
 
-def test_files_of_several_shapes_go_in_together(orders: OrdersTable) -> None:
+def test_files_with_different_schemas_are_added_together(orders: OrdersTable) -> None:
     narrow, wide = {"n": "int32"}, {"n": "int64", "s": "string"}
     files = (orders.write("a.parquet", narrow, {"n": [1]}), orders.write("b.parquet", wide, {"n": [2**40], "s": ["x"]}))
     orders.add(wide, *files)
@@ -192,7 +190,7 @@ def test_files_of_several_shapes_go_in_together(orders: OrdersTable) -> None:
         orders.add(wide, orders.write("c.parquet", {"n": "string"}, {"n": ["x"]}))
 
 
-def test_a_file_that_is_not_there_or_no_parquet_is_not_added(orders: OrdersTable) -> None:
+def test_missing_or_invalid_parquet_file_is_not_added(orders: OrdersTable) -> None:
     with pytest.raises(PartUnreadable, match=r"gone.parquet is missing") as caught:
         orders.add({"n": "int64"}, orders.lake.locate(f"{ROOT}/gone.parquet"))
     assert caught.value.gone
@@ -203,7 +201,7 @@ def test_a_file_that_is_not_there_or_no_parquet_is_not_added(orders: OrdersTable
     assert orders.iceberg.current_snapshot() is None
 
 
-def test_a_commit_does_not_look_at_older_snapshots(orders: OrdersTable) -> None:
+def test_commits_keep_older_snapshots(orders: OrdersTable) -> None:
     """The cost of a commit does not grow with their number, and they stay."""
     columns = {"n": "int64"}
     for n in range(4):
@@ -221,7 +219,7 @@ def test_a_commit_does_not_look_at_older_snapshots(orders: OrdersTable) -> None:
     [("us", DayTransform()), ("n", IdentityTransform()), ("s", BucketTransform(4))],
     ids=["day", "identity", "bucket"],
 )
-def test_a_table_with_partitions_gets_no_file_that_a_filter_would_miss(
+def test_append_to_externally_partitioned_table_is_refused(
     tmp_path: Path, column: str, by: Transform[Any, Any]
 ) -> None:
     """Somebody partitioned the table: a file has rows of several partitions, but a manifest has one value per file."""
@@ -244,7 +242,7 @@ def test_a_table_with_partitions_gets_no_file_that_a_filter_would_miss(
 
 
 @pytest.mark.parametrize(("old", "new"), [("n", "o"), ("s", "t"), ("s.a.b", "z")])
-def test_a_renamed_column_does_not_lose_its_values_to_a_new_one(tmp_path: Path, old: str, new: str) -> None:
+def test_append_after_column_rename_is_refused(tmp_path: Path, old: str, new: str) -> None:
     orders = OrdersTable(tmp_path)
     orders.add(OUTER, orders.write("one.parquet", OUTER, BEFORE))
     with orders.iceberg.update_schema() as change:
@@ -261,7 +259,7 @@ def test_a_renamed_column_does_not_lose_its_values_to_a_new_one(tmp_path: Path, 
     assert sorted(orders.iceberg.scan().to_arrow().to_pylist(), key=lambda r: r["n"]) == GROWN
 
 
-def test_a_dropped_column_is_there_again_with_the_next_file(tmp_path: Path) -> None:
+def test_dropped_column_is_restored_with_next_file(tmp_path: Path) -> None:
     orders = OrdersTable(tmp_path)
     orders.add(OUTER, orders.write("one.parquet", OUTER, BEFORE))
     with orders.iceberg.update_schema() as change:
@@ -271,7 +269,7 @@ def test_a_dropped_column_is_there_again_with_the_next_file(tmp_path: Path) -> N
     assert orders.iceberg.scan(EqualTo("n", 1)).to_arrow().num_rows == 1
 
 
-def test_a_name_mapping_that_others_removed_is_there_again_with_the_next_file(tmp_path: Path) -> None:
+def test_removed_name_mapping_is_restored_with_next_file(tmp_path: Path) -> None:
     orders = OrdersTable(tmp_path)
     columns = {"a": "int64", "b": "string"}
     first, second = (orders.write(f"{n}.parquet", columns, {"a": [n], "b": [str(n)]}) for n in (1, 2))
@@ -282,7 +280,7 @@ def test_a_name_mapping_that_others_removed_is_there_again_with_the_next_file(tm
     assert sorted(r["b"] for r in orders.iceberg.scan().to_arrow().to_pylist()) == ["1", "2"]
 
 
-def test_an_error_that_no_setting_causes_does_not_blame_the_settings() -> None:
+def test_remedy_omits_settings_for_errors_not_caused_by_settings() -> None:
     outcomes = Outcomes("table db.orders", "catalog")
     for error in (OverflowError("date value out of range"), KeyError("x"), TypeError("x")):
         assert "settings in the feed" not in outcomes.translate(error).remedy

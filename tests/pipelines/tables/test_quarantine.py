@@ -82,14 +82,14 @@ def quarantine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("texts", "schema"), [(RAW_TYPES, RawFormat.schema), (QUARANTINED_TYPES, QUARANTINED)])
-def test_columns_spelled_in_texts_are_those_of_the_files(texts: dict[str, str], schema: pa.Schema) -> None:
+def test_column_type_texts_match_file_schemas(texts: dict[str, str], schema: pa.Schema) -> None:
     def get_value_type(kind: pa.DataType) -> pa.DataType:
         return kind.value_type if pa.types.is_dictionary(kind) else kind
 
     assert {n: arrow_type(parse_type(t)) for n, t in texts.items()} == {f.name: get_value_type(f.type) for f in schema}
 
 
-def test_what_is_refused_is_in_it_once_with_the_reason(quarantine: Quarantine) -> None:
+def test_refused_records_are_in_quarantine_table_once_with_reason(quarantine: Quarantine) -> None:
     world = quarantine.world
     assert quarantine.sync() == Synced(None), "nothing has landed: no table"
     world.land(*split_offsets(A, 50))
@@ -106,7 +106,7 @@ def test_what_is_refused_is_in_it_once_with_the_reason(quarantine: Quarantine) -
     world.check_same()
 
 
-def test_merged_and_retired_files_of_the_quarantine_are_each_one_change(quarantine: Quarantine) -> None:
+def test_merged_and_retired_quarantine_files_are_one_commit_each(quarantine: Quarantine) -> None:
     world = quarantine.world
     world.land(*split_offsets(A, 20), *split_offsets(B, 50), bad=2)
     first = quarantine.sync()
@@ -128,7 +128,7 @@ def test_merged_and_retired_files_of_the_quarantine_are_each_one_change(quaranti
     world.check()
 
 
-def test_a_table_that_is_seldom_added_to_does_not_read_the_same_entries_for_ever(
+def test_mark_of_idle_table_advances_after_many_entries(
     quarantine: Quarantine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = quarantine.world
@@ -147,7 +147,7 @@ def test_a_table_that_is_seldom_added_to_does_not_read_the_same_entries_for_ever
     quarantine.check_same()
 
 
-def test_rows_of_others_in_it_are_named(quarantine: Quarantine) -> None:
+def test_rows_of_other_writers_in_quarantine_table_are_reported(quarantine: Quarantine) -> None:
     world = quarantine.world
     world.land(*split_offsets(A, 100), bad=1)
     quarantine.sync()

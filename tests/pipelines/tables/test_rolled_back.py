@@ -57,7 +57,7 @@ CHANGES: dict[str, Callable[[TableWorld], object]] = {
 
 @pytest.mark.parametrize("later", [(), ("landed",), ("merged", "retired")], ids="-".join)
 @pytest.mark.parametrize("lost", CHANGES)
-def test_a_table_without_its_newest_commits_is_named_and_repaired(
+def test_table_without_its_newest_commits_is_reported_and_repaired(
     world: TableWorld, lost: str, later: tuple[str, ...]
 ) -> None:
     before, rows = world.snapshot, world.read_offsets()
@@ -85,7 +85,7 @@ def test_a_table_without_its_newest_commits_is_named_and_repaired(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_rows_of_others_are_rolled_back_by_hand(world: TableWorld, when: str) -> None:
+def test_repair_works_after_manual_rollback_of_foreign_rows(world: TableWorld, when: str) -> None:
     """The rollback goes to our last snapshot: the remedy for files that delete rows."""
     if when == "after":
         world.compact()
@@ -100,7 +100,7 @@ def test_rows_of_others_are_rolled_back_by_hand(world: TableWorld, when: str) ->
 
 
 @pytest.mark.parametrize("strange", [False, True], ids=["ours", "with rows of others"])
-def test_a_branch_that_became_the_table(tmp_path: Path, strange: bool) -> None:
+def test_branch_made_main_is_reported_and_repaired(tmp_path: Path, strange: bool) -> None:
     """A fast-forward, or a replaced main branch: Iceberg's way to publish rows after checks."""
     world = IcebergWorld(tmp_path)
     world.land(*split_offsets(A, 20))
@@ -125,7 +125,9 @@ def test_a_branch_that_became_the_table(tmp_path: Path, strange: bool) -> None:
 @pytest.mark.parametrize("repair", [False, True], ids=["synced", "repaired"])
 @pytest.mark.parametrize("expired", [False, True], ids=["all files there", "files of it expired"])
 @pytest.mark.parametrize("lost", CHANGES)
-def test_a_catalog_that_names_an_older_metadata_file(tmp_path: Path, lost: str, expired: bool, repair: bool) -> None:
+def test_catalog_restored_to_older_metadata_is_brought_up_to_date(
+    tmp_path: Path, lost: str, expired: bool, repair: bool
+) -> None:
     """This happens when its database is restored from a backup.
 
     The table is in one of our older states, with its mark: the missing files are pending, and the next sync adds them.

@@ -31,7 +31,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> TableWorld:
     return IcebergWorld(tmp_path) if request.param == "iceberg" else DeltaWorld(tmp_path)
 
 
-def test_what_lands_is_in_the_table_once_a_batch_a_commit(world: TableWorld) -> None:
+def test_landed_files_are_added_once_with_one_commit_per_batch(world: TableWorld) -> None:
     assert world.sync() == Synced(None), "nothing has landed: no table"
     world.land(*split_offsets(A, 50), bad=3)
     world.land(*split_offsets(B, 100))
@@ -51,7 +51,7 @@ def test_what_lands_is_in_the_table_once_a_batch_a_commit(world: TableWorld) -> 
     assert (again.commits, again.head) == (0, done.head)
 
 
-def test_merged_landed_again_and_retired_files_are_each_one_change(world: TableWorld) -> None:
+def test_merged_and_retired_files_are_one_commit_each(world: TableWorld) -> None:
     world.land(*split_offsets(A, 20), *split_offsets(B, 50))
     world.sync()
     before, rows = world.snapshot, world.read_offsets()
@@ -67,7 +67,7 @@ def test_merged_landed_again_and_retired_files_are_each_one_change(world: TableW
     assert world.read_offsets(before) == rows
 
 
-def test_files_go_when_the_snapshots_that_name_them_have_expired(world: TableWorld) -> None:
+def test_replaced_files_are_removed_after_their_snapshots_expire(world: TableWorld) -> None:
     world.land(*split_offsets(A, 20), *split_offsets(B, 50))
     world.sync()
     count = len(world.list_parts())
@@ -82,7 +82,7 @@ def test_files_go_when_the_snapshots_that_name_them_have_expired(world: TableWor
     assert world.sync(expire_before=later).expired == 0
 
 
-def test_two_publishers_that_let_the_same_snapshots_expire(world: TableWorld) -> None:
+def test_two_publishers_can_expire_the_same_snapshots(world: TableWorld) -> None:
     world.land(*split_offsets(A, 20))
     world.sync()
     world.land(*split_offsets(B, 50))
@@ -103,7 +103,7 @@ def test_two_publishers_that_let_the_same_snapshots_expire(world: TableWorld) ->
     world.check()
 
 
-def test_a_file_that_was_merged_before_the_table_saw_it_never_comes_into_it(world: TableWorld) -> None:
+def test_file_merged_before_first_sync_is_never_added(world: TableWorld) -> None:
     world.land(*split_offsets(A, 20), *split_offsets(B, 100))
     world.compact()
     world.land((A, 200, 300))
@@ -113,7 +113,7 @@ def test_a_file_that_was_merged_before_the_table_saw_it_never_comes_into_it(worl
 
 
 @pytest.mark.parametrize("many", [0, 1000])
-def test_files_that_no_table_ever_saw_go_once_they_do_not_count(
+def test_replaced_files_never_added_to_table_are_removed(
     world: TableWorld, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were merged before the table was synced, or belong to the quarantine, which the table does not name."""
@@ -154,7 +154,7 @@ def test_two_publishers_add_each_file_once(world: TableWorld) -> None:
     world.check_same()
 
 
-def test_a_slow_publisher_adds_no_file_that_was_retired_and_removed(
+def test_slow_publisher_does_not_add_retired_and_removed_file(
     world: TableWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.land(*split_offsets(A, 100, 100), *split_offsets(B, 100, 100))
@@ -177,7 +177,7 @@ def test_a_slow_publisher_adds_no_file_that_was_retired_and_removed(
     world.check_same()
 
 
-def test_publishers_that_note_removals_at_once_forget_none(world: TableWorld) -> None:
+def test_concurrent_publishers_keep_all_removal_notes(world: TableWorld) -> None:
     world.land(*split_offsets(A, 20))
     world.sync()
     world.land(*split_offsets(B, 20, 0, 100))
@@ -202,7 +202,7 @@ def test_publishers_that_note_removals_at_once_forget_none(world: TableWorld) ->
     assert not [p for p in world.list_parts() if p in world.ledger.list_replaced(world.list_parts())]
 
 
-def test_a_table_begins_while_a_run_removes_what_it_replaced(world: TableWorld) -> None:
+def test_table_created_during_removal_of_replaced_files_is_complete(world: TableWorld) -> None:
     """The run finds no note of a table, and removes files after the table has its first snapshot."""
     world.land(*split_offsets(A, 20), *split_offsets(B, 50))
     checked, begun = threading.Event(), threading.Event()
@@ -230,7 +230,7 @@ def test_a_table_begins_while_a_run_removes_what_it_replaced(world: TableWorld) 
     world.check_same()
 
 
-def test_publishers_side_by_side_add_each_file_once(world: TableWorld) -> None:
+def test_parallel_publishers_add_each_file_once(world: TableWorld) -> None:
     for piece in split_offsets(A, 50):
         world.land(piece)
     done: list[int] = []
@@ -244,7 +244,9 @@ def test_publishers_side_by_side_add_each_file_once(world: TableWorld) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_commit_without_an_answer_is_looked_up(world: TableWorld, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcome_of_commit_without_response_is_checked(
+    world: TableWorld, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.land(*split_offsets(A, 50))
     world.sync()
     world.land(*split_offsets(B, 50))
@@ -266,7 +268,9 @@ def test_a_commit_without_an_answer_is_looked_up(world: TableWorld, when: str, m
 
 
 @pytest.mark.parametrize("at", range(4))
-def test_killed_anywhere_the_next_one_goes_on(world: TableWorld, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_resumes_after_publisher_is_killed_at_any_step(
+    world: TableWorld, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A compaction and a landing are pending: the publisher dies before or after one of its two commits."""
     world.land(*split_offsets(A, 20), *split_offsets(B, 100))
     world.sync()
@@ -292,7 +296,7 @@ def test_killed_anywhere_the_next_one_goes_on(world: TableWorld, at: int, monkey
     assert world.list_operations() == ["append", "replace", "append"]
 
 
-def test_a_table_that_somebody_rolled_back_is_named_and_mended(world: TableWorld) -> None:
+def test_rolled_back_table_is_reported_and_repaired(world: TableWorld) -> None:
     world.land(*split_offsets(A, 100))
     world.land(*split_offsets(B, 100))
     world.sync()
@@ -304,7 +308,7 @@ def test_a_table_that_somebody_rolled_back_is_named_and_mended(world: TableWorld
     world.check_same()
 
 
-def test_a_table_that_was_dropped_is_made_again(world: TableWorld) -> None:
+def test_dropped_table_is_created_again(world: TableWorld) -> None:
     """Files that only its old snapshots named are removed."""
     world.land(*split_offsets(A, 20), *split_offsets(B, 50))
     world.sync()
@@ -317,7 +321,7 @@ def test_a_table_that_was_dropped_is_made_again(world: TableWorld) -> None:
     world.check()
 
 
-def test_rows_of_others_are_named_and_taken_out(world: TableWorld) -> None:
+def test_foreign_rows_are_reported_and_removed_by_repair(world: TableWorld) -> None:
     world.land(*split_offsets(A, 100))
     world.sync()
     world.append(world.read().slice(0, 7))
@@ -331,7 +335,7 @@ def test_rows_of_others_are_named_and_taken_out(world: TableWorld) -> None:
         world.sync()
 
 
-def test_a_file_that_others_listed_again_is_named_and_listed_once(world: TableWorld) -> None:
+def test_file_listed_twice_is_reported_and_repaired(world: TableWorld) -> None:
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     world.sync()
     world.list_again(world.list_table_files()[0])
@@ -353,7 +357,7 @@ FOREIGN: dict[str, Callable[[TableWorld], object]] = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_files_of_other_writers_go_once_no_snapshot_names_them(world: TableWorld, name: str) -> None:
+def test_files_of_other_writers_are_removed_after_their_snapshots_expire(world: TableWorld, name: str) -> None:
     world.land(*split_offsets(A, 50, 0, 100), *split_offsets(B, 50))
     world.sync()
     ours = sorted(world.list_parts())
@@ -379,7 +383,7 @@ def test_files_of_other_writers_go_once_no_snapshot_names_them(world: TableWorld
     assert not {*foreign} & {*world.list_parts()}
 
 
-def test_a_repair_finds_files_whose_snapshots_another_program_let_expire(tmp_path: Path) -> None:
+def test_repair_removes_files_of_snapshots_expired_by_other_program(tmp_path: Path) -> None:
     world = IcebergWorld(tmp_path)
     world.land(*split_offsets(A, 20), *split_offsets(B, 50))
     world.sync()
@@ -395,7 +399,7 @@ def test_a_repair_finds_files_whose_snapshots_another_program_let_expire(tmp_pat
     world.check()
 
 
-def test_files_of_other_writers_that_an_older_release_took_out_are_noted_by_a_repair(tmp_path: Path) -> None:
+def test_repair_notes_foreign_files_that_older_release_dropped(tmp_path: Path) -> None:
     world = DeltaWorld(tmp_path)
     world.land(*split_offsets(A, 100))
     world.sync()
@@ -411,7 +415,7 @@ def test_files_of_other_writers_that_an_older_release_took_out_are_noted_by_a_re
     assert len(world.run_audit().foreign) == 1
 
 
-def test_a_strange_part_is_never_taken_for_another_writer_s(tmp_path: Path) -> None:
+def test_unknown_part_is_not_treated_as_file_of_other_writer(tmp_path: Path) -> None:
     """It may be a part that lost ledger entries had published."""
     world = DeltaWorld(tmp_path)
     world.land(*split_offsets(A, 100))
@@ -424,7 +428,7 @@ def test_a_strange_part_is_never_taken_for_another_writer_s(tmp_path: Path) -> N
     assert strange in world.list_parts()
 
 
-def test_a_property_that_somebody_sets_changes_no_row(world: TableWorld) -> None:
+def test_property_set_by_other_writer_does_not_affect_sync(world: TableWorld) -> None:
     world.land(*split_offsets(A, 100))
     world.sync()
     world.put_property("owner", "somebody")
@@ -437,7 +441,7 @@ def test_a_property_that_somebody_sets_changes_no_row(world: TableWorld) -> None
         world.sync()
 
 
-def test_a_snapshot_of_others_that_changes_no_file_is_fine(world: TableWorld) -> None:
+def test_foreign_snapshot_without_file_changes_is_accepted(world: TableWorld) -> None:
     """An example is a rewrite of manifests."""
     world.land(*split_offsets(A, 20), *split_offsets(B, 100))
     world.sync()
@@ -455,7 +459,7 @@ def test_a_snapshot_of_others_that_changes_no_file_is_fine(world: TableWorld) ->
         world.sync()
 
 
-def test_a_table_of_another_ledger_is_left_alone(world: TableWorld, tmp_path: Path) -> None:
+def test_table_of_other_ledger_is_refused(world: TableWorld, tmp_path: Path) -> None:
     world.land(*split_offsets(A, 100))
     world.sync()
     world.put_property("sluice.ledger", "another")
@@ -467,7 +471,7 @@ def test_a_table_of_another_ledger_is_left_alone(world: TableWorld, tmp_path: Pa
         world.sync()
 
 
-def test_a_catalog_that_is_away_changes_nothing(tmp_path: Path) -> None:
+def test_unavailable_catalog_changes_nothing(tmp_path: Path) -> None:
     pytest.importorskip("pyiceberg")
     world = IcebergWorld(tmp_path)
     world.land(*split_offsets(A, 100))
@@ -485,7 +489,7 @@ def test_a_catalog_that_is_away_changes_nothing(tmp_path: Path) -> None:
         ("ServerError", Unknown, r"outcome of a commit to table db.orders is unknown \(ServerError\)", 3),
     ],
 )
-def test_a_catalog_that_answers_with_an_error_is_told(
+def test_catalog_error_is_reported_as_refusal_or_unknown_outcome(
     answer: str, kind: type[Exception], message: str, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refusal is not retried; after a server error the outcome of the commit is unknown."""
@@ -510,7 +514,7 @@ def test_a_catalog_that_answers_with_an_error_is_told(
     world.check_same()
 
 
-def test_a_part_is_added_once_it_is_visible(world: TableWorld) -> None:
+def test_sync_makes_published_parts_visible_before_adding(world: TableWorld) -> None:
     """A sync first makes published parts visible."""
     world.land(*split_offsets(A, 100))
     show = world.lake.show
@@ -524,7 +528,7 @@ def test_a_part_is_added_once_it_is_visible(world: TableWorld) -> None:
     world.check_same()
 
 
-def test_a_lake_without_a_table_hides_what_was_replaced(tmp_path: Path) -> None:
+def test_replaced_files_are_hidden_in_lake_without_table(tmp_path: Path) -> None:
     world = World(tmp_path, lake=LocalLake(tmp_path / "lake"))
     world.land(*split_offsets(A, 20), *split_offsets(B, 100))
     world.compact()

@@ -53,7 +53,7 @@ def windows(request: pytest.FixtureRequest, tmp_path: Path) -> Windows:
     return Windows((IcebergWorld if request.param == "iceberg" else DeltaWorld)(tmp_path))
 
 
-def test_a_window_is_told_once_it_is_complete_in_all_partitions(windows: Windows) -> None:
+def test_window_is_listed_once_complete_in_all_partitions(windows: Windows) -> None:
     world = windows.world
     world.land(*split_offsets(A, 100))
     windows.sync()
@@ -71,7 +71,7 @@ def test_a_window_is_told_once_it_is_complete_in_all_partitions(windows: Windows
     world.check_same()
 
 
-def test_a_window_that_was_retired_is_told_no_more_and_old_files_go(windows: Windows) -> None:
+def test_retired_window_is_delisted_and_old_files_are_removed(windows: Windows) -> None:
     world = windows.world
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     windows.sync()
@@ -84,7 +84,7 @@ def test_a_window_that_was_retired_is_told_no_more_and_old_files_go(windows: Win
     assert len(windows.list_files()) == 1
 
 
-def test_a_publisher_that_dies_or_is_overtaken_leaves_it_whole(windows: Windows, monkeypatch: Any) -> None:
+def test_windows_table_survives_killed_and_overtaken_publishers(windows: Windows, monkeypatch: Any) -> None:
     world = windows.world
     world.land(*split_offsets(A, 100), *split_offsets(B, 100, 0, 100))
     windows.sync()
@@ -114,7 +114,7 @@ def test_a_publisher_that_dies_or_is_overtaken_leaves_it_whole(windows: Windows,
     assert windows.read_starts() == [START + HOUR]
 
 
-def test_a_commit_without_an_answer_is_tried_three_times(windows: Windows, monkeypatch: Any) -> None:
+def test_commit_without_response_is_tried_three_times(windows: Windows, monkeypatch: Any) -> None:
     world, calls = windows.world, []
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
 
@@ -131,7 +131,7 @@ def test_a_commit_without_an_answer_is_tried_three_times(windows: Windows, monke
     assert windows.read_starts() == [START, START + HOUR]
 
 
-def test_a_table_of_windows_of_somebody_else_is_left_alone(windows: Windows) -> None:
+def test_windows_table_of_other_ledger_is_refused(windows: Windows) -> None:
     world = windows.world
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     with open_tables(world.feed, world.lake) as (_, _, complete):

@@ -232,7 +232,7 @@ def _drop_clashes(expectations: list[Expectation]) -> list[Expectation]:
     suppress_health_check=list(HealthCheck),
 )
 @given(st.lists(rows_, min_size=1, max_size=9), st.lists(expectations_, min_size=10, max_size=20).map(_drop_clashes))
-def test_as_great_expectations_decides(rows: list[Row], expectations: list[Expectation]) -> None:
+def test_results_match_great_expectations(rows: list[Row], expectations: list[Expectation]) -> None:
     for expectation, result, (passed, observed) in zip(
         expectations, evaluate(rows, *expectations), evaluate_with_gx(rows, expectations), strict=True
     ):
@@ -242,7 +242,7 @@ def test_as_great_expectations_decides(rows: list[Row], expectations: list[Expec
             assert number == pytest.approx(float(observed), abs=1e-12), (expectation, result)
 
 
-def test_every_expectation_about_batches_is_decided() -> None:
+def test_every_batch_expectation_is_implemented() -> None:
     assert {t for t, e in ENTRIES.items() if e.scope is Scope.WHOLE} == DECIDED
 
 
@@ -251,7 +251,7 @@ def test_every_expectation_about_batches_is_decided() -> None:
 ROW: Row = {"n": 1, "f": 0.5, "s": "x", "b": True, "a": Decimal("0.10"), "d": date(2026, 11, 20), "t": None}
 
 
-def test_columns_are_those_that_land() -> None:
+def test_column_expectations_use_landed_columns() -> None:
     names = [*TYPES, "_extra", *(f"kafka_{c}" for c in ("key", "topic", "partition", "offset", "timestamp"))]
     names += ["kafka_timestampType", "kafka_headers", "kafka_tombstone"]
     cases: list[tuple[Expectation, bool]] = [
@@ -271,7 +271,7 @@ def test_columns_are_those_that_land() -> None:
     assert [r.passed for r in evaluate([ROW], *(e for e, _ in cases))] == [passed for _, passed in cases]
 
 
-def test_tombstones_are_rows_for_nothing_but_counting() -> None:
+def test_tombstones_only_add_to_the_row_count() -> None:
     lake = MemoryLake()
     rows = [ROW, ROW | {"n": 3}, ROW, ROW]
     contract_shape = shape(
@@ -285,7 +285,7 @@ def test_tombstones_are_rows_for_nothing_but_counting() -> None:
     assert [r.checked for r in results] == [0, 0, 2, 0]
 
 
-def test_where_nothing_landed_only_its_size_is_wrong() -> None:
+def test_empty_batch_fails_only_row_count_expectations() -> None:
     lake = MemoryLake()
     contract_shape = shape(
         ("expect_column_mean_to_be_between", {"column": "n", "min_value": 2}),
@@ -314,14 +314,16 @@ def test_where_nothing_landed_only_its_size_is_wrong() -> None:
         ),
     ],
 )
-def test_values_are_as_exact_as_their_column(expectation: Expectation, rows: list[Row], observed: str | None) -> None:
+def test_values_are_compared_with_precision_of_their_column(
+    expectation: Expectation, rows: list[Row], observed: str | None
+) -> None:
     (result,) = evaluate(rows, expectation)
     assert result.passed
     assert observed is None or result.observed == observed
 
 
 @pytest.mark.parametrize(("values", "passed"), [((1e200, -1e200), True), ((math.inf, 1.0), False)])
-def test_a_deviation_that_is_no_number_or_infinite(values: tuple[float, float], passed: bool) -> None:
+def test_infinite_or_nan_deviation_is_handled_as_in_pandas(values: tuple[float, float], passed: bool) -> None:
     """The same as in pandas; DuckDB before version 2 raises an error for both."""
     row = {"n": 1, "s": "", "b": True, "a": Decimal(1), "d": date(2026, 11, 1), "t": None}
     bounds = {"column": "f", "min_value": 0}
@@ -349,14 +351,14 @@ def test_nanoseconds_are_not_rounded() -> None:
     assert results[1].observed == "2026-11-18T11:06:40.000000002Z"
 
 
-def test_rows_that_are_there_twice_are_named_in_order() -> None:
+def test_duplicate_rows_are_listed_in_order() -> None:
     rows = [ROW | {"s": s} for s in "abcxbxay"]
     (result,) = evaluate(rows, ("expect_column_values_to_be_unique", {"column": "s"}))
     assert (result.checked, result.unexpected) == (8, 6)
     assert result.first == ("orders:0:0", "orders:0:1", "orders:0:3")
 
 
-def test_texts_with_zero_bytes_are_texts_like_others() -> None:
+def test_strings_with_zero_bytes_are_compared_in_full() -> None:
     """In pandas, and so in Great Expectations, a string ends at a zero byte."""
     rows = [ROW | {"s": s} for s in ("a", "a\0", "a\0b")]
     expectations = [
@@ -367,7 +369,7 @@ def test_texts_with_zero_bytes_are_texts_like_others() -> None:
     assert evaluate(rows[:2], expectations[1])[0].passed
 
 
-def test_no_text_of_a_record_is_told() -> None:
+def test_results_do_not_reveal_record_text() -> None:
     rows = [ROW | {"s": "secret"}, ROW | {"s": "secret"}, ROW | {"s": "other"}]
     types = [t for t, e in ENTRIES.items() if e.scope is Scope.WHOLE and "value_set" in e.kwargs]
     expectations: list[Expectation] = [(t, {"column": "s", "value_set": ["x"]}) for t in types]
@@ -377,7 +379,7 @@ def test_no_text_of_a_record_is_told() -> None:
     assert "secret" not in repr(results)
 
 
-def test_raw_feeds_have_the_columns_of_records() -> None:
+def test_raw_feed_expectations_use_record_columns() -> None:
     lake = MemoryLake()
     table = pa.table({"key": pa.array([b"a", b"a", None, b"\xff"]), "offset": [0, 1, 2, 3]})
     pq.write_table(table, sink := io.BytesIO())
@@ -423,7 +425,7 @@ def expect_volume(fn: str = "mean", range_: int = 3, strict: bool = False, **bou
         (expect_volume(min_value=1, strict=True), [100, 100], False),
     ],
 )
-def test_the_volume(expectation: Expectation, earlier: list[int], passed: bool) -> None:
+def test_row_count_is_compared_with_earlier_batches(expectation: Expectation, earlier: list[int], passed: bool) -> None:
     (result,) = evaluate([ROW] * 4, expectation, earlier=earlier)
     assert result.passed == passed
     assert ("no history yet: 2 of 3 batches" in result.observed) == (len(earlier) < 3)
@@ -432,7 +434,7 @@ def test_the_volume(expectation: Expectation, earlier: list[int], passed: bool) 
 # -- memory, and errors of the lake
 
 
-def test_what_the_lake_says_is_what_is_raised() -> None:
+def test_lake_error_is_raised_unchanged() -> None:
     class Away(MemoryLake):
         def open(self, path: str) -> Any:
             raise LakeUnavailable("away")
@@ -473,7 +475,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10)
 
 
 @pytest.mark.slow
-def test_memory_is_bounded_whatever_the_batch_holds() -> None:
+def test_memory_is_bounded_for_large_batch() -> None:
     """800,000 distinct strings of 306 bytes are 245 MB; counting them takes twice that."""
     root = str(Path(__file__).parents[3])
     env = os.environ | {"PYTHONPATH": root}

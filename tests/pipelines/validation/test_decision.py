@@ -121,7 +121,9 @@ def expect_refusal(shop: Shop) -> str:
         ),
     ],
 )
-def test_a_broken_batch_stays_staged_and_is_not_read_again(tmp_path: Path, broken: Expectation, message: str) -> None:
+def test_batch_that_breaks_contract_stays_staged_and_is_not_read_again(
+    tmp_path: Path, broken: Expectation, message: str
+) -> None:
     shop = Shop(tmp_path, make_expectation("expect_column_max_to_be_between", column="n", max_value=99), broken)
     shop.order(5, 30, 40)
     assert message in expect_refusal(shop)
@@ -135,7 +137,7 @@ def test_a_broken_batch_stays_staged_and_is_not_read_again(tmp_path: Path, broke
     assert audit(shop.ledger, shop.lake, hashes=True).problems == ()  # type: ignore[arg-type]
 
 
-def test_each_broken_expectation_is_named_and_no_other(tmp_path: Path) -> None:
+def test_error_names_only_broken_critical_expectations(tmp_path: Path) -> None:
     shop = Shop(
         tmp_path,
         MEAN_OF_N,
@@ -152,7 +154,7 @@ def test_each_broken_expectation_is_named_and_no_other(tmp_path: Path) -> None:
     assert "feeds/orders.contract.json" in message
 
 
-def test_what_only_warns_is_published_with_its_result(tmp_path: Path) -> None:
+def test_batch_with_broken_warnings_is_published_with_results(tmp_path: Path) -> None:
     shop = Shop(
         tmp_path,
         make_expectation(MEAN, "warning", column="n", max_value=10),
@@ -175,7 +177,7 @@ def test_what_only_warns_is_published_with_its_result(tmp_path: Path) -> None:
     assert not any(o.refuses for o in outcomes)
 
 
-def test_the_volume_is_held_against_the_batches_before(tmp_path: Path) -> None:
+def test_row_count_is_compared_with_previous_batches(tmp_path: Path) -> None:
     window = {"constraint_fn": "mean", "parameter_name": "least", "range": 2, "strict": False}
     windows = [window | {"offset": {"positive": 0, "negative": 0.5}}]
     minimum = {"$PARAMETER": "least"}
@@ -190,7 +192,7 @@ def test_the_volume_is_held_against_the_batches_before(tmp_path: Path) -> None:
     assert "observed 4 rows" in expect_refusal(shop), "the unfinished batch is taken over first"
 
 
-def test_batches_are_compared_with_their_like(tmp_path: Path) -> None:
+def test_batches_are_compared_with_batches_of_same_kind(tmp_path: Path) -> None:
     shop = Shop(tmp_path, make_expectation("expect_table_row_count_to_be_between", max_value=99))
     landed: list[tuple[BatchResult, ...]] = []
     for request in (CATCH_UP, CATCH_UP, replace(CATCH_UP, only=(PARTITIONS[0],)), CATCH_UP):
@@ -207,7 +209,7 @@ def test_batches_are_compared_with_their_like(tmp_path: Path) -> None:
     assert count_earlier_rows(state, Request(RequestKind.WINDOW), last) == []
 
 
-def test_where_every_record_is_bad_the_limit_decides(tmp_path: Path) -> None:
+def test_quarantine_limit_decides_if_every_record_is_bad(tmp_path: Path) -> None:
     shop = Shop(tmp_path, MEAN_OF_N, policies="{quarantine_limit: {at_most: 2}}")
     shop.order("{", '{"n":"one"}', '{"n":1e99}')
     with pytest.raises(QuarantineExceeded, match=r"3 of 3 records \(100\.0%\)"):
@@ -221,7 +223,7 @@ def test_where_every_record_is_bad_the_limit_decides(tmp_path: Path) -> None:
     assert entry.results == (Result(0, True, "no rows"),)
 
 
-def test_without_a_contract_nobody_is_asked() -> None:
+def test_check_does_nothing_without_contract() -> None:
     nobody: Any = object()
     assert check_contract(RAW, nobody, nobody, [make_receipt(0, "")], nobody) == ()
 
@@ -234,7 +236,7 @@ def make_receipt(start: int, contract: str, *tallies: Tally) -> Receipt:
     return Receipt(s, s.end, Counts(landed=10), (), "a", format=f"json abc contract {contract}", tallies=tallies)
 
 
-def test_outcomes_add_up_over_batches(tmp_path: Path) -> None:
+def test_outcomes_are_summed_over_batches(tmp_path: Path) -> None:
     shop = Shop(
         tmp_path,
         make_expectation("expect_column_values_to_be_between", column="n", max_value=20),
@@ -263,7 +265,7 @@ def test_outcomes_add_up_over_batches(tmp_path: Path) -> None:
     assert outcomes[1].share == 0.15
 
 
-def test_shares_are_compared_as_great_expectations_does() -> None:
+def test_shares_are_compared_as_in_great_expectations() -> None:
     assert enough(0, 0, 1)
     assert enough(3, 1, 2 / 3)
     assert not enough(10, 1, 0.91)

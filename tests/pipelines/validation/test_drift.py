@@ -131,7 +131,7 @@ def world(tmp_path: Path) -> World:
         ("struct<a:int64, b:string>", "struct<a:int32>"), ("struct<b:string>", "struct<a:int32>"),
     ],
 )  # fmt: skip
-def test_a_type_holds_another(wide: str, narrow: str) -> None:
+def test_type_covers_all_values_of_narrower_type(wide: str, narrow: str) -> None:
     assert holds(parse_type(wide), parse_type(narrow))
     arrow_type(parse_type(wide))
 
@@ -145,7 +145,7 @@ def test_a_type_holds_another(wide: str, narrow: str) -> None:
         ("list<struct<a:string>>", "list<struct<a:int8>>"), ("binary", "string"),
     ],
 )  # fmt: skip
-def test_a_type_does_not_hold_another(wide: str, narrow: str) -> None:
+def test_type_does_not_cover_all_values_of_other_type(wide: str, narrow: str) -> None:
     assert not holds(parse_type(wide), parse_type(narrow))
 
 
@@ -157,7 +157,7 @@ def test_a_type_does_not_hold_another(wide: str, narrow: str) -> None:
         (("uint64", "int8"), "float64"), (("decimal(5,2)", "decimal(4,3)"), "decimal(6,3)"), (("", "bool"), "bool"),
     ],
 )  # fmt: skip
-def test_types_seen_are_joined(texts: tuple[str, ...], becomes: str) -> None:
+def test_observed_types_are_joined(texts: tuple[str, ...], becomes: str) -> None:
     assert join_texts(*texts) == join_texts(*reversed(texts)) == becomes
 
 
@@ -165,7 +165,7 @@ NUMBERS = [*(Type(k) for k in list(Kind)[:10]), Type(Kind.DECIMAL, 9, 2), Type(K
 
 
 @given(st.sampled_from(NUMBERS), st.sampled_from(NUMBERS), st.sampled_from(NUMBERS))
-def test_joining_is_in_any_order(a: Type, b: Type, c: Type) -> None:
+def test_type_join_does_not_depend_on_order(a: Type, b: Type, c: Type) -> None:
     assert join(a, a) == a
     assert join(a, b) == join(b, a)
     wide = join(join(a, b), c)
@@ -185,7 +185,7 @@ def observe_drift(
 ROW = {"id": 1, "amount": 1.5, "note": "x"}
 
 
-def test_what_fits_does_not_drift(world: World) -> None:
+def test_records_that_fit_the_schema_do_not_drift(world: World) -> None:
     assert observe_drift(world, ROW, None, ROW | {"id": None}) == {}
 
 
@@ -209,7 +209,7 @@ def test_unknown_fields_are_counted_by_name_and_typed(world: World) -> None:
     }
 
 
-def test_fields_that_are_nowhere_are_missing_tombstones_aside(world: World) -> None:
+def test_fields_without_any_value_are_missing_not_counting_tombstones(world: World) -> None:
     assert observe_drift(world, {"id": 1}, None, {"id": 2, "note": None}) == {
         (MISSING, "amount"): (2, 0, ""),
         (MISSING, "note"): (2, 0, ""),
@@ -217,7 +217,7 @@ def test_fields_that_are_nowhere_are_missing_tombstones_aside(world: World) -> N
     assert observe_drift(world, None, None) == {}, "tombstones have no fields"
 
 
-def test_what_does_not_fit_says_what_would_hold_it(world: World) -> None:
+def test_drift_reports_type_that_would_fit(world: World) -> None:
     schema = SCHEMA | {"lines": "list<struct<n:int8>>", "at": "timestamp(ms)", "small": "uint8", "part": "float32"}
     row = ROW | {"lines": [{"n": 1}], "at": "2026-01-01T00:00:00Z", "small": 1, "part": 1.5}
     drift = observe_drift(
@@ -245,14 +245,14 @@ def test_what_does_not_fit_says_what_would_hold_it(world: World) -> None:
     }
 
 
-def test_names_are_bounded_in_number_and_length(world: World) -> None:
+def test_drifted_field_names_are_bounded_in_number_and_length(world: World) -> None:
     drift = observe_drift(world, ROW | {f"n{i}": i for i in range(100)}, ROW | {"x" * 700: 1, "y" * 5000: 1})
     assert len([k for k in drift if k[1] != OTHERS]) == MOST_FIELDS
     assert drift[(NEW, OTHERS)][0] == 100 + 2 - MOST_FIELDS
     assert max(len(name) for _, name in drift) <= 201
 
 
-def test_ranges_and_pieces_add_up() -> None:
+def test_drift_is_summed_over_pieces_and_ranges() -> None:
     drifts = Drifts()
     drifts.add([Drift(NEW, "a", 2, 7, "int64"), Drift(MISSING, "b", 5, 0)], 5)
     drifts.add([Drift(NEW, "a", 1, 3, "float64")], 5)
@@ -268,7 +268,7 @@ def test_ranges_and_pieces_add_up() -> None:
 # -- policies
 
 
-def test_closed_schemas_quarantine_unknown_fields(world: World) -> None:
+def test_closed_schema_quarantines_records_with_unknown_fields(world: World) -> None:
     feed = world.make_feed(SCHEMA, "quarantine")
     receipts = world.land_records(feed, ROW, ROW | {"coupon": 1}, ROW | {"id": "x", "more": 1}, None)
     assert sum((r.counts for r in receipts), Counts()) == Counts(landed=2, quarantined=2)
@@ -281,7 +281,7 @@ def test_closed_schemas_quarantine_unknown_fields(world: World) -> None:
     assert world.find_problems(feed) == []
 
 
-def test_a_feed_that_fails_on_drift_publishes_nothing_until_it_is_mended(world: World) -> None:
+def test_feed_that_fails_on_drift_publishes_nothing_until_fixed(world: World) -> None:
     world.write(ROW, ROW | {"coupon": "s3cret"})
     with pytest.raises(SchemaDrifted, match=r"coupon \(string\) is not in the schema, 1 record.*orders:0:1") as caught:
         world.land(world.make_feed(SCHEMA, "fail"))
@@ -294,7 +294,7 @@ def test_a_feed_that_fails_on_drift_publishes_nothing_until_it_is_mended(world: 
     world.land_records(world.make_feed(SCHEMA, "fail"), {"id": 1}, ROW)
 
 
-def test_a_raw_feed_has_nothing_to_drift_from(world: World) -> None:
+def test_on_drift_is_refused_for_raw_feed(world: World) -> None:
     path = world.root / "feeds" / "orders.yaml"
     world.make_feed(None)
     path.write_text(path.read_text() + "policies: {on_drift: evolve}\n")
@@ -302,7 +302,7 @@ def test_a_raw_feed_has_nothing_to_drift_from(world: World) -> None:
         load_feed(path, {})
 
 
-def test_evolving_takes_in_new_and_wider_fields_from_the_next_batch_on(world: World) -> None:
+def test_evolving_adds_new_and_wider_fields_from_next_batch(world: World) -> None:
     feed = world.make_feed(SCHEMA, "evolve")
     odd = {"kafka_x": 1, "Id": 2, "_extra": 3, "a.b": 4, "none": None, "b\\s": 1}
     world.land_records(feed, ROW, ROW | {"coupon": "a", "id": 1 << 40}, ROW | {"coupon": "b"} | odd)
@@ -321,7 +321,7 @@ def test_evolving_takes_in_new_and_wider_fields_from_the_next_batch_on(world: Wo
     assert checkpoint.load(checkpoint.dump(world.ledger.read())) == world.ledger.read()
 
 
-def test_the_feeds_own_columns_win_and_evolved_ones_stay(world: World) -> None:
+def test_declared_columns_take_precedence_and_evolved_columns_stay(world: World) -> None:
     world.land_records(world.make_feed(SCHEMA, "evolve"), ROW | {"coupon": 1, "rank": 2}, ROW | {"id": 1 << 40})
     state = world.ledger.read()
 
@@ -336,7 +336,7 @@ def test_the_feeds_own_columns_win_and_evolved_ones_stay(world: World) -> None:
     assert get_texts({"id": "string"})["id"] == "string"
 
 
-def test_two_runs_that_evolve_at_once_lose_nothing(world: World) -> None:
+def test_concurrent_runs_keep_all_evolved_columns(world: World) -> None:
     feed = world.make_feed(SCHEMA, "evolve")
     receipts = world.land_records(world.make_feed(SCHEMA), ROW)
     one, other = world.ledger, world.ledger
@@ -346,7 +346,7 @@ def test_two_runs_that_evolve_at_once_lose_nothing(world: World) -> None:
     assert world.ledger.read().evolved == {"a": "bool", "b": "bool"}
 
 
-def test_columns_from_records_are_bounded_and_never_break_the_table() -> None:
+def test_evolved_columns_are_bounded_and_compatible_with_table() -> None:
     columns = parse_schema({"id": "int32", "in": "struct<n:int8>"})
     new_fields = [Drift(NEW, f"n{i}", 1, 0, "bool") for i in range(5)]
     grown = evolve_schema(
@@ -377,7 +377,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("old", "before", "new", "after"), CHANGES, ids=[f"{c[0]} to {c[2]}" for c in CHANGES])
-def test_a_window_with_parts_of_two_shapes_is_one_table(
+def test_window_with_parts_of_two_schemas_is_read_as_one_table(
     world: World, old: str, before: Any, new: str, after: Any
 ) -> None:
     world.land_records(world.make_feed({"x": old, "gone": "string"}), {"x": before, "gone": "g"})
@@ -409,7 +409,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("old", "new", "says"), REFUSED)
-def test_what_is_not_one_table_is_refused_before_anything_is_read(
+def test_incompatible_schema_is_refused_before_reading(
     world: World, old: dict[str, str], new: dict[str, str], says: str
 ) -> None:
     world.land_records(world.make_feed(old), {})
@@ -425,13 +425,13 @@ def test_what_is_not_one_table_is_refused_before_anything_is_read(
     assert reading.schema_of(feed, PartKind.LANDED).names[0] == "other", "readers go by the ledger"
 
 
-def test_what_never_landed_binds_nobody(world: World) -> None:
+def test_declared_schema_that_never_landed_can_be_changed(world: World) -> None:
     declare(world.make_feed({"x": "int64"}), world.ledger)
     world.land_records(world.make_feed({"x": "string"}), {"x": "a"})
     assert [e.reason for e in world.entries] == ["the first", "x: int64 to string"]
 
 
-def test_what_stands_already_is_declared_with_one_look(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_schema_is_declared_with_one_ledger_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     feed, ledger, looks = world.make_feed({"x": "int64"}), world.ledger, list[State]()
     shape, read = declare(feed, ledger), ledger.read
 
@@ -445,7 +445,7 @@ def test_what_stands_already_is_declared_with_one_look(world: World, monkeypatch
     assert len(world.entries) == 1
 
 
-def test_a_feed_may_become_typed(world: World) -> None:
+def test_raw_feed_can_become_typed(world: World) -> None:
     world.land_records(world.make_feed(None), ROW)
     feed = world.make_feed(SCHEMA)
     world.land_records(feed, ROW)
@@ -479,7 +479,7 @@ PATHS = {
 }
 
 
-def test_new_fields_at_every_depth_are_kept_at_their_paths(world: World) -> None:
+def test_new_fields_at_every_depth_keep_their_paths(world: World) -> None:
     feed = world.make_feed(NESTED)
     receipts = world.land_records(feed, *NEW_INSIDE)
     assert {(d.kind, d.field): (d.records, d.first, d.type) for d in sum_drift(receipts)} == PATHS
@@ -497,7 +497,7 @@ def test_new_fields_at_every_depth_are_kept_at_their_paths(world: World) -> None
     assert world.find_problems(feed) == []
 
 
-def test_closed_schemas_quarantine_new_fields_at_every_depth(world: World) -> None:
+def test_closed_schema_quarantines_new_fields_at_every_depth(world: World) -> None:
     feed = world.make_feed(NESTED, "quarantine")
     receipts = world.land_records(feed, *[NEW_INSIDE[0]] * 20, *NEW_INSIDE)
     assert sum((r.counts for r in receipts), Counts()) == Counts(landed=21, quarantined=3)
@@ -510,7 +510,7 @@ def test_closed_schemas_quarantine_new_fields_at_every_depth(world: World) -> No
     assert world.find_problems(feed) == []
 
 
-def test_a_feed_that_fails_on_drift_fails_on_new_fields_at_every_depth(world: World) -> None:
+def test_on_drift_fail_covers_new_fields_at_every_depth(world: World) -> None:
     world.write(*NEW_INSIDE)
     with pytest.raises(SchemaDrifted) as caught:
         world.land(world.make_feed(NESTED, "fail"))
@@ -518,7 +518,7 @@ def test_a_feed_that_fails_on_drift_fails_on_new_fields_at_every_depth(world: Wo
     assert world.ledger.read().landed == {}
 
 
-def test_evolving_takes_in_new_members_of_structs_from_the_next_batch_on(world: World) -> None:
+def test_evolving_adds_new_struct_members_from_next_batch(world: World) -> None:
     feed = world.make_feed(NESTED, "evolve")
     world.land_records(feed, *NEW_INSIDE)
     grown = {
@@ -551,7 +551,7 @@ def list_texts(feed: Feed, world: World) -> dict[str, str]:
     return shape.columns.texts()
 
 
-def test_members_from_records_are_bounded_too_and_never_break_the_table() -> None:
+def test_evolved_members_are_bounded_and_compatible_with_table() -> None:
     columns = parse_schema({"id": "int32", "in": "struct<n:int8>", "l": "list<list<struct<n:int8>>>"})
     members = [Drift(NEW, f"in.n{i}", 1, 0, "bool") for i in range(3)]
     odd = [Drift(NEW, name, 1, 0, "bool") for name in ("in.N", "in.", "in.a\\.b", "id.x", "up.x", "l[].x", "in.a`b")]
@@ -563,7 +563,7 @@ def test_members_from_records_are_bounded_too_and_never_break_the_table() -> Non
     assert evolve_schema(columns, [Drift(NEW, "in.was", 1, 0, "bool")], table, 3) == columns
 
 
-def test_a_column_reads_a_field_of_another_name_and_keeps_it_while_the_schema_evolves(world: World) -> None:
+def test_column_mapped_to_other_field_name_keeps_mapping_when_evolving(world: World) -> None:
     own = {"id": 'int32 from "ID"', "method": 'string from "http.method"', "s": 'struct<a_b:int8 from "a.b">'}
     row = {"ID": 1, "http.method": "GET", "s": {"a.b": 2}}
     feed = world.make_feed(own, "evolve")
@@ -588,7 +588,7 @@ def test_a_column_reads_a_field_of_another_name_and_keeps_it_while_the_schema_ev
     assert {entry.format for entry in world.entries} == {5}
 
 
-def test_values_that_do_not_fit_a_guessed_type_land_in_extra(world: World) -> None:
+def test_values_that_do_not_fit_evolved_type_land_in_extra(world: World) -> None:
     feed = world.make_feed({"id": "int32", "s": "struct<a:int64>"}, "evolve")
     world.land_records(feed, {"id": 1, "n": 1, "m": "x", "s": {"a": 1, "b": True}}, {"id": 1, "n": 2})
     later: list[dict[str, Any]] = [
@@ -621,9 +621,7 @@ def test_values_that_do_not_fit_a_guessed_type_land_in_extra(world: World) -> No
     assert find_shape(closed, world.ledger.read()).base is None, "there, nothing lands in _extra"
 
 
-def test_a_file_that_lacks_values_inside_of_fields_fails_the_audit(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audit_reports_rows_that_lack_nested_values(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     feed = world.make_feed(NESTED)
     monkeypatch.setattr(PieceBuilder, "_make_extra", lambda builder, rows, members: members)
     world.land_records(feed, *NEW_INSIDE)
@@ -632,9 +630,7 @@ def test_a_file_that_lacks_values_inside_of_fields_fails_the_audit(
     assert "offset 1 differs from the landed row: _extra" in problem
 
 
-def test_the_audit_counts_values_and_does_not_rely_on_what_made_the_rows(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audit_counts_values_independently_of_row_builder(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     feed = world.make_feed(NESTED)
     monkeypatch.setattr(PieceBuilder, "_make_extra", lambda builder, rows, members: members)
     world.land_records(feed, *NEW_INSIDE)
@@ -642,7 +638,7 @@ def test_the_audit_counts_values_and_does_not_rely_on_what_made_the_rows(
     assert "offset 1 has 4 values, and its row 3" in problem
 
 
-def test_typers_without_fields_that_do_not_fit_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_fallback_typers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(typer, "MOST_TYPERS", 8)
     monkeypatch.setattr(typer, "MOST_ARRAYS", 4)
     names = [f"f{i}" for i in range(6)]
@@ -658,7 +654,7 @@ def test_typers_without_fields_that_do_not_fit_are_few(monkeypatch: pytest.Monke
     assert len(form._fallback._typers) <= typer.MOST_TYPERS
 
 
-def test_a_byte_order_mark_is_no_value_that_a_rescan_misses(world: World) -> None:
+def test_rescan_does_not_count_byte_order_mark_as_value(world: World) -> None:
     feed = world.make_feed(SCHEMA)
     world.land_records(feed, b"\xef\xbb\xbf" + json.dumps(ROW).encode(), ROW)
     assert world.read_window(feed).arrow()["id"].to_pylist() == [1, 1]
@@ -706,7 +702,7 @@ def avro(tmp_path: Path) -> AvroWorld:
     return AvroWorld(tmp_path)
 
 
-def test_fields_of_several_types_or_without_a_name_become_no_columns_of_avro(avro: AvroWorld) -> None:
+def test_avro_fields_of_several_types_or_unnamed_do_not_become_columns(avro: AvroWorld) -> None:
     feed = avro.write_feed(("id", "long"))
     many = [(f"n{i:03}", "boolean", True) for i in range(2 * MOST_FIELDS)]
     avro.write_by(1, ("id", "long", 1), ("a", "string", "x"), *many)
@@ -721,7 +717,7 @@ def test_fields_of_several_types_or_without_a_name_become_no_columns_of_avro(avr
     assert avro.read_window(feed).arrow()["n000"].to_pylist() == [None, None, True]
 
 
-def test_records_whose_fields_became_columns_of_avro_land_again(avro: AvroWorld) -> None:
+def test_avro_records_land_after_their_fields_became_columns(avro: AvroWorld) -> None:
     feed = avro.write_feed(("id", "long"))
     kinds: dict[str, tuple[str, Any]] = {
         "date": ("int", 1), "time-millis": ("int", 1), "time-micros": ("long", 1), "uuid": ("string", str(UUID(int=1))),
@@ -736,7 +732,7 @@ def test_records_whose_fields_became_columns_of_avro_land_again(avro: AvroWorld)
     assert len(avro.ledger.read().evolved) == 2 * (len(kinds) - 3), "local times are read by a schema of local times"
 
 
-def test_lists_that_became_columns_of_avro_take_nulls_of_other_writers(avro: AvroWorld) -> None:
+def test_evolved_avro_lists_and_maps_accept_nulls_of_other_writers(avro: AvroWorld) -> None:
     feed, nullable = avro.write_feed(("id", "long")), ["null", "int"]
     for number, (items, values) in enumerate([("int", [1]), ("int", [2]), (nullable, [3, None])], 1):
         kinds = {"type": "array", "items": items}, {"type": "map", "values": items}
@@ -750,7 +746,7 @@ def test_lists_that_became_columns_of_avro_take_nulls_of_other_writers(avro: Avr
 
 
 @pytest.mark.parametrize("wire", ["confluent", "bare"])
-def test_columns_from_json_that_a_feed_of_avro_cannot_read(avro: AvroWorld, wire: str) -> None:
+def test_avro_feed_lands_despite_unreadable_columns_from_json(avro: AvroWorld, wire: str) -> None:
     avro.land_records(avro.make_feed({"id": "int64"}, "evolve"), {"id": 1, "x y": 1, "z": "a", "m": [1]})
     assert avro.ledger.read().evolved == {"x y": "int64", "z": "string", "m": "json"}
     feed = avro.write_feed(("id", "long"))
@@ -765,7 +761,7 @@ def test_columns_from_json_that_a_feed_of_avro_cannot_read(avro: AvroWorld, wire
     assert receipt.counts == Counts(landed=1)
 
 
-def test_a_schema_file_of_avro_whose_types_are_narrower_than_added_columns_is_refused(avro: AvroWorld) -> None:
+def test_avro_schema_file_narrower_than_evolved_columns_is_refused(avro: AvroWorld) -> None:
     for value in (1 << 40, 1 << 41):
         avro.write_by(1, ("id", "long", 1), ("a", "long", value))
         avro.land(avro.write_feed(("id", "long")))
@@ -778,7 +774,7 @@ def test_a_schema_file_of_avro_whose_types_are_narrower_than_added_columns_is_re
     assert avro.read_window(feed).arrow()["a"].to_pylist() == [None, 1 << 41, 7]
 
 
-def test_the_name_of_further_fields_is_no_column(world: World) -> None:
+def test_overflow_field_name_does_not_become_column(world: World) -> None:
     feed = world.make_feed(SCHEMA, "evolve")
     world.land_records(feed, ROW | {f"n{i:03}": i for i in range(2 * MOST_FIELDS)})
     assert OTHERS in {d.field for d in sum_drift(world.land_records(feed, ROW | {f"m{i:03}": i for i in range(99)}))}

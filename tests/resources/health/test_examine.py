@@ -10,7 +10,7 @@ from sluice.pipelines.model.health import Diagnosis, Health, report_failure, rep
 from sluice.resources.health import Check, examine
 
 
-def test_whatever_one_check_does_the_others_are_told() -> None:
+def test_hanging_or_failing_check_does_not_affect_other_checks() -> None:
     never = threading.Event()
 
     def hang(_: None) -> Iterator[Diagnosis]:
@@ -41,7 +41,7 @@ def test_whatever_one_check_does_the_others_are_told() -> None:
     ]
 
 
-def test_checks_begin_at_once() -> None:
+def test_checks_run_in_parallel() -> None:
     """Two checks that wait for each other both end."""
     meet = threading.Barrier(2)
 

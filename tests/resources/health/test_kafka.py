@@ -65,19 +65,19 @@ def list_healths(diagnoses: Iterable[Any]) -> list[Health]:
         (NotAuthorized("no"), Health.SKIPPED, "unknown: "),
     ],
 )
-def test_clocks(ahead: Any, health: Health, message: str) -> None:
+def test_clock_difference_is_diagnosed(ahead: Any, health: Health, message: str) -> None:
     (diagnosis,) = kafka_checks.clock(make_cluster_visit(ahead=ahead))
     assert diagnosis.health is health
     assert message in diagnosis.found
 
 
-def test_brokers_that_are_old_or_advertise_what_cannot_be_reached() -> None:
+def test_old_or_unreachable_brokers_are_reported() -> None:
     assert list_healths(kafka_checks.brokers(make_cluster_visit(brokers=(HERE,), release=(2, 7)))) == [Health.FAILED]
     (diagnosis,) = kafka_checks.brokers(make_cluster_visit(brokers=(HERE,), release=KafkaUnavailable("no route")))
     assert (diagnosis.health, "advertised.listeners" in diagnosis.remedy) == (Health.FAILED, True)
 
 
-def test_topics_that_are_hidden_or_have_no_id() -> None:
+def test_hidden_topics_and_topics_without_id_are_reported() -> None:
     topics = {
         "hidden": TopicSeen(TopicAuthorizationFailedError, "", 0, frozenset()),
         "old": TopicSeen(None, "", 3, frozenset()),

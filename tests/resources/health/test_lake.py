@@ -20,7 +20,7 @@ def by_title(diagnoses: list[Diagnosis]) -> dict[str, Diagnosis]:
     return {d.title: d for d in diagnoses}
 
 
-def test_a_lake_on_s3(s3_store: Store) -> None:
+def test_lake_on_s3_is_examined_read_only(s3_store: Store) -> None:
     address = s3_store.make_address()
     before = by_title(examine_lake(address, s3_store.settings))
     assert before["listing"].found == f"{address}: it can be listed, and nothing has landed yet"
@@ -35,7 +35,7 @@ def test_a_lake_on_s3(s3_store: Store) -> None:
     assert after["listing"].found == f"{address}: the ledger can be listed"
 
 
-def test_a_bucket_that_is_not_there_and_a_store_that_is_away(s3_store: Store) -> None:
+def test_missing_bucket_and_unreachable_store_are_reported(s3_store: Store) -> None:
     nowhere = by_title(examine_lake("s3://no-such-bucket-here", s3_store.settings))
     assert nowhere["listing"].health is Health.FAILED
     assert "no-such-bucket-here" in nowhere["listing"].found
@@ -56,9 +56,7 @@ REQUESTS_ON_S3 = [
 
 
 @pytest.mark.parametrize(("request_line", "right", "name"), REQUESTS_ON_S3)
-def test_each_missing_right_on_s3_is_reported_by_its_name(
-    s3_store: Store, request_line: str, right: str, name: str
-) -> None:
+def test_missing_s3_permission_is_reported_by_name(s3_store: Store, request_line: str, right: str, name: str) -> None:
     with run_proxy(s3_store.settings.endpoint or "") as proxy:
         proxy.rules[:] = [Rule(request_line, "refuse", times=-1, status=403, code="AccessDenied")]
         settings = s3_store.settings.model_copy(update={"endpoint": proxy.endpoint})
@@ -66,7 +64,7 @@ def test_each_missing_right_on_s3_is_reported_by_its_name(
     assert [(d.title, d.remedy) for d in failed] == [(f"right to {right}", f"grant {name}")]
 
 
-def test_versions_on_s3_are_reported_and_nothing_is_left(s3_store: Store) -> None:
+def test_s3_versioning_is_reported_and_no_objects_are_left(s3_store: Store) -> None:
     client = boto3.client(
         "s3", endpoint_url=s3_store.settings.endpoint, aws_access_key_id="x", aws_secret_access_key="x",
         region_name="us-east-1",
@@ -92,7 +90,7 @@ def proxy(cloud: CloudStore) -> Iterator[Proxy]:
         yield between
 
 
-def test_a_lake_in_a_cloud(cloud: CloudStore) -> None:
+def test_lake_in_cloud_is_examined_read_only(cloud: CloudStore) -> None:
     from sluice.resources.lake.cloud_lake import CloudLake
 
     address = cloud.make_address()
@@ -115,7 +113,7 @@ NAMES_IN_CLOUDS = [
 
 
 @pytest.mark.parametrize(("request_line", "right", "google", "azure"), NAMES_IN_CLOUDS)
-def test_each_missing_right_in_a_cloud_is_reported_by_its_name(
+def test_missing_cloud_permission_is_reported_by_name(
     cloud: CloudStore, proxy: Proxy, request_line: str, right: str, google: str, azure: str
 ) -> None:
     proxy.rules[:] = [Rule(request_line, "refuse", times=-1, status=403, code="AccessDenied")]
@@ -128,7 +126,7 @@ def test_each_missing_right_in_a_cloud_is_reported_by_its_name(
 @pytest.mark.parametrize(
     ("letters", "right"), [("rwd", "list"), ("wdl", "read"), ("rdl", "write"), ("rwl", "remove"), ("rcdl", "")]
 )
-def test_a_sas_token_without_a_letter(azure_store: CloudStore, letters: str, right: str) -> None:
+def test_missing_sas_token_permission_is_reported(azure_store: CloudStore, letters: str, right: str) -> None:
     pytest.importorskip("obstore")
     report = by_title(examine_lake(azure_store.make_address(), azure_store.with_token(letters).settings))
     (missing,) = set("rwdl") - set(letters)
@@ -139,7 +137,7 @@ def test_a_sas_token_without_a_letter(azure_store: CloudStore, letters: str, rig
         assert f"the letter {missing} of a SAS token" in report[f"right to {right}"].remedy
 
 
-def test_a_sas_token_and_its_end(azure_store: CloudStore) -> None:
+def test_expiry_of_sas_token_is_reported(azure_store: CloudStore) -> None:
     pytest.importorskip("obstore")
     fine = by_title(examine_lake(azure_store.make_address(), azure_store.with_token("rcwdl", 30 * 86_400).settings))
     assert fine["SAS token"].health is Health.OK
@@ -154,7 +152,7 @@ def test_a_sas_token_and_its_end(azure_store: CloudStore) -> None:
         assert "sig=" not in repr(report)
 
 
-def test_a_clock_that_is_off_is_reported_with_refusals(cloud: CloudStore, proxy: Proxy) -> None:
+def test_wrong_clock_is_reported_with_refused_requests(cloud: CloudStore, proxy: Proxy) -> None:
     proxy.rules[:] = [
         Rule("^GET /$", "skew", times=-1, seconds=-1200),
         Rule("comp=list|list-type", "refuse", times=-1, status=403, code="AuthenticationFailed"),
@@ -165,7 +163,7 @@ def test_a_clock_that_is_off_is_reported_with_refusals(cloud: CloudStore, proxy:
     assert report["credentials"].health is Health.FAILED
 
 
-def test_a_cloud_bucket_that_is_not_there_and_a_store_that_is_away(cloud: CloudStore) -> None:
+def test_missing_cloud_bucket_and_unreachable_store_are_reported(cloud: CloudStore) -> None:
     nowhere = examine_lake(f"{cloud.scheme}://nowhere/x", cloud.settings)
     (failed,) = (d for d in nowhere if d.health is Health.FAILED)
     assert failed.found == "there is no bucket or container nowhere"
@@ -174,7 +172,7 @@ def test_a_cloud_bucket_that_is_not_there_and_a_store_that_is_away(cloud: CloudS
     assert failed.title == "listing"
 
 
-def test_policies_and_versions_that_azure_shows(azure_store: CloudStore) -> None:
+def test_azure_versioning_and_immutability_policy_are_reported(azure_store: CloudStore) -> None:
     pytest.importorskip("obstore")
     from sluice.resources.lake.cloud_lake import CloudLake
 

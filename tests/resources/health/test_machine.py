@@ -18,14 +18,14 @@ from sluice.pipelines.model.health import Health
 from sluice.resources.health import examine, machine_checks
 
 
-def test_this_machine_runs_sluice() -> None:
+def test_this_machine_has_no_failed_checks() -> None:
     diagnoses = examine((), machine_checks.CHECKS)
     assert {d.title for d in diagnoses} == {"Python", "Java", "packages", "scratch"}
     assert Health.FAILED not in {d.health for d in diagnoses}
     assert sys.executable in diagnoses[0].found
 
 
-def test_packages_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_mismatched_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     set_versions(monkeypatch, pyarrow=None, dagster="1.0.0")
     (diagnosis,) = machine_checks.packages(())
     assert diagnosis.health is Health.FAILED
@@ -35,7 +35,9 @@ def test_packages_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("free", "health"), [(100 << 20, Health.FAILED), (1 << 30, Health.WARNING), (9 << 30, Health.OK)]
 )
-def test_room(free: int, health: Health, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_depends_on_free_disk_space(
+    free: int, health: Health, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     assert machine_checks.room("scratch", tmp_path, "TMPDIR").health is health
 
@@ -53,7 +55,7 @@ def set_versions(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> Non
     monkeypatch.setattr(metadata, "version", get_version)
 
 
-def test_packages_of_extras_that_are_not_installed_may_have_any_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_of_uninstalled_extras_may_have_any_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dagster requires SQLAlchemy and protobuf as well, which two extras restrict."""
     others = dict.fromkeys(("pyiceberg", "dagster_postgres", "grpcio_tools"))
     set_versions(monkeypatch, sqlalchemy="2.1.0", protobuf="7.1", **others)
@@ -71,13 +73,13 @@ def test_packages_of_an_extra_that_a_feed_needs_are_checked(tmp_path: Path, monk
     assert diagnosis.found == "pyiceberg is missing; sqlalchemy is 2.1.0, not sqlalchemy<2.1,>=2.0"
 
 
-def test_a_package_that_no_feed_needs_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mismatched_package_that_no_feed_needs_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     set_versions(monkeypatch, pandas="2.1.0")
     (diagnosis,) = machine_checks.packages(())
     assert (diagnosis.health, diagnosis.found) == (Health.WARNING, "pandas is 2.1.0, not pandas>=2.2")
 
 
-def test_reading_needs_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_does_not_need_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "find_spec", lambda name: None)
     (diagnosis,) = machine_checks.java_here(())
     assert (diagnosis.health, diagnosis.remedy) == (Health.SKIPPED, "pip install 'kafka-sluice[land]'")

@@ -33,7 +33,7 @@ def list_healths(diagnoses: list[Diagnosis]) -> list[tuple[str, Health]]:
     return [(d.title, d.health) for d in diagnoses]
 
 
-def test_a_session_is_started_only_when_asked_for() -> None:
+def test_session_is_started_only_on_request() -> None:
     assert list_healths(examine_spark(make_feed(), start=False)) == [("master", Health.OK)]
     here = examine_spark(make_feed(master="local"), start=False)
     assert list_healths(here) == [("master", Health.OK), ("session", Health.SKIPPED)]
@@ -41,14 +41,14 @@ def test_a_session_is_started_only_when_asked_for() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["spark", "sc"])
-def test_a_master_that_is_away(scheme: str) -> None:
+def test_unreachable_master_is_reported(scheme: str) -> None:
     master = f"{scheme}://127.0.0.1:{free_port()}"
     diagnoses = examine_spark(make_feed(master=master), start=True)
     assert list_healths(diagnoses) == [("master", Health.FAILED), ("session", Health.FAILED)]
     assert f"answers at {master}: Connection refused" in diagnoses[0].found
 
 
-def test_executors_say_what_they_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executor_problems_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def examine_with(answer: Callable[[], Preflight]) -> list[Diagnosis]:
         monkeypatch.setattr(SparkEngine, "preflight", lambda self: answer())
         return examine_spark(make_feed(), start=True)[1:]

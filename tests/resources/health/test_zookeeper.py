@@ -20,7 +20,7 @@ def make_feed(root: Path, **offsets: object) -> Feed:
     return Feed.model_validate({**settings, "group": "examined", "offsets": offsets}, context={"root": root})
 
 
-def test_it_is_told_who_answers_and_who_is_in_the_group(tmp_path: Path, zookeeper: LocalZooKeeper) -> None:
+def test_zookeeper_offsets_and_active_consumers_are_reported(tmp_path: Path, zookeeper: LocalZooKeeper) -> None:
     assert list(examine_offsets(make_feed(tmp_path))) == []
     feed_in_zookeeper = make_feed(tmp_path, store="zookeeper", connect=zookeeper.connect)
     (fresh,) = examine_offsets(feed_in_zookeeper)
@@ -35,7 +35,7 @@ def test_it_is_told_who_answers_and_who_is_in_the_group(tmp_path: Path, zookeepe
     assert (with_consumer.health, "has 1 consumer: somebody" in with_consumer.found) == (Health.WARNING, True)
 
 
-def test_a_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree.Tree.__init__, "__defaults__", (12.0, 1.0))
     with pytest.raises(ZooKeeperUnavailable, match=r"no ZooKeeper answers at 127\.0\.0\.1:1"):
         list(examine_offsets(make_feed(tmp_path, connect="127.0.0.1:1", dual_commit=True)))
@@ -50,12 +50,14 @@ def test_a_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"dual_commit": True}, "needs `connect`"),
     ],
 )
-def test_settings_that_contradict_each_other(tmp_path: Path, offsets: dict[str, object], message: str) -> None:
+def test_invalid_or_contradictory_settings_are_refused(
+    tmp_path: Path, offsets: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         make_feed(tmp_path, **offsets)
 
 
-def test_a_transaction_of_kafka_does_not_reach_zookeeper(tmp_path: Path) -> None:
+def test_transactional_features_are_refused_with_offsets_in_zookeeper(tmp_path: Path) -> None:
     base = {"feed": "orders", "kafka": {"bootstrap": "127.0.0.1:9"}, "topics": "orders", "start": "fail"}
     offsets = {"store": "zookeeper", "connect": "a:1,b:2/kafka"}
     with pytest.raises(ValueError, match="the offsets are in ZooKeeper"):

@@ -31,7 +31,7 @@ def cluster(kafka):
         yield kafka_cluster
 
 
-def test_topics_by_the_ids_that_kafkas_tools_print(kafka, cluster, fresh_topic):
+def test_topic_ids_match_kafka_tools(kafka, cluster, fresh_topic):
     topic = fresh_topic(partitions=2)
     produce(kafka, topic, 1)
     with open_transaction(kafka, topic, 1) as producer:  # creates internal topics, which are ignored
@@ -44,7 +44,7 @@ def test_topics_by_the_ids_that_kafkas_tools_print(kafka, cluster, fresh_topic):
     assert cluster.cluster_id() == kafka.status().cluster_id
 
 
-def test_ends_under_both_isolations(kafka, fresh_topic):
+def test_partition_ends_are_read_under_both_isolation_levels(kafka, fresh_topic):
     topic = fresh_topic(partitions=3)
     produce(kafka, topic, 10, partition=1)
     with open_transaction(kafka, topic, 5, partition=1) as producer:
@@ -59,7 +59,7 @@ def test_ends_under_both_isolations(kafka, fresh_topic):
     wait_until(lambda: describe(kafka, topic)[1].last_stable_offset == 16)
 
 
-def test_who_holds_the_last_stable_offset_is_named(kafka, cluster, fresh_topic):
+def test_transaction_blocking_last_stable_offset_is_named(kafka, cluster, fresh_topic):
     topic = fresh_topic(partitions=2)
     blocked, free = TopicPartition(topic, 0), TopicPartition(topic, 1)
     produce(kafka, topic, 3, partition=0)
@@ -71,7 +71,7 @@ def test_who_holds_the_last_stable_offset_is_named(kafka, cluster, fresh_topic):
     wait_until(lambda: not cluster.open_transactions([blocked, free]))
 
 
-def test_offsets_by_time_with_the_time_that_was_found(kafka, cluster, fresh_topic):
+def test_offsets_by_time_include_record_timestamp(kafka, cluster, fresh_topic):
     topic = fresh_topic(partitions=2)
     with open_producer(kafka) as producer:
         for stamp in (1_000, 2_000, 3_000):
@@ -87,7 +87,7 @@ def test_offsets_by_time_with_the_time_that_was_found(kafka, cluster, fresh_topi
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("order", ["in order", "out of order"])
-def test_offsets_by_time_are_of_records_never_of_markers(kafka, cluster, fresh_topic, seed, order):
+def test_offsets_by_time_never_point_at_markers(kafka, cluster, fresh_topic, seed, order):
     """Records of committed and aborted transactions arrive late; the expected ones are read by Kafka's consumer."""
     topic, draw = fresh_topic(partitions=3), Random(seed)
     written = _produce_lagging(kafka, topic, draw, order == "in order")
@@ -129,7 +129,7 @@ def _find_first(records, at: int) -> OffsetAtTime | None:
     return next((OffsetAtTime(r[0], r[-1]) for r in records if r[-1] >= at), None)
 
 
-def test_offsets_by_time_of_a_topic_that_was_recreated_or_grew(kafka, cluster, fresh_topic):
+def test_offsets_by_time_follow_recreated_and_grown_topic(kafka, cluster, fresh_topic):
     topic = fresh_topic()
     first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
     produce(kafka, topic, 3)
@@ -146,7 +146,7 @@ def test_offsets_by_time_of_a_topic_that_was_recreated_or_grew(kafka, cluster, f
     assert (offsets[first], offsets[second].offset) == (None, 0)
 
 
-def test_a_thousand_partitions_in_a_few_requests(kafka, cluster, fresh_topic):
+def test_all_partitions_of_large_topic_are_read(kafka, cluster, fresh_topic):
     topic = fresh_topic(partitions=200)
     states = cluster.partitions([topic], Isolation.READ_COMMITTED)
     assert [s.partition for s in states] == list(range(200))
@@ -155,7 +155,7 @@ def test_a_thousand_partitions_in_a_few_requests(kafka, cluster, fresh_topic):
 
 
 @pytest.mark.faults
-def test_leaders_and_epochs_after_one_moved(kafka3, fresh_topic):
+def test_leaders_and_epochs_are_current_after_leader_change(kafka3, fresh_topic):
     # With one of two replicas down, the high watermark would otherwise wait for the second: OFFSET_NOT_AVAILABLE.
     alone_will_do = {"min.insync.replicas": "1"}
     topic = fresh_topic(cluster=kafka3, assignments={0: [2, 1], 1: [1, 3]}, config=alone_will_do)
@@ -199,7 +199,7 @@ def test_an_unknown_topic_is_named(cluster, fresh_topic):
         cluster.partitions(["no such name!"], Isolation.READ_COMMITTED)
 
 
-def test_nobody_there_is_said_soon_and_clearly():
+def test_unreachable_brokers_are_reported_with_each_address():
     nowhere = KafkaAddress("127.0.0.1:1,127.0.0.1:2", {"bootstrap_timeout_ms": 200, "sasl_plain_password": "sesame"})
     with closing(KafkaCluster(nowhere)) as cluster, pytest.raises(KafkaUnavailable) as caught:
         cluster.topics()
@@ -209,7 +209,7 @@ def test_nobody_there_is_said_soon_and_clearly():
     assert "sesame" not in str(caught.value)
 
 
-def test_a_login_where_none_is_wanted(kafka):
+def test_login_to_listener_without_authentication_is_refused(kafka):
     login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN"}
     user = {"sasl_plain_username": "ali", "sasl_plain_password": "sesame"}
     with closing(KafkaCluster(make_address(kafka, **login, **user))) as cluster, pytest.raises(NotAuthorized) as caught:

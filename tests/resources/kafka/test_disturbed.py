@@ -63,7 +63,7 @@ SMALL = FetchLimits(active_ranges=3, request_bytes=64 << 10, partition_bytes=16 
 
 @pytest.mark.parametrize("lost", [1, 99])
 @pytest.mark.parametrize("transactional", [True, False])
-def test_a_lost_answer_to_a_commit_is_asked_for_again_or_unknown(behind, fresh_topic, lost, transactional):
+def test_lost_commit_response_is_retried_or_reported_as_unknown(behind, fresh_topic, lost, transactional):
     topic = fresh_topic(cluster=behind.cluster)
     spot = TopicPartition(topic, 0)
     offset = CommittedOffset(5, 0, "mark")
@@ -81,7 +81,7 @@ def test_a_lost_answer_to_a_commit_is_asked_for_again_or_unknown(behind, fresh_t
         assert member.fetch_committed([spot]) == {spot: offset}
 
 
-def test_a_lost_answer_is_unknown_also_if_no_login_follows(behind, fresh_topic, monkeypatch):
+def test_lost_commit_response_is_unknown_if_login_fails(behind, fresh_topic, monkeypatch):
     """The token endpoint is down when the commit has to be repeated over a new connection."""
     topic, committed = fresh_topic(cluster=behind.cluster), CommittedOffset(5, 0, "mark")
     spot = TopicPartition(topic, 0)
@@ -102,7 +102,7 @@ def test_a_lost_answer_is_unknown_also_if_no_login_follows(behind, fresh_topic, 
         assert member.fetch_committed([spot]) == {spot: committed}
 
 
-def test_a_lost_answer_to_a_join_still_leaves_us_alone(behind, fresh_topic):
+def test_lost_join_response_leaves_only_one_member(behind, fresh_topic):
     topic = fresh_topic(cluster=behind.cluster)
     with closing(KafkaGroup(make_address(behind.cluster), f"g-{topic}", session=2.0)) as group:
         behind.proxy.lose = {JOIN_GROUP: 2}
@@ -112,7 +112,7 @@ def test_a_lost_answer_to_a_join_still_leaves_us_alone(behind, fresh_topic):
         assert group.members() == ()
 
 
-def test_a_seat_that_is_lost_before_it_was_taken_is_taken_again(behind, fresh_topic):
+def test_member_expired_during_join_joins_again(behind, fresh_topic):
     """The coordinator expires the only member while it joins."""
     topic = fresh_topic(cluster=behind.cluster)
     here = make_address(behind.cluster)
@@ -134,7 +134,7 @@ def test_a_seat_that_is_lost_before_it_was_taken_is_taken_again(behind, fresh_to
         joining.__exit__(None, None, None)
 
 
-def test_nobody_waits_for_the_answer_to_a_farewell(behind, fresh_topic):
+def test_leave_does_not_wait_for_response(behind, fresh_topic):
     topic, patient = fresh_topic(cluster=behind.cluster), {"request_timeout_ms": 3_600_000}
     with closing(KafkaGroup(make_address(behind.cluster, **patient), f"g-{topic}", session=2.0)) as group:
         with group.join([topic], None):
@@ -143,7 +143,7 @@ def test_nobody_waits_for_the_answer_to_a_farewell(behind, fresh_topic):
         behind.proxy.heal()
 
 
-def test_a_connection_cut_in_mid_stream_is_made_again(behind, fresh_topic):
+def test_connection_lost_during_stream_is_reopened(behind, fresh_topic):
     topic = fresh_topic(partitions=2, cluster=behind.cluster)
     for partition in range(2):
         produce(behind.cluster, topic, 2000, partition)
@@ -161,7 +161,7 @@ def test_a_connection_cut_in_mid_stream_is_made_again(behind, fresh_topic):
     assert records == {index: consume_records(behind.cluster, piece) for index, piece in enumerate(pieces)}
 
 
-def test_answers_that_take_long_are_measured_as_long(behind, fresh_topic):
+def test_slow_responses_are_measured_in_latency(behind, fresh_topic):
     topic = fresh_topic(cluster=behind.cluster)
     produce(behind.cluster, topic, 1000)
     pieces = build_ranges(behind.cluster, topic)
@@ -177,7 +177,7 @@ def test_answers_that_take_long_are_measured_as_long(behind, fresh_topic):
 # -- nothing twice
 
 
-def test_what_an_answer_told_is_not_asked_for_again(behind, fresh_topic):
+def test_known_metadata_is_not_requested_again(behind, fresh_topic):
     """A check of a feed asks for topics, positions, the cluster's id, leader epochs, settings and a time."""
     topic = fresh_topic(partitions=2, cluster=behind.cluster)
     produce(behind.cluster, topic, 5)
@@ -211,7 +211,7 @@ def test_what_an_answer_told_is_not_asked_for_again(behind, fresh_topic):
 # -- TLS
 
 
-def test_everything_over_tls(behind, fresh_topic):
+def test_fetch_works_over_tls(behind, fresh_topic):
     topic = fresh_topic(partitions=2, cluster=behind.cluster)
     for partition in range(2):
         produce(behind.cluster, topic, 2000, partition, size=500)
@@ -222,7 +222,7 @@ def test_everything_over_tls(behind, fresh_topic):
     assert records == {index: consume_records(behind.cluster, piece) for index, piece in enumerate(pieces)}
 
 
-def test_a_certificate_that_nobody_vouches_for(behind):
+def test_untrusted_certificate_is_refused(behind):
     stranger = KafkaAddress(f"127.0.0.1:{behind.proxy.port}", {"security_protocol": "SSL", "bootstrap_timeout_ms": 500})
     with (
         closing(KafkaCluster(stranger)) as cluster,
@@ -241,7 +241,7 @@ def _make_tls_address(behind, cafile):
 # -- rights
 
 
-def test_what_is_forbidden_is_named(behind, fresh_topic):
+def test_missing_permissions_are_named(behind, fresh_topic):
     topic = fresh_topic(cluster=behind.cluster)
     produce(behind.cluster, topic, 10)
     pieces, group_name = build_ranges(behind.cluster, topic), f"g-{topic}"
@@ -278,7 +278,7 @@ def test_what_is_forbidden_is_named(behind, fresh_topic):
         assert state.last_stable_offset == 10
 
 
-def test_a_producer_that_lacks_rights_is_told_which(behind, fresh_topic):
+def test_missing_permission_of_producer_is_named(behind, fresh_topic):
     topic, spare = fresh_topic(cluster=behind.cluster), "nowhere-yet"
     kafka, mix = KafkaSettings(bootstrap=behind.cluster.bootstrap), events.Mix(1)
 
@@ -303,7 +303,7 @@ def test_a_producer_that_lacks_rights_is_told_which(behind, fresh_topic):
     assert "CREATE on topic" in caught.value.remedy
 
 
-def test_a_republish_that_lacks_rights_is_told_which(behind, fresh_topic):
+def test_missing_permission_of_republish_is_named(behind, fresh_topic):
     topic, name = fresh_topic(cluster=behind.cluster), "sluice-republish-orders-x"
     lacking = {
         (ResourceType.TOPIC, topic, ACLOperation.WRITE): "WRITE on topic",
@@ -331,7 +331,7 @@ def test_a_republish_that_lacks_rights_is_told_which(behind, fresh_topic):
         assert "kafka-acls" in caught.value.remedy
 
 
-def test_a_group_that_may_not_be_seen_is_no_group_that_is_not_there(behind):
+def test_hidden_group_is_distinguished_from_missing_group(behind):
     with closing(KafkaGroups(make_address(behind.cluster))) as groups:
         assert not groups.view("hidden").exists
         with _deny(behind, ResourceType.GROUP, "hidden"), pytest.raises(NotAuthorized) as caught:
@@ -339,7 +339,7 @@ def test_a_group_that_may_not_be_seen_is_no_group_that_is_not_there(behind):
     assert "DESCRIBE on group hidden" in caught.value.remedy
 
 
-def test_settings_that_may_not_be_seen_are_named(behind, fresh_topic):
+def test_topics_with_unreadable_settings_are_named(behind, fresh_topic):
     topic, other = fresh_topic(cluster=behind.cluster), fresh_topic(cluster=behind.cluster)
     with closing(KafkaCluster(make_address(behind.cluster))) as cluster:
         assert cluster.configs([topic, other]).denied == ()
@@ -362,7 +362,7 @@ def _deny(behind, kind, name, operation=ACLOperation.ALL):
 # -- a hole in the log
 
 
-def test_a_segment_that_is_gone_from_a_disk_is_no_gap(behind, fresh_topic):
+def test_segment_lost_from_disk_is_not_treated_as_gap(behind, fresh_topic):
     """The topic is not compacted: another replica, or a backup, may have the records."""
     cluster = behind.cluster
     topic = fresh_topic(config={"segment.ms": "1"}, cluster=cluster)
@@ -379,7 +379,7 @@ def test_a_segment_that_is_gone_from_a_disk_is_no_gap(behind, fresh_topic):
     assert "kafka-dump-log" in item.error.remedy
 
 
-def test_compaction_may_leave_nothing_up_to_the_last_stable_offset(behind, fresh_topic):
+def test_compacted_range_without_batches_is_read_to_its_end(behind, fresh_topic):
     """No batch covers the end of the offset range: the position moves there by the leader's last stable offset.
 
     Cleaners of old brokers left such logs; current ones keep an empty last batch, which the test cuts off.

@@ -53,7 +53,7 @@ def list_errors(items):
 
 
 @pytest.mark.parametrize(("codec", "version"), [(None, 13), ("gzip", 12)])
-def test_three_leaders_give_what_a_plain_consumer_reads(kafka3, fresh_topic, codec, version, monkeypatch):
+def test_fetch_from_three_leaders_matches_plain_consumer(kafka3, fresh_topic, codec, version, monkeypatch):
     monkeypatch.setattr(messages, "FETCH_VERSIONS", (12, version))
     topic = fresh_topic(partitions=3, cluster=kafka3, assignments={0: [1, 2, 3], 1: [2, 3, 1], 2: [3, 1, 2]})
     for partition in range(3):
@@ -64,7 +64,7 @@ def test_three_leaders_give_what_a_plain_consumer_reads(kafka3, fresh_topic, cod
     assert records == {index: consume_records(kafka3, piece) for index, piece in enumerate(pieces)}
 
 
-def test_what_brokers_were_asked_is_counted_by_leader(kafka3, fresh_topic):
+def test_fetch_traffic_is_counted_by_leader(kafka3, fresh_topic):
     topic = fresh_topic(cluster=kafka3, assignments={0: [1, 2, 3], 1: [1, 2, 3], 2: [3, 1, 2]})
     for partition in range(3):
         produce(kafka3, topic, 2000, partition)
@@ -85,7 +85,7 @@ def test_what_brokers_were_asked_is_counted_by_leader(kafka3, fresh_topic):
         assert (b.errors, b.moved, b.reconnects, b.throttled, b.empty) == ({}, 0, 0, 0, 0)
 
 
-def test_a_consumer_that_takes_nothing_holds_requests_back(kafka, fresh_topic):
+def test_pause_caused_by_idle_consumer_is_measured(kafka, fresh_topic):
     topic = fresh_topic(partitions=3)
     for partition in range(3):
         produce(kafka, topic, 3000, partition, size=300)
@@ -110,7 +110,7 @@ def throttled_client(kafka):
     kafka.tool(*alter, "--delete-config", "consumer_byte_rate")
 
 
-def test_a_quota_slows_reading_down_and_is_told(kafka, fresh_topic, throttled_client):
+def test_quota_throttles_reading_and_is_reported(kafka, fresh_topic, throttled_client):
     """No request is refused: brokers answer how long to pause, and get no request until then."""
     topic = fresh_topic(partitions=2)
     for partition in range(2):
@@ -126,7 +126,7 @@ def test_a_quota_slows_reading_down_and_is_told(kafka, fresh_topic, throttled_cl
     assert "throttled this client" in notable([traffic])[0]
 
 
-def test_ranges_begin_and_end_anywhere(kafka, fresh_topic):
+def test_ranges_can_begin_and_end_at_any_offset(kafka, fresh_topic):
     topic = fresh_topic(partitions=2)
     for partition in range(2):
         produce(kafka, topic, 2000, partition)
@@ -139,7 +139,7 @@ def test_ranges_begin_and_end_anywhere(kafka, fresh_topic):
     }
 
 
-def test_a_batch_larger_than_every_limit_arrives_whole(kafka, fresh_topic):
+def test_batch_larger_than_every_limit_arrives_complete(kafka, fresh_topic):
     topic = fresh_topic(partitions=3, config={"max.message.bytes": "9000000"})
     for partition in range(3):
         with open_producer(kafka, max_request_size=9_000_000) as producer:
@@ -150,7 +150,7 @@ def test_a_batch_larger_than_every_limit_arrives_whole(kafka, fresh_topic):
     assert [[len(r[2] or b"") for r in records[index]] for index in range(3)] == [[3_000_000] * 3] * 3
 
 
-def test_aborted_transactions_are_told_and_nothing_unstable_comes(kafka, fresh_topic):
+def test_aborted_transactions_are_listed_and_unstable_records_omitted(kafka, fresh_topic):
     topic = fresh_topic()
     produce(kafka, topic, 10)
     for commit in (False, True, False):
@@ -171,7 +171,7 @@ def test_aborted_transactions_are_told_and_nothing_unstable_comes(kafka, fresh_t
         still_open.abort_transaction()
 
 
-def test_gone_offsets_fail_with_the_exact_range_and_the_others_go_on(kafka, fresh_topic):
+def test_deleted_offsets_fail_with_exact_range_and_other_ranges_continue(kafka, fresh_topic):
     topic = fresh_topic(partitions=2)
     for partition in range(2):
         produce(kafka, topic, 100, partition)
@@ -187,7 +187,7 @@ def test_gone_offsets_fail_with_the_exact_range_and_the_others_go_on(kafka, fres
 
 
 @pytest.mark.parametrize("version", messages.FETCH_VERSIONS)
-def test_a_recreated_topic_is_another_topic(kafka, fresh_topic, version, monkeypatch):
+def test_recreated_topic_is_detected(kafka, fresh_topic, version, monkeypatch):
     """Also while it is being read, and where requests name topics without ids (before version 13)."""
     monkeypatch.setattr(messages, "FETCH_VERSIONS", (12, version))
     topic = fresh_topic()
@@ -209,7 +209,7 @@ def test_a_recreated_topic_is_another_topic(kafka, fresh_topic, version, monkeyp
     assert piece.incarnation in error.message
 
 
-def test_a_deleted_topic_is_unknown(kafka, fresh_topic):
+def test_deleted_topic_is_reported_as_unknown(kafka, fresh_topic):
     topic = fresh_topic()
     produce(kafka, topic, 10)
     pieces = build_ranges(kafka, topic)
@@ -220,7 +220,7 @@ def test_a_deleted_topic_is_unknown(kafka, fresh_topic):
     assert error.topic == topic
 
 
-def test_a_log_that_ends_before_the_range_was_truncated(kafka, fresh_topic):
+def test_log_that_ends_before_range_is_reported_as_truncated(kafka, fresh_topic):
     topic = fresh_topic()
     produce(kafka, topic, 10)
     (state,) = describe(kafka, topic)
@@ -232,7 +232,7 @@ def test_a_log_that_ends_before_the_range_was_truncated(kafka, fresh_topic):
 
 
 @pytest.mark.faults
-def test_a_leader_that_dies_is_followed_and_one_that_stays_away_given_up(kafka3, fresh_topic):
+def test_fetch_follows_new_leader_and_gives_up_on_missing_leader(kafka3, fresh_topic):
     topic = fresh_topic(cluster=kafka3, assignments={0: [3, 1, 2], 1: [1, 2, 3]})
     alone = fresh_topic(cluster=kafka3, assignments={0: [3]}, config={"min.insync.replicas": "1"})
     for name, partition in ((topic, 0), (topic, 1), (alone, 0)):
@@ -258,7 +258,7 @@ def test_a_leader_that_dies_is_followed_and_one_that_stays_away_given_up(kafka3,
     assert unpack_records(fetch(kafka3, lonely), lonely)[0] == consume_records(kafka3, lonely[0])
 
 
-def test_only_the_first_range_is_waited_for_while_nobody_answers(monkeypatch):
+def test_only_first_range_waits_while_brokers_are_unreachable(monkeypatch):
     """Otherwise a run without brokers waits for its patience once per offset range."""
     patience_by_topic = []
 
@@ -281,7 +281,7 @@ def test_only_the_first_range_is_waited_for_while_nobody_answers(monkeypatch):
     assert [type(error) for error in failed] == [KafkaUnavailable] * 5
 
 
-def test_many_ranges_with_little_ahead(kafka, fresh_topic):
+def test_many_ranges_are_read_with_small_read_ahead(kafka, fresh_topic):
     topic = fresh_topic(partitions=4)
     for partition in range(4):
         produce(kafka, topic, 1000, partition, size=200)
@@ -290,7 +290,7 @@ def test_many_ranges_with_little_ahead(kafka, fresh_topic):
     assert sum(map(len, records.values())) == 4000
 
 
-def test_what_is_ahead_of_the_consumer_is_bounded(kafka, fresh_topic):
+def test_read_ahead_is_bounded(kafka, fresh_topic):
     topic = fresh_topic(partitions=3)
     for partition in range(3):
         produce(kafka, topic, 3000, partition, size=300)
@@ -324,7 +324,7 @@ def test_closing_from_another_thread_wakes_the_consumer(kafka, fresh_topic):
     fetcher.close()
 
 
-def test_damaged_answers_do_not_use_up_what_may_be_ahead(monkeypatch):
+def test_damaged_responses_release_their_read_ahead(monkeypatch):
     """Each takes a third of the budget: unless it is released, the fourth reader waits forever."""
     damaged = memoryview(bytes(SMALL.ahead_bytes // 3))
 
@@ -352,7 +352,7 @@ def test_damaged_answers_do_not_use_up_what_may_be_ahead(monkeypatch):
     assert [type(e) for e in errors] == [CorruptBatch] * 8
 
 
-def test_replicas_that_send_us_to_each_other_are_left_for_the_leader(monkeypatch):
+def test_fetch_returns_to_leader_if_replicas_redirect_to_each_other(monkeypatch):
     requests = []
 
     async def send(wire, node, request, seconds=None):
@@ -369,7 +369,7 @@ def test_replicas_that_send_us_to_each_other_are_left_for_the_leader(monkeypatch
     assert requests == [(1, "here"), (2, "here"), (1, ""), (1, "")]
 
 
-def test_what_a_replica_sent_is_read_again_from_the_leader(monkeypatch):
+def test_leaders_only_fetch_avoids_damaged_replica(monkeypatch):
     """The replica's disk may be damaged; nothing is lost as long as the leader has the batch."""
     sent = log(LogBatch((LogRecord(b"k", b"v"),))).data
 
@@ -389,7 +389,7 @@ def test_what_a_replica_sent_is_read_again_from_the_leader(monkeypatch):
 
 
 @pytest.mark.parametrize("cut", [1, 30])
-def test_half_a_batch_is_no_gap(monkeypatch, cut):
+def test_incomplete_batch_is_not_treated_as_gap(monkeypatch, cut):
     """Kafka returns whole batches for the first partition; Kafka-compatible brokers may not."""
     records = memoryview(log(LogBatch((LogRecord(b"k", b"v"),))).data[:-cut])
 
@@ -431,7 +431,7 @@ def _answer_by(monkeypatch, send):
     monkeypatch.setattr("sluice.resources.kafka.fetch.fetch.find_local_starts", find_starts)
 
 
-def test_an_address_where_nobody_listens_fails_every_range():
+def test_unreachable_address_fails_every_range():
     pieces = [OffsetRange("t", p, "A" * 22, 0, 10) for p in range(2)]
     nowhere = KafkaAddress("127.0.0.1:1", {"bootstrap_timeout_ms": 200})
     with closing(KafkaFetcher(nowhere, Isolation.READ_COMMITTED)) as fetcher:

@@ -68,14 +68,14 @@ def run_consumer(kafka, topic, **settings):
             thread.join()
 
 
-def test_nothing_committed_is_none(group, topic):
+def test_uncommitted_partitions_have_no_offset(group, topic):
     assert group.fetch_committed(list_spots(topic)) == dict.fromkeys(list_spots(topic))
     assert group.fetch_committed([]) == {}
     assert group.members() == ()
 
 
 @pytest.mark.parametrize("transactional", [True, False])
-def test_what_was_committed_is_read_back_at_once(kafka, group, topic, transactional):
+def test_committed_offsets_are_read_back_immediately(kafka, group, topic, transactional):
     first, second, third = list_spots(topic)
     with group.join([topic], f"t-{topic}" if transactional else None) as member:
         if transactional:
@@ -91,7 +91,7 @@ def test_what_was_committed_is_read_back_at_once(kafka, group, topic, transactio
     assert group.members() == ()
 
 
-def test_a_read_waits_for_an_open_transaction(kafka, group, topic):
+def test_offset_fetch_waits_for_open_transaction(kafka, group, topic):
     """While transactional offsets are pending, the previous ones are not returned."""
 
     spot, *_ = list_spots(topic)
@@ -120,7 +120,7 @@ def test_a_live_consumer_is_not_disturbed(kafka, group, topic):
         assert set(assigned[assigned.index(3) :]) == {3}
 
 
-def test_a_static_member_stays_after_it_was_stopped_and_the_error_names_it(kafka, group, topic):
+def test_stopped_static_member_blocks_join_and_is_named(kafka, group, topic):
     static = {"client_id": "somebody", "group_instance_id": "loader-1", "session_timeout_ms": 6000}
     with run_consumer(kafka, topic, **static) as (assigned, _):
         wait_until(lambda: assigned and assigned[-1] == 3)
@@ -133,7 +133,7 @@ def test_a_static_member_stays_after_it_was_stopped_and_the_error_names_it(kafka
     wait_until(lambda: not group.members())
 
 
-def test_who_comes_in_after_us_fences_us(kafka, group, topic):
+def test_consumer_that_joins_later_fences_commits(kafka, group, topic):
     spot, *_ = list_spots(topic)
     with group.join([topic], f"t-{topic}") as member:
         member.init_transactions()
@@ -163,7 +163,7 @@ def test_a_second_committer_fences_the_first(kafka, group, topic):
         assert group.fetch_committed([spot]) == {spot: None}
 
 
-def test_a_crashed_run_of_ours_is_waited_for(kafka, group, topic):
+def test_join_waits_for_crashed_run_to_expire(kafka, group, topic):
     crash = (
         "import os, sys\n"
         "from sluice.resources.kafka.group.group import KafkaGroup\n"
@@ -178,7 +178,7 @@ def test_a_crashed_run_of_ours_is_waited_for(kafka, group, topic):
         assert len(group.members()) == 1
 
 
-def test_a_live_run_of_ours_is_waited_for_and_keeps_its_seat(group, kafka, topic):
+def test_live_run_keeps_membership_while_second_run_waits(group, kafka, topic):
     spot, *_ = list_spots(topic)
     with (
         closing(KafkaGroup(make_address(kafka), f"g-{topic}", session=1.0)) as other,
@@ -191,13 +191,13 @@ def test_a_live_run_of_ours_is_waited_for_and_keeps_its_seat(group, kafka, topic
     assert group.fetch_committed([spot]) == {spot: CommittedOffset(4)}
 
 
-def test_leaving_also_when_the_block_fails(group, topic):
+def test_member_leaves_when_block_fails(group, topic):
     with pytest.raises(ZeroDivisionError), group.join([topic], None):
         raise ZeroDivisionError
     assert group.members() == ()
 
 
-def test_what_is_no_offset_is_refused_before_anything_is_sent(group, topic):
+def test_invalid_commit_is_refused_before_sending(group, topic):
     first, second, _ = list_spots(topic)
     with group.join([topic], f"t-{topic}") as member:
         with pytest.raises(UsageError, match="not started"):
@@ -212,7 +212,7 @@ def test_what_is_no_offset_is_refused_before_anything_is_sent(group, topic):
         member.init_transactions()
 
 
-def test_deleted_offsets_are_none_again(kafka, group, topic):
+def test_deleted_group_has_no_committed_offsets(kafka, group, topic):
     spot, *_ = list_spots(topic)
     with group.join([topic], None) as member:
         member.commit_plain({spot: CommittedOffset(9)})
@@ -221,7 +221,7 @@ def test_deleted_offsets_are_none_again(kafka, group, topic):
     assert group.fetch_committed([spot]) == {spot: None}
 
 
-def test_a_group_of_the_newer_protocol_is_held_by_others(kafka, group, topic):
+def test_join_is_refused_while_group_uses_newer_protocol(kafka, group, topic):
     """No request of the classic protocol lists its members (KIP-848)."""
     consumer = _start_console_consumer(kafka, topic)
     try:
@@ -233,7 +233,7 @@ def test_a_group_of_the_newer_protocol_is_held_by_others(kafka, group, topic):
         consumer.wait()
 
 
-def test_who_comes_in_by_the_newer_protocol_fences_us(kafka, topic):
+def test_consumer_of_newer_protocol_fences_commits(kafka, topic):
     """The coordinator converts the group, and accepts commits of our generation until our session has passed."""
     spot, *_ = list_spots(topic)
     with (
@@ -284,7 +284,7 @@ def _start_console_consumer(kafka, topic):
     )
 
 
-def test_nobody_there():
+def test_join_fails_if_broker_is_unreachable():
     with (
         closing(KafkaGroup(KafkaAddress("127.0.0.1:1", {"bootstrap_timeout_ms": 200}), "g")) as group,
         pytest.raises(KafkaUnavailable, match="connection refused"),
@@ -293,7 +293,7 @@ def test_nobody_there():
         pass
 
 
-def test_heartbeats_look_for_another_coordinator_when_theirs_is_gone(monkeypatch):
+def test_heartbeats_look_up_coordinator_again_when_unreachable(monkeypatch):
     """Otherwise a member that commits long after it joined would have lost its seat."""
 
     async def raise_not_reached(*_):

@@ -52,14 +52,14 @@ def run_consumer(kafka: LocalKafka, topic: str, group: str, **settings: Any) -> 
             thread.join()
 
 
-def test_a_group_that_is_not_there_is_dead_and_is_not_made_by_looking(groups: KafkaGroups) -> None:
+def test_missing_group_is_dead_and_is_not_created_by_viewing(groups: KafkaGroups) -> None:
     view = groups.view("nobody-ever")
     assert (view.exists, view.free, view.state, view.members) == (False, True, GroupState.DEAD, ())
     assert groups.fetch_committed("nobody-ever") == {}
     assert "nobody-ever" not in {g.name for g in groups.list_groups()}
 
 
-def test_what_is_put_is_read_back_and_makes_a_group_without_protocol(groups: KafkaGroups, fresh_topic: Any) -> None:
+def test_put_offsets_are_read_back_and_create_group_without_protocol(groups: KafkaGroups, fresh_topic: Any) -> None:
     topic = fresh_topic(partitions=2)
     offsets = {
         TopicPartition(topic, 0): CommittedOffset(3, metadata="by hand"),
@@ -72,7 +72,9 @@ def test_what_is_put_is_read_back_and_makes_a_group_without_protocol(groups: Kaf
     assert [(g.state, g.kind) for g in groups.list_groups() if g.name == f"g-{topic}"] == [("Empty", "classic")]
 
 
-def test_a_live_group_is_described_and_not_moved(kafka: LocalKafka, groups: KafkaGroups, fresh_topic: Any) -> None:
+def test_live_group_is_described_and_its_offsets_cannot_be_set(
+    kafka: LocalKafka, groups: KafkaGroups, fresh_topic: Any
+) -> None:
     topic = fresh_topic(partitions=2)
     name, tps = f"g-{topic}", tuple(TopicPartition(topic, p) for p in range(2))
     settings = {"client_id": "loader", "group_instance_id": "loader-1", "session_timeout_ms": 6000}
@@ -94,7 +96,7 @@ def test_a_live_group_is_described_and_not_moved(kafka: LocalKafka, groups: Kafk
         assert groups.fetch_committed(name) == {tps[0]: CommittedOffset(1)}
 
 
-def test_a_cluster_that_does_not_answer() -> None:
+def test_unreachable_cluster_is_reported() -> None:
     with (
         closing(KafkaGroups(KafkaAddress("127.0.0.1:9", {"bootstrap_timeout_ms": 300}), patience=1.0)) as groups,
         pytest.raises(KafkaUnavailable),
@@ -108,7 +110,7 @@ _PARTITIONS = st.dictionaries(st.text(min_size=1, max_size=9), st.lists(st.integ
 
 
 @given(_PARTITIONS, st.integers(0, 3))
-def test_an_assignment_as_consumers_write_it(assigned: dict[str, list[int]], version: int) -> None:
+def test_assignment_encoded_by_consumers_is_decoded(assigned: dict[str, list[int]], version: int) -> None:
     one = ConsumerProtocolAssignment.TopicPartition
     entries = [one(topic=topic, partitions=numbers) for topic, numbers in assigned.items()]
     data = ConsumerProtocolAssignment(version=version, assigned_partitions=entries, user_data=b"x").encode(header=True)
@@ -117,6 +119,6 @@ def test_an_assignment_as_consumers_write_it(assigned: dict[str, list[int]], ver
 
 
 @given(st.binary(max_size=80))
-def test_whatever_bytes_a_member_was_assigned(data: bytes) -> None:
+def test_arbitrary_assignment_bytes_do_not_raise(data: bytes) -> None:
     assignment = admin_api.read_assignment(data)
     assert assignment is None or all(isinstance(tp, TopicPartition) for tp in assignment)

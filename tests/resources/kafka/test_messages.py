@@ -35,7 +35,7 @@ answers = st.dictionaries(names, st.dictionaries(st.integers(0, 99), parts, max_
 
 
 @given(answer=answers, version=st.sampled_from([12, 13]), throttled=st.integers(0, 1000))
-def test_the_answer_to_a_fetch_as_the_schema_says(answer, version, throttled):
+def test_fetch_response_is_decoded_by_its_schema(answer, version, throttled):
     data = _encode_answer(answer, version, throttled)
     read = messages.read_fetch(memoryview(b"head" + data), 4, version)
     assert (read.throttle_time_ms, read.error) == (throttled, None)
@@ -47,7 +47,7 @@ def test_the_answer_to_a_fetch_as_the_schema_says(answer, version, throttled):
 
 
 @given(answer=answers, version=st.sampled_from([12, 13]), data=st.data())
-def test_an_answer_that_was_cut_or_changed_is_an_error_or_another_answer(answer, version, data):
+def test_damaged_fetch_response_raises_or_stays_within_its_bytes(answer, version, data):
     encoded = bytearray(_encode_answer(answer, version, 0))
     at = data.draw(st.integers(0, len(encoded) - 1))
     encoded[at] ^= data.draw(st.integers(0, 255))
@@ -65,7 +65,7 @@ def test_an_answer_that_was_cut_or_changed_is_an_error_or_another_answer(answer,
     topic=names,
     version=st.integers(8, 11),
 )
-def test_a_produce_request_is_encoded_as_kafka_python_would(records, producer, topic, version):
+def test_produce_request_is_encoded_as_by_kafka_python(records, producer, topic, version):
     views = {partition: memoryview(batch) for partition, batch in records.items()}
     encoded = []
     for request in (ask_produce(ProducerId(producer, 7, 1), topic, batches) for batches in (views, records)):
@@ -77,7 +77,7 @@ def test_a_produce_request_is_encoded_as_kafka_python_would(records, producer, t
 
 
 @pytest.mark.parametrize("version", [12, 13])
-def test_a_topic_named_as_another_s_id_gets_its_own_records(version):
+def test_topic_named_like_id_of_other_topic_gets_its_own_records(version):
     """Kafka allows such a name. Before Kafka 3.1, answers name topics by their names."""
     topic_id = messages.printed_id(_make_id("orders"))
     part = {"error_code": 0, "high_watermark": 9, "last_stable_offset": 9, "log_start_offset": 0}
@@ -91,13 +91,13 @@ def test_a_topic_named_as_another_s_id_gets_its_own_records(version):
     assert [bytes(part.records).decode() for part in parts_of(read, asks)] == ["orders", topic_id]
 
 
-def test_a_length_that_never_ends():
+def test_unterminated_length_is_refused():
     with pytest.raises(KafkaProtocolError):
         messages.read_fetch(memoryview(bytes(10) + b"\xff" * 20), 0, 12)
 
 
 @given(st.uuids())
-def test_topic_ids_as_kafka_prints_them(topic_id):
+def test_topic_id_survives_print_and_parse(topic_id):
     printed = messages.printed_id(topic_id)
     assert len(printed) == 22
     assert messages.parsed_id(printed) == topic_id
@@ -148,12 +148,12 @@ def _encode_answer(answer, version: int, throttled: int) -> bytes:
     return bytes(response.encode(version=version))
 
 
-def test_partitions_grouped_by_topic_in_their_order():
+def test_partitions_are_grouped_by_topic_in_order():
     wanted = {TopicPartition("b", 1): 1, TopicPartition("a", 0): 2, TopicPartition("b", 0): 3}
     assert messages.by_topic(wanted) == [("b", [(1, 1), (0, 3)]), ("a", [(0, 2)])]
 
 
-def test_settings_that_may_not_be_read_are_unknown() -> None:
+def test_unreadable_or_invalid_settings_are_unknown() -> None:
     def build_result(
         kind: int, name: str, error: int = 0, **configs: str
     ) -> DescribeConfigsResponse.DescribeConfigsResult:

@@ -113,7 +113,7 @@ class Issuer:
         return f"{body}.{_encode_base64(self.key.sign(body.encode(), padding.PKCS1v15(), hashes.SHA256()))}"
 
 
-def test_a_server_that_speaks_no_http_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_http_is_reported_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oauth, "_PAUSE", 0.0)
 
     def send_greeting(listening: socket.socket) -> None:
@@ -147,7 +147,7 @@ def make_provider(issuer: Issuer, **other: Any) -> ClientCredentials:
     return ClientCredentials(**settings | other)
 
 
-def test_a_token_serves_until_it_is_old(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_reused_until_it_expires(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
     later = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later[0], sleep=lambda seconds: None)
     monkeypatch.setattr(oauth, "time", clock)
@@ -189,7 +189,7 @@ def test_a_token_serves_until_it_is_old(issuer: Issuer, monkeypatch: pytest.Monk
         ("", {"endpoint": "https://idp..example/token"}, FeedError, "is not an address"),
     ],
 )
-def test_each_trouble_has_its_error(
+def test_each_token_failure_has_its_error(
     issuer: Issuer, broken: str, other: dict[str, str], kind: type[SluiceError], says: str
 ) -> None:
     issuer.broken = broken
@@ -200,7 +200,7 @@ def test_each_trouble_has_its_error(
     assert caught.value.remedy
 
 
-def test_no_proxy_sees_the_secret_in_plain(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_http_proxy_is_not_used_for_plain_http_endpoint(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proxies of the environment are used only for https, which they cannot read."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
@@ -209,7 +209,7 @@ def test_no_proxy_sees_the_secret_in_plain(issuer: Issuer, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "login.example"])
-def test_over_https_with_a_ca_of_its_own(tmp_path: Path, host: str) -> None:
+def test_https_endpoint_with_custom_ca_is_verified(tmp_path: Path, host: str) -> None:
     authority, other = Authority.new(), Authority.new()
     key, certificate = authority.issue("login", timedelta(days=1), [host])
     files = {"ca": authority.certificate_pem(), "other": other.certificate_pem(), "own": key + certificate}
@@ -231,7 +231,7 @@ def test_over_https_with_a_ca_of_its_own(tmp_path: Path, host: str) -> None:
 
 
 @pytest.mark.kafka
-def test_a_broker_believes_it_and_takes_a_plain_password_over_tls(
+def test_broker_accepts_oauth_token_and_plain_password_over_tls(
     issuer: Issuer, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = f"{issuer.address}/keys"

@@ -77,7 +77,7 @@ def as_meant(letters):
     return [(m.timestamp, m.key, m.value, m.headers) for m in letters]
 
 
-def test_letters_are_there_with_the_offsets_in_order_and_as_they_were(kafka, group, spot, fresh_topic, monkeypatch):
+def test_dead_letters_are_committed_in_order_and_unchanged(kafka, group, spot, fresh_topic, monkeypatch):
     monkeypatch.setattr(membership, "CHUNK_BYTES", 20_000)
     topic = fresh_topic(partitions=3)
     odd = make_letter(0, 2, key=None, value=None, headers=(), timestamp=-1)
@@ -96,7 +96,7 @@ def test_letters_are_there_with_the_offsets_in_order_and_as_they_were(kafka, gro
         assert as_sent(records[partition]) == as_meant(expected)
 
 
-def test_a_failed_transaction_leaves_nothing_and_the_next_one_goes_through(kafka, group, spot, fresh_topic):
+def test_failed_transaction_commits_nothing_and_next_transaction_succeeds(kafka, group, spot, fresh_topic):
     topic = fresh_topic()
 
     def yield_and_fail():
@@ -117,7 +117,7 @@ def test_a_failed_transaction_leaves_nothing_and_the_next_one_goes_through(kafka
     assert [r.key for r in wait_until(lambda: read(kafka, topic)[0])] == [b"k3"]
 
 
-def test_a_newer_committer_fences_what_is_half_sent(kafka, group, spot, fresh_topic, monkeypatch):
+def test_newer_committer_fences_partly_sent_transaction(kafka, group, spot, fresh_topic, monkeypatch):
     monkeypatch.setattr(membership, "CHUNK_BYTES", 1000)
     topic = fresh_topic()
     with (
@@ -139,7 +139,7 @@ def test_a_newer_committer_fences_what_is_half_sent(kafka, group, spot, fresh_to
     assert [r.key for r in wait_until(lambda: read(kafka, topic)[0])] == [b"k7"]
 
 
-def test_a_topic_that_is_not_there_and_one_that_is_kafkas_own(group, spot):
+def test_missing_and_internal_topics_are_refused(group, spot):
     with group.join([spot.topic], "t-none") as member:
         for name in ("no-such-topic", "__consumer_offsets"):
             with pytest.raises(UnknownTopic, match=f"`{name}`.*(?s:.)*create the topic"):
@@ -158,7 +158,7 @@ def test_a_topic_that_is_not_there_and_one_that_is_kafkas_own(group, spot):
         ),
     ],
 )
-def test_what_the_topic_does_not_take_is_named(kafka, group, spot, fresh_topic, config, wrong, reason):
+def test_record_that_topic_rejects_is_named(kafka, group, spot, fresh_topic, config, wrong, reason):
     topic = fresh_topic(config=config)
     letters = [make_letter(n, **({"value": b"x" * 500} | (wrong if n == 77 else {}))) for n in range(100)]
     with group.join([spot.topic], f"t-{topic}") as member:
@@ -172,7 +172,7 @@ def test_what_the_topic_does_not_take_is_named(kafka, group, spot, fresh_topic, 
     assert len(wait_until(lambda: read(kafka, topic)[0])) == 99
 
 
-def test_a_transaction_that_takes_too_long_says_what_to_raise(kafka, spot, fresh_topic, monkeypatch):
+def test_transaction_timeout_names_setting_to_raise(kafka, spot, fresh_topic, monkeypatch):
     monkeypatch.setattr(membership, "CHUNK_BYTES", 100)
     topic = fresh_topic()
     with (
@@ -187,7 +187,7 @@ def test_a_transaction_that_takes_too_long_says_what_to_raise(kafka, spot, fresh
     assert read(kafka, topic)[0] == []
 
 
-def test_a_committer_that_sleeps_once_its_letters_are_sent_is_fenced(kafka, group, spot, fresh_topic, monkeypatch):
+def test_committer_paused_after_sending_letters_is_fenced(kafka, group, spot, fresh_topic, monkeypatch):
     """The transaction did not time out because of the letters, so the error names no setting."""
     topic, clock, adding = fresh_topic(), SimpleNamespace(monotonic=time.monotonic), KafkaMembership._add_offsets
 
@@ -209,7 +209,7 @@ def test_a_committer_that_sleeps_once_its_letters_are_sent_is_fenced(kafka, grou
 
 @pytest.mark.faults
 @pytest.mark.parametrize("key", [PRODUCE, ADD_PARTITIONS])
-def test_lost_answers_double_nothing(behind, fresh_topic, monkeypatch, key):
+def test_lost_responses_do_not_duplicate_records(behind, fresh_topic, monkeypatch, key):
     monkeypatch.setattr(membership, "CHUNK_BYTES", 2000)
     topic, source = fresh_topic(partitions=2, cluster=behind.cluster), fresh_topic(cluster=behind.cluster)
     letters = [make_letter(n, n % 2) for n in range(200)]
@@ -226,7 +226,7 @@ def test_lost_answers_double_nothing(behind, fresh_topic, monkeypatch, key):
 
 
 @pytest.mark.faults
-def test_a_leader_that_does_not_come_back_commits_nothing(behind, fresh_topic):
+def test_nothing_is_committed_while_leader_does_not_respond(behind, fresh_topic):
     topic, source = fresh_topic(cluster=behind.cluster), fresh_topic(cluster=behind.cluster)
     spot = TopicPartition(source, 0)
     with (
@@ -242,7 +242,7 @@ def test_a_leader_that_does_not_come_back_commits_nothing(behind, fresh_topic):
     assert read(behind.cluster, topic)[0] == []
 
 
-def test_a_letter_has_the_bytes_of_the_records_header_keys() -> None:
+def test_dead_letter_keeps_bytes_of_header_keys() -> None:
     raw = (b"A\xffB", b"plain", b"sluice.hex:41")
     sent = make_letter(0, headers=tuple((escape_key(k), b"x") for k in raw))
     (batch,) = membership._encode([sent])

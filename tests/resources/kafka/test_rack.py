@@ -33,7 +33,7 @@ def racks(tmp_path_factory):
         yield cluster
 
 
-def test_a_replica_nearby_is_read_from_until_it_is_gone(racks, fresh_topic, monkeypatch):
+def test_nearest_replica_is_read_until_it_fails(racks, fresh_topic, monkeypatch):
     topic = fresh_topic(cluster=racks, assignments={0: [1, 2, 3], 1: [2, 3, 1]})
     for partition in range(2):
         produce(racks, topic, 5000, partition, size=300)

@@ -33,20 +33,20 @@ def expect_refusal(address: str, **settings: Any) -> SluiceError:
     return caught.value
 
 
-def test_a_wrong_password(secured: LocalKafka) -> None:
+def test_wrong_password_is_reported(secured: LocalKafka) -> None:
     error = expect_refusal(secured.bootstrap, **secured.client(USER) | {"sasl_plain_password": "guessed"})
     assert isinstance(error, NotAuthorized)
     assert "check the user's name and password" in error.remedy
     assert "guessed" not in str(error)
 
 
-def test_a_mechanism_that_is_not_enabled(secured: LocalKafka) -> None:
+def test_disabled_sasl_mechanism_is_reported(secured: LocalKafka) -> None:
     error = expect_refusal(secured.bootstrap, **secured.client(USER) | {"sasl_mechanism": "SCRAM-SHA-256"})
     assert isinstance(error, NotAuthorized)
     assert "set `sasl_mechanism`" in error.remedy
 
 
-def test_a_ca_that_is_not_known(secured: LocalKafka, tmp_path: Path) -> None:
+def test_unknown_ca_is_reported(secured: LocalKafka, tmp_path: Path) -> None:
     stranger = Secured(tmp_path / "secure")
     stranger.prepare([], "")
     error = expect_refusal(secured.bootstrap, **secured.client(USER) | {"ssl_cafile": str(stranger.ca)})
@@ -54,13 +54,13 @@ def test_a_ca_that_is_not_known(secured: LocalKafka, tmp_path: Path) -> None:
     assert "set `ssl_cafile`" in error.remedy
 
 
-def test_no_certificate_where_one_is_asked_for(secured: LocalKafka, guard: Secured) -> None:
+def test_missing_client_certificate_is_reported(secured: LocalKafka, guard: Secured) -> None:
     error = expect_refusal(secured.certificate_bootstrap, security_protocol="SSL", ssl_cafile=str(guard.ca))
     assert isinstance(error, NotAuthorized)
     assert "this listener asks for a certificate: set `ssl_certfile`" in error.remedy
 
 
-def test_a_certificate_of_another_ca(secured: LocalKafka, guard: Secured, tmp_path: Path) -> None:
+def test_client_certificate_of_other_ca_is_reported(secured: LocalKafka, guard: Secured, tmp_path: Path) -> None:
     stranger = Secured(tmp_path / "secure")
     stranger.prepare([], "")
     settings = stranger.client(USER, by_certificate=True) | {"ssl_cafile": str(guard.ca)}
@@ -69,14 +69,14 @@ def test_a_certificate_of_another_ca(secured: LocalKafka, guard: Secured, tmp_pa
     assert "signed by a CA that is in the brokers' truststore" in error.remedy
 
 
-def test_a_certificate_of_ours_that_has_expired(secured: LocalKafka, guard: Secured) -> None:
+def test_expired_client_certificate_is_reported(secured: LocalKafka, guard: Secured) -> None:
     guard.issue_user("late", lifetime=timedelta(hours=-1))
     error = expect_refusal(secured.certificate_bootstrap, **guard.client("late", by_certificate=True))
     assert isinstance(error, NotAuthorized)
     assert "it expired on" in error.remedy
 
 
-def test_a_broker_whose_certificate_has_expired_or_names_another_host(secured: LocalKafka, guard: Secured) -> None:
+def test_expired_or_mismatched_broker_certificate_is_reported(secured: LocalKafka, guard: Secured) -> None:
     """Only the listener for passwords gets the certificates: brokers still reach each other."""
     short = guard.issue_broker(1, lifetime=timedelta(seconds=15), name="short.pem")
     elsewhere = guard.issue_broker(1, hosts=["kafka.example"], name="elsewhere.pem")
@@ -96,7 +96,7 @@ def test_a_broker_whose_certificate_has_expired_or_names_another_host(secured: L
         assert cluster.cluster_id()
 
 
-def test_plain_speech_to_a_listener_with_tls(secured: LocalKafka) -> None:
+def test_plaintext_connection_to_tls_listener_is_reported(secured: LocalKafka) -> None:
     error = expect_refusal(secured.bootstrap, bootstrap_timeout_ms=500)
     assert isinstance(error, KafkaUnavailable)
     assert "`security_protocol`" in error.remedy

@@ -61,7 +61,7 @@ def select_columns(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: r[k] for k in TO_SEND.names} for r in records]
 
 
-def test_closed_connections_leave_no_round_to_wait_for() -> None:
+def test_closed_connections_leave_no_pending_round() -> None:
     wire = Wire(KafkaAddress("127.0.0.1:1"))
     wire.close()
     producer, backpressure = group_api.ProducerId("", 1, 0), send_queue.Backpressure(60)
@@ -77,7 +77,9 @@ async def _renew() -> group_api.ProducerId:
     raise AssertionError
 
 
-def test_kafkas_own_tools_read_every_codec(kafka: LocalKafka, fresh_topic: Callable[..., str], tmp_path: Path) -> None:
+def test_kafka_command_line_tools_read_every_codec(
+    kafka: LocalKafka, fresh_topic: Callable[..., str], tmp_path: Path
+) -> None:
     topic = fresh_topic(partitions=len(CODECS))
     with open_target(kafka, topic) as target:
         assert target.partitions() == len(CODECS)
@@ -105,7 +107,7 @@ def test_kafkas_own_tools_read_every_codec(kafka: LocalKafka, fresh_topic: Calla
     assert process.stdout.count("payload: value 8 value 8") == 5
 
 
-def test_javas_producer_writes_the_same_bytes_to_the_same_partitions(
+def test_java_producer_writes_the_same_bytes_to_the_same_partitions(
     kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     """Each batch of Kafka's console producer is encoded again from its consumed records."""
@@ -153,7 +155,7 @@ def list_folders(kafka: LocalKafka) -> list[Path]:
     return [b.log.parent / "data" for b in kafka.status().brokers]
 
 
-def test_what_is_not_committed_is_not_there_and_a_second_sender_fences_the_first(
+def test_uncommitted_records_are_invisible_and_a_second_sender_fences_the_first(
     kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     topic = fresh_topic(partitions=2)
@@ -172,7 +174,7 @@ def test_what_is_not_committed_is_not_there_and_a_second_sender_fences_the_first
     assert sorted(r["timestamp"] - STAMP for r in records) == list(range(15))
 
 
-def test_large_batches_are_split_and_a_record_that_is_too_large_is_named(
+def test_large_batches_are_split_and_a_too_large_record_is_named(
     kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     topic = fresh_topic(config={"max.message.bytes": "3000"})
@@ -192,7 +194,7 @@ def test_large_batches_are_split_and_a_record_that_is_too_large_is_named(
     assert consume_topic(kafka, topic) == []
 
 
-def test_without_transactions_a_producer_that_is_forgotten_goes_on_as_another(
+def test_forgotten_idempotent_producer_continues_with_a_new_id(
     kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     topic = fresh_topic(partitions=2)
@@ -210,7 +212,7 @@ def test_without_transactions_a_producer_that_is_forgotten_goes_on_as_another(
         assert [r["timestamp"] - STAMP for r in records if r["partition"] == p] == list(range(p, 300, 2))
 
 
-def test_a_quota_slows_it_down_and_is_told(kafka: LocalKafka, fresh_topic: Callable[..., str]) -> None:
+def test_quota_throttles_sending_and_is_reported(kafka: LocalKafka, fresh_topic: Callable[..., str]) -> None:
     """Kafka's tool sets the quota, which allows bursts of ten seconds; the remaining bytes are throttled."""
     topic, client, rate = fresh_topic(partitions=2), "throttled", 200_000
     process = kafka.tool(
@@ -249,7 +251,7 @@ def test_brokers_that_do_not_describe_transactions_are_too_old(
         target.begin()
 
 
-def test_on_a_machine_that_has_just_booted(
+def test_sending_on_a_freshly_booted_machine(
     kafka: LocalKafka, fresh_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The monotonic clock, which counts from the boot, is near zero."""
@@ -262,7 +264,7 @@ def test_on_a_machine_that_has_just_booted(
         assert [d.first for d in sender.flush(topic)] == [0]
 
 
-def test_a_topic_that_is_not_there_is_not_created(kafka: LocalKafka) -> None:
+def test_missing_topic_is_not_created(kafka: LocalKafka) -> None:
     with open_target(kafka, "nowhere-to-send") as target, pytest.raises(UnknownTopic, match="create the topic"):
         target.partitions()
 
@@ -283,7 +285,7 @@ def test_lost_answers_double_nothing(behind: Any, fresh_topic: Callable[..., str
 
 
 @pytest.mark.faults
-def test_without_transactions_lost_answers_double_nothing(behind: Any, fresh_topic: Callable[..., str]) -> None:
+def test_lost_responses_without_transactions_cause_no_duplicates(behind: Any, fresh_topic: Callable[..., str]) -> None:
     topic = fresh_topic(partitions=2, cluster=behind.cluster)
     with closing(KafkaSender.connect(make_address(behind.cluster))) as sender:
         sender.begin()

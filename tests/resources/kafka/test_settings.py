@@ -28,7 +28,7 @@ SECRETS = {
 }
 
 
-def test_an_address_travels_and_keeps_its_secrets():
+def test_address_survives_pickling_and_masks_its_secrets():
     address = KafkaAddress("a:1,b:2", SECRETS)
     assert pickle.loads(pickle.dumps(address)) == address
     for text in (repr(address), str(address), repr(connecting(address, 1))):
@@ -37,7 +37,7 @@ def test_an_address_travels_and_keeps_its_secrets():
     assert "5000" in repr(address)
 
 
-def test_every_bound_is_set_and_the_users_own_wins():
+def test_every_limit_is_set_and_user_settings_win():
     plain, custom = connecting(KafkaAddress("a:1,b:2"), 7), connecting(KafkaAddress("a:1", SECRETS), 7)
     assert plain.options["bootstrap_servers"] == ["a:1", "b:2"]
     assert plain.options["receive_message_max_bytes"] == 7
@@ -46,7 +46,7 @@ def test_every_bound_is_set_and_the_users_own_wins():
     assert (socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20) in custom.options["socket_options"]
 
 
-def test_a_missing_file_of_certificates_is_named():
+def test_missing_certificate_file_is_named():
     with pytest.raises(errors.FeedError, match=r"kafka.ssl_cafile: /nowhere/ca.pem is no file"):
         connecting(KafkaAddress("a:1", {"ssl_cafile": "/nowhere/ca.pem"}), 7)
 
@@ -79,7 +79,7 @@ def test_a_missing_file_of_certificates_is_named():
         (ValueError("Unable to parse proxy_url: sesame"), errors.FeedError, "proxy_url"),
     ],
 )
-def test_kafkas_errors_in_our_words(error, kind, says):
+def test_kafka_errors_are_mapped(error, kind, says):
     ours = explain(error, Grantee("User:u", "host:1"), "reading t:0", Location("t", 0, 5))
     assert type(ours) is kind
     assert says in str(ours)
@@ -90,12 +90,12 @@ def test_kafkas_errors_in_our_words(error, kind, says):
     assert "sesame" not in str(ours)
 
 
-def test_ours_stay_as_they_are():
+def test_sluice_errors_are_unchanged():
     ours = errors.GroupHeld("held")
     assert explain(ours, Grantee("User:u", "host:1"), "joining") is ours
 
 
-def test_what_passes_and_what_does_not():
+def test_retriable_and_final_errors():
     assert is_passing(kafka_errors.NotLeaderForPartitionError)
     assert is_passing(AnswerLost())
     assert is_passing(kafka_errors.UnknownError())
@@ -104,7 +104,7 @@ def test_what_passes_and_what_does_not():
 
 
 @pytest.mark.parametrize("reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\x00\x00\x00", b""])
-def test_what_answers_but_speaks_no_kafka(reply):
+def test_server_of_another_protocol_is_an_error(reply):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer():
@@ -124,14 +124,14 @@ def test_what_answers_but_speaks_no_kafka(reply):
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_what_listens_and_says_nothing():
+def test_silent_server_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = KafkaAddress(f"127.0.0.1:{server.getsockname()[1]}", {"bootstrap_timeout_ms": 300})
         with closing(KafkaCluster(address)) as cluster, pytest.raises(KafkaUnavailable, match="no broker answers"):
             cluster.topics()
 
 
-def test_nothing_is_opened_before_the_first_question_nor_after_the_last():
+def test_no_connection_is_open_before_the_first_request_or_after_the_last():
     before = threading.active_count()
     wire = Wire(KafkaAddress("127.0.0.1:1", {"bootstrap_timeout_ms": 100}))
     assert threading.active_count() == before

@@ -72,7 +72,7 @@ def requests(monkeypatch) -> Counter[str]:
     return requests
 
 
-def test_many_feeds_are_told_what_each_would_find_by_itself_in_a_few_requests(feeds, requests):
+def test_shared_survey_matches_separate_ones_in_few_requests(feeds, requests):
     alone = {}
     for feed in feeds:
         with closing(KafkaCluster(feed.kafka)) as cluster, closing(KafkaGroup(feed.kafka, feed.group)) as group:
@@ -96,7 +96,7 @@ def test_many_feeds_are_told_what_each_would_find_by_itself_in_a_few_requests(fe
     assert requests == {**dict.fromkeys(once, 1), "ListOffsets": 4}
 
 
-def test_look_ups_by_time_that_feeds_ask_meanwhile_go_together(feeds, requests, monkeypatch):
+def test_concurrent_lookups_by_time_are_combined(feeds, requests, monkeypatch):
     times = [{TopicPartition(f.topics.names[0], p): 0 for p in range(2)} for f in feeds]
     times.append(dict(times[0]))  # if two feeds read one topic, the second one asks separately
     with closing(KafkaCluster(feeds[0].kafka)) as cluster:
@@ -125,7 +125,7 @@ def test_settings_that_cannot_be_shared_are_only_for_explanations(feeds, monkeyp
         assert shared_kafka.cluster().configs([topic]).topics.keys() == {topic}
 
 
-def test_a_slow_look_serves_all_feeds_that_waited_for_it(feeds, monkeypatch):
+def test_slow_lookup_serves_all_waiting_feeds(feeds, monkeypatch):
     clock, looks, take = [1000.0], [], SharedKafka._take_look
 
     def take_long(shared_kafka: SharedKafka, began: float) -> Any:
@@ -141,7 +141,7 @@ def test_a_slow_look_serves_all_feeds_that_waited_for_it(feeds, monkeypatch):
     assert len(looks) == 1
 
 
-def test_settings_that_take_long_serve_all_feeds_that_waited_for_them(feeds, monkeypatch):
+def test_slow_settings_request_serves_all_waiting_feeds(feeds, monkeypatch):
     clock, described, describe = [1000.0], list[list[str]](), KafkaCluster.configs
 
     def describe_slowly(cluster: KafkaCluster, topics: Iterable[str]) -> Configs:
@@ -159,7 +159,7 @@ def test_settings_that_take_long_serve_all_feeds_that_waited_for_them(feeds, mon
     assert len(described) == 1
 
 
-def test_no_feed_waits_for_a_look_up_of_another_that_hangs(feeds, monkeypatch):
+def test_hanging_lookup_of_one_feed_delays_no_other(feeds, monkeypatch):
     hangs, hung = threading.Event(), threading.Event()
 
     def hang(times: object) -> None:
@@ -179,7 +179,7 @@ def test_no_feed_waits_for_a_look_up_of_another_that_hangs(feeds, monkeypatch):
         assert shared_kafka.offsets_at(times[2]) is None, "from then on each asks separately"
 
 
-def test_a_feed_by_itself_looks_for_brokers_once_and_commits(kafka, feeds, monkeypatch):
+def test_single_feed_looks_up_brokers_once_and_commits(kafka, feeds, monkeypatch):
     learned, learn = [], Wire._learn_from
 
     async def record_and_learn(wire: Wire, *arguments: Any) -> None:
@@ -199,7 +199,7 @@ def test_a_feed_by_itself_looks_for_brokers_once_and_commits(kafka, feeds, monke
     assert len(learned) == 1
 
 
-def test_what_is_out_of_date_is_asked_for_again(kafka, feeds, monkeypatch):
+def test_outdated_answers_are_requested_again(kafka, feeds, monkeypatch):
     feed, topic = feeds[0], feeds[0].topics.names[0]
 
     def end() -> int:
@@ -221,7 +221,7 @@ def test_what_is_out_of_date_is_asked_for_again(kafka, feeds, monkeypatch):
     assert feed.group
 
 
-def test_a_member_reads_offsets_of_that_moment_and_no_look_tells_them_afterwards(kafka, feeds):
+def test_member_reads_current_offsets_that_no_later_lookup_reuses(kafka, feeds):
     topic = feeds[0].topics.names[0]
     spot = TopicPartition(topic, 0)
     with share_kafka(feeds) as shared_kafka, closing(shared_kafka.group(feeds[0].group)) as group:
@@ -236,7 +236,7 @@ def test_a_member_reads_offsets_of_that_moment_and_no_look_tells_them_afterwards
         assert group.members() == ()
 
 
-def test_two_feeds_commit_at_once_over_one_wire(kafka, feeds):
+def test_two_feeds_commit_concurrently_over_one_connection(kafka, feeds):
     with share_kafka(feeds) as shared_kafka, ThreadPoolExecutor(4) as pool:
 
         def commit(feed: Feed) -> Any:
@@ -251,7 +251,7 @@ def test_two_feeds_commit_at_once_over_one_wire(kafka, feeds):
     assert done == [CommittedOffset(3, 0, f.name) for f in feeds]
 
 
-def test_an_open_transaction_holds_back_who_reads_committed_records_alone(kafka, feeds):
+def test_open_transaction_delays_read_committed_feeds_only(kafka, feeds):
     topic = feeds[0].topics.names[0]
     with open_transaction(kafka, topic, 2) as still_open, share_kafka(feeds) as shared_kafka:
         cluster = shared_kafka.cluster()
@@ -261,7 +261,7 @@ def test_an_open_transaction_holds_back_who_reads_committed_records_alone(kafka,
         still_open.abort_transaction()
 
 
-def test_one_feed_without_its_topic_is_told_so_and_no_other(kafka, feeds, tmp_path):
+def test_missing_topic_is_reported_to_its_feed_only(kafka, feeds, tmp_path):
     topicless = make_feed(kafka, "nowhere", tmp_path)
     with share_kafka([*feeds, topicless]) as shared_kafka:
         with pytest.raises(UnknownTopic):
@@ -270,7 +270,7 @@ def test_one_feed_without_its_topic_is_told_so_and_no_other(kafka, feeds, tmp_pa
         assert len(shared_kafka.cluster().partitions([topic], COMMITTED)) == 2
 
 
-def test_a_kafka_that_is_away_is_asked_once_for_all(tmp_path):
+def test_unreachable_kafka_is_contacted_once_for_all_feeds(tmp_path):
     class Nowhere:
         bootstrap = "127.0.0.1:9"
 

@@ -103,7 +103,7 @@ def ask(wire: Wire) -> str:
     return wire.run("asking", wire.layout, ()).cluster_id
 
 
-def test_any_broker_is_another_one_where_the_first_is_gone(brokers):
+def test_any_broker_falls_back_when_the_first_is_down(brokers):
     """Metadata lists a dead broker until its session has ended."""
     brokers[2].cut()
     for _ in range(12):
@@ -111,7 +111,7 @@ def test_any_broker_is_another_one_where_the_first_is_gone(brokers):
             assert [ask(link) for _ in range(3)] == ["stand-in"] * 3
 
 
-def test_any_broker_is_another_one_where_two_fall_silent(brokers):
+def test_any_broker_falls_back_when_two_are_silent(brokers):
     with open_wire(brokers, request_timeout_ms=1500) as link:
         for _ in range(9):
             ask(link)
@@ -120,7 +120,7 @@ def test_any_broker_is_another_one_where_two_fall_silent(brokers):
         assert [ask(link) for _ in range(5)] == ["stand-in"] * 5
 
 
-def test_a_slow_broker_is_not_given_up_for_the_next(brokers):
+def test_slow_broker_is_not_abandoned(brokers):
     """Each answer takes longer than the time after which a second broker is asked as well."""
     with open_wire(brokers, request_timeout_ms=3000) as link:
         ask(link)
@@ -129,7 +129,7 @@ def test_a_slow_broker_is_not_given_up_for_the_next(brokers):
         assert ask(link) == "stand-in"
 
 
-def test_when_none_answers_each_is_named_with_what_is_wrong(brokers):
+def test_error_names_each_unreachable_broker_and_its_cause(brokers):
     with open_wire(
         brokers, request_timeout_ms=900, socket_connection_setup_timeout_ms=300, bootstrap_timeout_ms=300
     ) as link:
@@ -146,7 +146,7 @@ def test_when_none_answers_each_is_named_with_what_is_wrong(brokers):
         assert "did not answer in time" in caught.value.message
 
 
-def test_brokers_that_moved_are_found_again_through_the_bootstrap_addresses(tmp_path):
+def test_moved_brokers_are_rediscovered_through_bootstrap_addresses(tmp_path):
     """KIP-899: all known brokers are gone; the one at the bootstrap address knows others."""
     ports: dict[int, int] = {}
     with (
@@ -166,7 +166,7 @@ def test_brokers_that_moved_are_found_again_through_the_bootstrap_addresses(tmp_
         assert new.requests == 1
 
 
-def test_the_cluster_is_waited_for_while_all_its_brokers_start_again(brokers):
+def test_restart_of_all_brokers_is_waited_for(brokers):
     with closing(KafkaCluster(make_address(brokers))) as cluster:
         cluster.cluster_id()
         for proxy in brokers.values():
@@ -177,14 +177,14 @@ def test_the_cluster_is_waited_for_while_all_its_brokers_start_again(brokers):
         again.join()
 
 
-def test_an_address_where_nobody_is_does_not_keep_us_from_the_others(brokers):
+def test_unreachable_address_does_not_block_the_others(brokers):
     brokers[1].cut()
     brokers[2].hold()
     with open_wire(brokers, bootstrap_timeout_ms=900, socket_connection_setup_timeout_ms=500) as link:
         assert ask(link) == "stand-in"
 
 
-def test_a_throttle_without_end_is_not_waited_out(brokers, monkeypatch):
+def test_endless_throttle_is_not_waited_for(brokers, monkeypatch):
     """A byte rate of 1 makes a broker demand a pause of days."""
     monkeypatch.setattr(connections, "MOST_THROTTLED", 0.2)
     with open_wire(brokers) as link:
@@ -195,7 +195,7 @@ def test_a_throttle_without_end_is_not_waited_out(brokers, monkeypatch):
             link.run("asking", link.layout, (), 1)
 
 
-def test_a_broker_that_is_asked_by_name_is_named(brokers):
+def test_error_of_a_chosen_broker_names_it(brokers):
     with open_wire(brokers, request_timeout_ms=300) as link:
         ask(link)
         brokers[2].cut()
@@ -238,14 +238,14 @@ def test_a_refused_connection_leaves_no_socket_open():
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64])
-def test_a_name_that_no_host_can_have_keeps_us_from_no_other(brokers, host):
+def test_invalid_host_name_does_not_block_the_others(brokers, host):
     port = brokers[1].port
     with closing(Wire(KafkaAddress(",".join([f"{host}:{port}"] * 9 + [f"127.0.0.1:{port}"])))) as link:
         assert ask(link) == "stand-in"
 
 
 @pytest.mark.usefixtures("unclosed")
-def test_an_address_that_is_none_is_the_error_each_time():
+def test_invalid_address_is_an_error_each_time():
     with closing(KafkaCluster(KafkaAddress("localhost:port"))) as cluster:
         for _ in range(2):
             with pytest.raises(FeedError, match="cannot use"):
@@ -275,7 +275,7 @@ def test_a_refusing_proxy_leaves_no_socket_open(proxy: str):
 
 
 @pytest.mark.usefixtures("unclosed")
-def test_a_file_of_certificates_that_is_none_leaves_no_socket_open(tmp_path):
+def test_invalid_certificate_file_leaves_no_socket_open(tmp_path):
     (tmp_path / "ca.pem").write_text("nothing of the kind")
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         settings = {"security_protocol": "SSL", "ssl_cafile": str(tmp_path / "ca.pem")}
@@ -286,7 +286,7 @@ def test_a_file_of_certificates_that_is_none_leaves_no_socket_open(tmp_path):
 
 @pytest.mark.usefixtures("unclosed")
 @pytest.mark.parametrize("protocol", ["SSL", "PLAINTEXT"])
-def test_what_ends_while_it_connects_leaves_no_socket_open(protocol: str):
+def test_interrupted_connect_leaves_no_socket_open(protocol: str):
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         settings = {"security_protocol": protocol, "bootstrap_timeout_ms": 60_000}
         cluster = KafkaCluster(KafkaAddress(f"127.0.0.1:{server.getsockname()[1]}", settings))
@@ -316,7 +316,7 @@ def _ask(cluster: KafkaCluster) -> None:
         ("127.0.0.2", 1, True, "IP address mismatch", "as their certificates do"),
     ],
 )
-def test_a_certificate_that_is_not_believed_is_named_with_what_fixes_it(
+def test_untrusted_certificate_error_has_a_remedy(
     tmp_path: Path, host: str, days: int, trusted: bool, says: str, remedy: str
 ):
     authority = tmp_path / "ca.pem"
@@ -344,7 +344,7 @@ def _accept_handshakes(server: socket.socket, tls: ssl.SSLContext) -> None:
                 secure.recv(1)
 
 
-def test_a_broker_that_refuses_our_certificate_points_to_it():
+def test_refused_client_certificate_is_named():
     error = explain(Untrusted("the broker asks for a certificate"), Grantee("User:u", "k:9093"), "asking")
     assert isinstance(error, NotAuthorized)
     assert "ssl_certfile" in error.remedy

@@ -55,7 +55,7 @@ def test_put_if_absent_creates_once(lake: Lake) -> None:
     assert list_files(lake) == ["_sluice/f/log/1.json"]
 
 
-def test_of_files_put_together_each_is_created_once(lake: Lake) -> None:
+def test_put_of_several_files_creates_each_once(lake: Lake) -> None:
     lake.put("_sluice/f/windows/2026-11/7.json", b"before")
     put = {f"_sluice/f/windows/2026-1{i % 2}/{i}.json": str(i).encode() * 300 for i in range(150)}
     assert lake.put_each_if_absent(put) == put.keys() - {"_sluice/f/windows/2026-11/7.json"}
@@ -75,7 +75,7 @@ def test_put_replaces(lake: Lake) -> None:
     assert list_files(lake) == ["x"]
 
 
-def test_what_is_not_there(lake: Lake) -> None:
+def test_missing_file(lake: Lake) -> None:
     lake.put("folder/file", b"")
     assert (lake.get("folder/file"), lake.size("folder/file")) == (b"", 0)
     for path in ("nothing", "nothing/below", "folder/file/below"):
@@ -113,7 +113,7 @@ def test_create_leaves_nothing_when_the_block_raises(lake: Lake, stop: type[Base
     assert list(lake.list_unfinished("_sluice/f")) == []
 
 
-def test_a_file_is_read_from_any_place(lake: Lake) -> None:
+def test_file_is_read_from_any_position(lake: Lake) -> None:
     data = b"".join(i.to_bytes(4, "big") for i in range(500_000))
     lake.put("x", data)
     with lake.open("x") as file:
@@ -128,7 +128,7 @@ def test_a_file_is_read_from_any_place(lake: Lake) -> None:
         assert b"".join(iter(lambda: file.read(70_001), b"")) == data
 
 
-def test_list_is_in_order_of_whole_paths_and_begins_after(lake: Lake) -> None:
+def test_list_is_in_path_order_and_starts_after_a_path(lake: Lake) -> None:
     paths = ["a", "a-b/x", "a.b", "d/1", "d/2/y", "d/2/z", "d/3", "d2", "d/10"]
     for path in paths:
         lake.put(path, b"")
@@ -174,7 +174,7 @@ def test_show_is_idempotent_and_needs_its_source(lake: Lake) -> None:
         lake.show("staging/p", "data/date=2026-11-20/p")
 
 
-def test_show_does_not_replace_what_somebody_else_put_there(lake: Lake) -> None:
+def test_show_does_not_replace_a_file_of_another_writer(lake: Lake) -> None:
     lake.put("staging/p", b"rows")
     lake.put("data/p", b"other rows")
     with pytest.raises(ProofFailed):
@@ -193,7 +193,7 @@ def test_remove_is_idempotent(lake: Lake) -> None:
 @pytest.mark.parametrize(
     "path", ["", "/", "/etc/passwd", "..", "../x", "a/../../x", "a/./b", "a//b", "a/", "nul\0", "\ud800"]
 )
-def test_a_path_that_leaves_the_lake_is_refused_by_every_call(lake: Lake, path: str) -> None:
+def test_path_outside_the_lake_is_refused_by_every_call(lake: Lake, path: str) -> None:
     lake.put("a/b", b"")
     calls: list[Callable[[], object]] = [
         lambda: lake.put(path, b""),
@@ -213,20 +213,20 @@ def test_a_path_that_leaves_the_lake_is_refused_by_every_call(lake: Lake, path: 
             call()
 
 
-def test_a_name_too_long(lake: Lake) -> None:
+def test_too_long_name(lake: Lake) -> None:
     with pytest.raises(Terminal, match="x" * 200):
         lake.put("x" * 1100, b"")
     assert list_files(lake) == []
 
 
-def test_no_write_is_discarded_that_unfinished_never_named(lake: Lake) -> None:
+def test_discard_removes_only_writes_that_unfinished_listed(lake: Lake) -> None:
     lake.put("d/x", b"whole")
     with pytest.raises(Terminal):
         lake.discard("d/x")
     assert list_files(lake) == ["d/x"]
 
 
-def test_it_travels_to_other_processes(lake: Lake) -> None:
+def test_lake_can_be_pickled(lake: Lake) -> None:
     lake.put("p", b"here")
     other = pickle.loads(pickle.dumps(lake))
     assert (other.get("p"), other.locate("p"), other.uri) == (b"here", lake.locate("p"), lake.uri)

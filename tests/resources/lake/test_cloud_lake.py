@@ -54,7 +54,7 @@ def count(proxy: Proxy, start: str) -> int:
     return sum(line.startswith(start) for line in proxy.requests)
 
 
-def test_a_lost_answer_is_told_from_a_refusal(lake: Any, proxy: Proxy) -> None:
+def test_lost_response_is_distinguished_from_a_refusal(lake: Any, proxy: Proxy) -> None:
     proxy.rules[:] = [Rule(WRITES, "lose")]
     assert lake.put_if_absent(ENTRY, b"ours"), "the second try finds the first one's object and recognizes its id"
     assert count(proxy, "PUT") == 2
@@ -62,7 +62,7 @@ def test_a_lost_answer_is_told_from_a_refusal(lake: Any, proxy: Proxy) -> None:
     assert lake.get(ENTRY) == b"ours"
 
 
-def test_another_writer_wins_behind_a_lost_answer(lake: Any, proxy: Proxy, store: CloudStore) -> None:
+def test_other_writer_wins_behind_a_lost_response(lake: Any, proxy: Proxy, store: CloudStore) -> None:
     other = cloud_lake.CloudLake(lake.uri, store.settings)
     proxy.rules[:] = [Rule(WRITES, "reset")]
     assert other.put_if_absent(ENTRY, b"theirs")
@@ -70,7 +70,7 @@ def test_another_writer_wins_behind_a_lost_answer(lake: Any, proxy: Proxy, store
     assert lake.get(ENTRY) == b"theirs"
 
 
-def test_no_answer_at_all_is_unknown(lake: Any, proxy: Proxy) -> None:
+def test_no_response_is_unknown(lake: Any, proxy: Proxy) -> None:
     proxy.rules[:] = [Rule(WRITES, "lose", times=-1)]
     with pytest.raises(Unknown, match="no answer confirmed"):
         lake.put_if_absent(ENTRY, b"ours")
@@ -78,7 +78,7 @@ def test_no_answer_at_all_is_unknown(lake: Any, proxy: Proxy) -> None:
     assert lake.get(ENTRY) == b"ours"
 
 
-def test_of_many_writers_one_wins(lake: Any, store: CloudStore) -> None:
+def test_one_of_many_writers_wins(lake: Any, store: CloudStore) -> None:
     lakes = [cloud_lake.CloudLake(lake.uri, store.settings) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         won = list(pool.map(lambda n: lakes[n].put_if_absent(ENTRY, str(n).encode()), range(8)))
@@ -87,7 +87,7 @@ def test_of_many_writers_one_wins(lake: Any, store: CloudStore) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_store_that_says_later_is_asked_again_and_then_reported(lake: Any, proxy: Proxy, status: int) -> None:
+def test_throttling_store_is_retried_and_then_reported(lake: Any, proxy: Proxy, status: int) -> None:
     proxy.rules[:] = [Rule(WRITES, "refuse", status=status, code="ServerBusy")]
     assert lake.put_if_absent(ENTRY, b"ours")
     proxy.rules[:] = [Rule("^GET", "refuse", times=-1, status=status, code="ServerBusy")]
@@ -95,7 +95,7 @@ def test_a_store_that_says_later_is_asked_again_and_then_reported(lake: Any, pro
         lake.get(ENTRY)
 
 
-def test_a_store_that_is_away_is_unavailable(lake: Any, proxy: Proxy) -> None:
+def test_unreachable_store_is_unavailable(lake: Any, proxy: Proxy) -> None:
     proxy.rules[:] = [Rule(".", "reset", times=-1)]
     with pytest.raises(LakeUnavailable):
         lake.get(ENTRY)
@@ -105,7 +105,7 @@ def test_a_store_that_is_away_is_unavailable(lake: Any, proxy: Proxy) -> None:
     assert lake.get(ENTRY) is None
 
 
-def test_an_upload_whose_answer_is_lost_is_there_once(lake: Any, proxy: Proxy) -> None:
+def test_upload_with_a_lost_response_exists_once(lake: Any, proxy: Proxy) -> None:
     proxy.rules[:] = [Rule("^PUT .*part", "lose")]
     with lake.create("data/part") as file:
         file.write(b"rows")
@@ -117,7 +117,7 @@ def test_an_upload_whose_answer_is_lost_is_there_once(lake: Any, proxy: Proxy) -
     assert lake.get("data/other") == b"rows"
 
 
-def test_a_copy_whose_answer_is_lost_is_there_once(lake: Any, proxy: Proxy) -> None:
+def test_copy_with_a_lost_response_exists_once(lake: Any, proxy: Proxy) -> None:
     lake.put("staging/p", b"rows")
     proxy.rules[:] = [Rule("^PUT .*data", "lose")]
     lake.show("staging/p", "data/p")
@@ -127,7 +127,7 @@ def test_a_copy_whose_answer_is_lost_is_there_once(lake: Any, proxy: Proxy) -> N
         lake.show("staging/q", "data/p")
 
 
-def test_an_object_that_is_replaced_while_it_is_read_is_an_error(lake: Any) -> None:
+def test_object_replaced_while_read_is_an_error(lake: Any) -> None:
     lake.put("x", bytes(3 << 20))
     with lake.open("x") as file:
         file.read(10)
@@ -136,13 +136,13 @@ def test_an_object_that_is_replaced_while_it_is_read_is_an_error(lake: Any) -> N
             file.read()
 
 
-def test_an_answer_that_breaks_off_is_read_again(lake: Any, proxy: Proxy) -> None:
+def test_truncated_response_is_read_again(lake: Any, proxy: Proxy) -> None:
     lake.put("x", bytes(1 << 20))
     proxy.rules[:] = [Rule("^GET", "cut")]
     assert lake.get("x") == bytes(1 << 20)
 
 
-def test_a_listing_that_breaks_off_is_read_again(lake: Any, proxy: Proxy) -> None:
+def test_truncated_listing_is_read_again(lake: Any, proxy: Proxy) -> None:
     for name in "abc":
         lake.put(f"x/{name}", b"")
     proxy.rules[:] = [Rule(r"^GET .*(comp=list|list-type)", "cut")]
@@ -165,7 +165,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("status", "code", "kind", "message"), REFUSALS)
-def test_a_refusal_is_one_clear_error(
+def test_refusal_is_a_clear_error(
     lake: Any, proxy: Proxy, status: int, code: str, kind: type[SluiceError], message: str
 ) -> None:
     proxy.rules[:] = [Rule("^PUT", "refuse", times=-1, status=status, code=code)]
@@ -178,13 +178,13 @@ def test_a_refusal_is_one_clear_error(
     assert lake.get(ENTRY) is None
 
 
-def test_no_right_to_list_is_an_error_and_no_empty_ledger(lake: Any, proxy: Proxy) -> None:
+def test_missing_list_permission_is_an_error_and_not_an_empty_ledger(lake: Any, proxy: Proxy) -> None:
     proxy.rules[:] = [Rule(r"^GET .*(comp=list|list-type)", "refuse", times=-1, status=403, code="AccessDenied")]
     with pytest.raises(NotAuthorized, match="forbids"):
         list(lake.list("_sluice/f/log"))
 
 
-def test_a_bucket_that_is_not_there(store: CloudStore) -> None:
+def test_missing_bucket(store: CloudStore) -> None:
     nowhere = cloud_lake.CloudLake(f"{store.scheme}://nowhere/x", store.settings)
     for ask in (lambda: list(nowhere.list("a")), lambda: nowhere.put_if_absent(ENTRY, b"")):
         with pytest.raises(SetupError, match="no bucket or container nowhere"):
@@ -209,7 +209,7 @@ def test_a_store_that_removes_nothing_is_refused_before_the_first_entry(store: C
         fresh.put_if_absent(ENTRY, b"")
 
 
-def test_no_credentials_is_an_error(azure_store: CloudStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_an_error(azure_store: CloudStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with run_proxy(azure_store.settings.endpoint or "") as metadata:
         metadata.rules[:] = [Rule(".", "refuse", times=-1, status=403, code="no", message="no identity here")]
         monkeypatch.setenv("AZURE_MSI_ENDPOINT", metadata.endpoint)

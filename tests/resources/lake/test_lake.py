@@ -90,20 +90,20 @@ def aside(lake: S3Lake, s3_store: Store) -> S3Lake:
 # -- conditional writes
 
 
-def test_our_own_write_whose_answer_was_lost_is_ours(lake: S3Lake, between: Proxy) -> None:
+def test_own_write_with_a_lost_response_succeeds(lake: S3Lake, between: Proxy) -> None:
     between.rules = [Rule("PUT .*log/1", "lose")]
     assert lake.put_if_absent("log/1", b"entry")
     assert not lake.put_if_absent("log/1", b"entry")
     assert lake.get("log/1") == b"entry"
 
 
-def test_another_write_behind_a_lost_answer_is_not_ours(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
+def test_write_of_another_behind_a_lost_response_is_a_conflict(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
     assert aside.put_if_absent("log/1", b"entry")
     between.rules = [Rule("PUT .*log/1", "lose")]
     assert not lake.put_if_absent("log/1", b"entry")
 
 
-def test_when_nobody_ever_answers_it_is_unknown_and_the_ledger_reads_back(lake: S3Lake, between: Proxy) -> None:
+def test_missing_response_is_unknown_and_the_ledger_reads_back(lake: S3Lake, between: Proxy) -> None:
     between.rules = [Rule("PUT .*log/", "lose", times=3)]
     with pytest.raises(Unknown, match="no answer confirmed whether log/1 was created"):
         lake.put_if_absent("log/1", b"entry")
@@ -116,7 +116,7 @@ def test_when_nobody_ever_answers_it_is_unknown_and_the_ledger_reads_back(lake: 
 
 
 @pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted"])
-def test_two_writes_in_each_others_way_are_tried_again(lake: S3Lake, between: Proxy, code: str) -> None:
+def test_conflicting_writes_are_retried(lake: S3Lake, between: Proxy, code: str) -> None:
     between.rules = [Rule("PUT .*log/1", "refuse", times=2, status=409, code=code)]
     assert lake.put_if_absent("log/1", b"entry")
     between.rules = [Rule("PUT .*log/2", "refuse", times=-1, status=409, code=code)]
@@ -124,7 +124,7 @@ def test_two_writes_in_each_others_way_are_tried_again(lake: S3Lake, between: Pr
         lake.put_if_absent("log/2", b"entry")
 
 
-def test_of_rivals_exactly_one_wins_each_number(s3_store: Store) -> None:
+def test_one_rival_wins_each_number(s3_store: Store) -> None:
     lake = S3Lake(s3_store.make_address(), s3_store.settings)
 
     def play(me: int) -> list[int]:
@@ -156,7 +156,7 @@ def test_a_store_that_does_not_know_conditions_is_refused(s3_store: Store, betwe
 
 
 @pytest.mark.parametrize(("seconds", "direction"), [(-3600, "60 min 0 s ahead"), (3600, "behind")])
-def test_a_clock_an_hour_off_is_refused_by_a_store_that_does_not_care(
+def test_clock_skew_of_an_hour_is_refused_even_if_the_store_accepts_it(
     s3_store: Store, between: Proxy, seconds: int, direction: str
 ) -> None:
     lake = make_lake(s3_store, between.endpoint)
@@ -167,7 +167,7 @@ def test_a_clock_an_hour_off_is_refused_by_a_store_that_does_not_care(
     assert list(lake.list("")) == []
 
 
-def test_the_probe_costs_one_request_where_it_was_made(s3_store: Store, between: Proxy) -> None:
+def test_repeated_probe_costs_one_request(s3_store: Store, between: Proxy) -> None:
     lake = make_lake(s3_store, between.endpoint)
     assert lake.put_if_absent("log/1", b"")
     object_lake._checked_lakes.clear()  # as in another process
@@ -198,7 +198,7 @@ def test_the_probe_costs_one_request_where_it_was_made(s3_store: Store, between:
         (400, "InvalidDigest", Terminal, "InvalidDigest"),
     ],
 )
-def test_each_answer_has_its_name_and_its_way_out(
+def test_each_error_response_has_a_name_and_a_remedy(
     lake: S3Lake, between: Proxy, status: int, code: str, kind: type[SluiceError], says: str
 ) -> None:
     between.rules = [Rule(".", "refuse", times=-1, status=status, code=code)]
@@ -223,14 +223,14 @@ def test_each_answer_has_its_name_and_its_way_out(
         assert pickle.loads(pickle.dumps(caught.value)).message == caught.value.message
 
 
-def test_a_bucket_that_is_not_there(s3_store: Store) -> None:
+def test_missing_bucket(s3_store: Store) -> None:
     lake = S3Lake("s3://no-such-bucket-of-ours/x", s3_store.settings)
     for call in (lambda: list(lake.list("")), lambda: lake.put("x", b""), lambda: lake.put_if_absent("x", b"")):
         with pytest.raises((SetupError, NotAuthorized)):
             call()
 
 
-def test_nobody_at_the_endpoint(s3_store: Store) -> None:
+def test_unreachable_endpoint(s3_store: Store) -> None:
     lake = make_lake(s3_store, "http://127.0.0.1:9", connect_timeout_ms=500)
     with pytest.raises(LakeUnavailable, match=r"127\.0\.0\.1:9"):
         lake.get("x")
@@ -238,7 +238,7 @@ def test_nobody_at_the_endpoint(s3_store: Store) -> None:
         lake.put_if_absent("x", b"")
 
 
-def test_no_credentials_and_no_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_missing_credentials_and_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -251,9 +251,7 @@ def test_no_credentials_and_no_profile(monkeypatch: pytest.MonkeyPatch, tmp_path
         S3Lake("s3://b", S3Settings(region="eu-west-1", profile="nobody")).get("x")
 
 
-def test_secrets_stand_in_no_error_log_or_repr(
-    s3_store: Store, between: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_secrets_are_in_no_error_log_or_repr(s3_store: Store, between: Proxy, caplog: pytest.LogCaptureFixture) -> None:
     secret = {n: SecretStr("hunter2-s3cr3t") for n in ("access_key_id", "secret_access_key", "session_token")}
     lake = make_lake(s3_store, between.endpoint, **secret)
     between.rules = [Rule("PUT", "refuse", status=403, code="AccessDenied", message="for hunter2-s3cr3t")]
@@ -264,22 +262,20 @@ def test_secrets_stand_in_no_error_log_or_repr(
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, "NotFound"), (501, "NotImplemented"), (412, "PreconditionFailed")])
-def test_an_answer_that_nobody_expects_is_an_error_of_ours(
-    lake: S3Lake, between: Proxy, status: int, code: str
-) -> None:
+def test_unexpected_response_is_a_sluice_error(lake: S3Lake, between: Proxy, status: int, code: str) -> None:
     between.rules = [Rule(".", "refuse", times=-1, status=status, code=code)]
     for call in (lambda: lake.put("x", b""), lambda: list(lake.list("")), lambda: list(lake.list_unfinished("x"))):
         with pytest.raises(Terminal, match=rf"the store answered {code}"):
             call()
 
 
-def test_what_does_not_speak_s3_is_told(lake: S3Lake, between: Proxy) -> None:
+def test_server_that_is_not_s3_is_reported(lake: S3Lake, between: Proxy) -> None:
     between.rules = [Rule("GET", "refuse", times=-1, status=400, message="<html>sign in<br></html>")]
     with pytest.raises(Terminal, match=r"s3\.endpoint"):
         list(lake.list(""))
 
 
-def test_each_request_is_tried_as_often_as_the_settings_say(s3_store: Store, between: Proxy) -> None:
+def test_requests_are_attempted_as_often_as_configured(s3_store: Store, between: Proxy) -> None:
     """Botocore stops its own retries for all requests of a process after about 35 of them."""
     lake = make_lake(s3_store, between.endpoint, retries=4)
     lake.put("x", b"1")
@@ -301,7 +297,7 @@ def make_pattern(size: int) -> bytes:
 
 @pytest.mark.parametrize("how", ["reset", "lose", "refuse"])
 @pytest.mark.parametrize("at", ["uploads", "partNumber=2", "POST .*uploadId="])
-def test_an_upload_that_is_disturbed_ends_whole(lake: S3Lake, between: Proxy, how: str, at: str) -> None:
+def test_disturbed_upload_completes(lake: S3Lake, between: Proxy, how: str, at: str) -> None:
     data = make_pattern(12 * MIB)
     between.rules = [Rule(at, how, times=2)]
     with lake.create("part") as file:
@@ -311,7 +307,7 @@ def test_an_upload_that_is_disturbed_ends_whole(lake: S3Lake, between: Proxy, ho
     assert list(lake.list("")) == ["_sluice/.probe.json", "part"]
 
 
-def test_an_upload_that_fails_leaves_nothing(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
+def test_failed_upload_leaves_nothing(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
     between.rules = [Rule("partNumber=2", "refuse", times=-1)]
     with pytest.raises(LakeUnavailable), lake.create("staging/part") as file:
         file.write(bytes(12 * MIB))
@@ -319,7 +315,7 @@ def test_an_upload_that_fails_leaves_nothing(lake: S3Lake, aside: S3Lake, betwee
     assert list(aside.list_unfinished("staging")) == []
 
 
-def test_a_last_answer_that_never_comes_is_looked_up_or_unknown(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
+def test_missing_final_response_is_looked_up_or_unknown(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
     data = make_pattern(6 * MIB)
     between.rules = [Rule("POST .*uploadId=", "lose", times=3)]
     with lake.create("a/part") as file:
@@ -337,7 +333,7 @@ def test_a_small_object_is_one_request(lake: S3Lake, between: Proxy) -> None:
     assert len(between.requests) == 1
 
 
-def test_an_upload_that_was_discarded_fails_and_is_not_seen(lake: S3Lake, between: Proxy) -> None:
+def test_discarded_upload_fails_and_stays_invisible(lake: S3Lake, between: Proxy) -> None:
     ended = pytest.raises(LakeUnavailable, match="ended by somebody else")
     with ended, lake.create("staging/7/part") as file:
         file.write(bytes(15 * MIB))
@@ -350,7 +346,7 @@ def test_an_upload_that_was_discarded_fails_and_is_not_seen(lake: S3Lake, betwee
     assert lake.get("staging/7/part") is None
 
 
-def test_memory_is_bounded_whatever_waits(lake: S3Lake, s3_store: Store) -> None:
+def test_memory_is_bounded_for_any_buffered_bytes(lake: S3Lake, s3_store: Store) -> None:
     """Of 40 concurrent files of 6 MiB with a bound of 16 MiB, the excess is buffered on disk."""
     bounded = S3Lake(lake.uri, s3_store.settings.model_copy(update={"buffer_bytes": 16 * MIB, "part_bytes": 8 * MIB}))
     tracemalloc.start()
@@ -369,7 +365,7 @@ def test_memory_is_bounded_whatever_waits(lake: S3Lake, s3_store: Store) -> None
     assert [bounded.size("x/0"), bounded.size("x/1")] == [6 * MIB, None]
 
 
-def test_a_disk_without_room_for_what_waits_is_told_where_it_is_written(
+def test_full_disk_for_buffers_is_reported_with_its_folder(
     lake: S3Lake, s3_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error comes for a few bytes as well, which a buffer would have kept until the upload."""
@@ -382,7 +378,7 @@ def test_a_disk_without_room_for_what_waits_is_told_where_it_is_written(
     assert bounded.size("x") is None
 
 
-def test_parts_grow_so_that_any_object_fits_into_ten_thousand() -> None:
+def test_part_size_grows_to_fit_ten_thousand_parts() -> None:
     upload = s3_streams.Upload(Bucket("b", S3Settings(part_bytes=8 * MIB)), "x")
     sizes = []
     for upload._sent in range(10_000):
@@ -393,7 +389,7 @@ def test_parts_grow_so_that_any_object_fits_into_ten_thousand() -> None:
     assert max(sizes) < 5 << 30, "5 GiB, S3's limit of one part"
 
 
-def test_encryption_and_tags_go_with_every_object(lake: S3Lake, s3_store: Store) -> None:
+def test_encryption_and_tags_are_set_on_every_object(lake: S3Lake, s3_store: Store) -> None:
     options = {"sse": "AES256", "tags": {"team": "orders + more"}, "part_bytes": 5 * MIB}
     lake = S3Lake(lake.uri, s3_store.settings.model_copy(update=options))
     lake.put("put", b"")
@@ -419,7 +415,7 @@ class OnS3(World):
         self.ledger.append(lambda s: OriginEntry(items=(OriginItem(key=KEY, offset=0, committed=None, why="test"),)))
 
 
-def test_repair_ends_uploads_that_nobody_can_be_at_and_no_others(lake: S3Lake) -> None:
+def test_repair_ends_abandoned_uploads_only(lake: S3Lake) -> None:
     world = OnS3(lake)
     live, given_up = world.plan(0, 10), world.plan(10, 20)
     abandon(world.ledger, given_up, "a test")
@@ -440,7 +436,7 @@ def test_repair_ends_uploads_that_nobody_can_be_at_and_no_others(lake: S3Lake) -
 # -- reading and copying
 
 
-def test_an_answer_that_breaks_off_is_asked_for_again(lake: S3Lake, between: Proxy) -> None:
+def test_truncated_response_is_requested_again(lake: S3Lake, between: Proxy) -> None:
     data = make_pattern(3 * MIB)
     lake.put("x", data)
     between.rules = [Rule("GET", "cut", times=2)]
@@ -453,9 +449,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again(lake: S3Lake, between: Pro
         assert file.read() == data
 
 
-def test_calls_within_calls_keep_their_connections(
-    s3_store: Store, between: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nested_calls_keep_their_connections(s3_store: Store, between: Proxy, caplog: pytest.LogCaptureFixture) -> None:
     """The client that all feeds share reuses its connections and logs no warning about a full pool."""
     lake, arrived = make_lake(s3_store, between.endpoint, read_timeout_ms=60_000), threading.Barrier(AT_ONCE * AT_ONCE)
     lake.put("x", b"x")
@@ -468,7 +462,7 @@ def test_calls_within_calls_keep_their_connections(
     assert "Connection pool is full" not in caplog.text
 
 
-def test_a_footer_is_one_request_and_what_is_read_on_and_on_few(lake: S3Lake, between: Proxy) -> None:
+def test_footer_is_one_request_and_sequential_reads_are_few(lake: S3Lake, between: Proxy) -> None:
     lake.put("x", make_pattern(20 * MIB))
     between.requests.clear()
     with lake.open("x") as file:
@@ -481,7 +475,7 @@ def test_a_footer_is_one_request_and_what_is_read_on_and_on_few(lake: S3Lake, be
     assert len(between.requests) < 12
 
 
-def test_an_object_that_is_replaced_while_it_is_read_is_noticed(lake: S3Lake) -> None:
+def test_object_replaced_while_read_is_detected(lake: S3Lake) -> None:
     lake.put("x", make_pattern(2 * MIB))
     with lake.open("x") as file:
         lake.put("x", bytes(2 * MIB))
@@ -489,7 +483,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_noticed(lake: S3Lake) ->
             file.read()
 
 
-def test_a_listing_is_asked_for_page_by_page_and_from_its_place(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
+def test_listing_is_requested_page_by_page_from_its_start(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: aside.put(f"d/{n:05}", b""), range(1010)))
     listed = lake.list("d")
@@ -502,21 +496,21 @@ def test_a_listing_is_asked_for_page_by_page_and_from_its_place(lake: S3Lake, as
 
 
 @pytest.mark.parametrize("how", ["lose", "refuse", "reset"])
-def test_a_copy_that_is_disturbed_is_made_once(lake: S3Lake, between: Proxy, how: str) -> None:
+def test_disturbed_copy_is_made_once(lake: S3Lake, between: Proxy, how: str) -> None:
     lake.put("staging/p", b"rows")
     between.rules = [Rule("PUT .*data/p", how, times=2)]
     lake.show("staging/p", "data/p")
     assert lake.get("data/p") == b"rows"
 
 
-def test_an_empty_object_is_no_copy(lake: S3Lake) -> None:
+def test_empty_object_is_not_copied(lake: S3Lake) -> None:
     lake.put("staging/p", b"rows")
     lake.put("data/p", b"")
     lake.show("staging/p", "data/p")
     assert lake.get("data/p") == b"rows"
 
 
-def test_what_is_too_large_for_one_copy_is_copied_by_ranges(lake: S3Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_too_large_for_one_copy_is_copied_by_ranges(lake: S3Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lake_s3, "COPIED_AT_ONCE", 6 * MIB)
     monkeypatch.setattr(lake_s3, "COPY_RANGE", 5 * MIB)
     data = make_pattern(12 * MIB)
@@ -526,7 +520,7 @@ def test_what_is_too_large_for_one_copy_is_copied_by_ranges(lake: S3Lake, monkey
     assert lake.get("data/p") == data
 
 
-def test_a_copy_by_ranges_whose_last_answer_is_lost_is_done(
+def test_copy_by_ranges_with_a_lost_final_response_succeeds(
     lake: S3Lake, between: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lake_s3, "COPIED_AT_ONCE", 6 * MIB)
@@ -539,7 +533,7 @@ def test_a_copy_by_ranges_whose_last_answer_is_lost_is_done(
     assert lake.get("data/p") == data
 
 
-def test_a_copy_by_ranges_that_fails_leaves_nothing(
+def test_failed_copy_by_ranges_leaves_nothing(
     lake: S3Lake, aside: S3Lake, between: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lake_s3, "COPIED_AT_ONCE", 6 * MIB)

@@ -29,7 +29,7 @@ def list_files(lake: LocalLake) -> list[str]:
     return sorted(str(p.relative_to(lake.root)) for p in lake.root.rglob("*") if not p.is_dir())
 
 
-def test_a_folder_is_no_file(lake: LocalLake) -> None:
+def test_folder_is_not_a_file(lake: LocalLake) -> None:
     lake.put("folder/file", b"")
     assert lake.size("folder") is None
     with pytest.raises(Terminal):
@@ -51,7 +51,7 @@ def test_show_links(lake: LocalLake) -> None:
     assert os.stat(lake.locate("data/p")).st_nlink == 2
 
 
-def test_remove_takes_empty_folders_along_and_is_idempotent(lake: LocalLake) -> None:
+def test_remove_deletes_empty_folders_and_is_idempotent(lake: LocalLake) -> None:
     lake.put("staging/7/a/p", b"")
     lake.put("staging/8/q", b"")
     lake.remove("staging/7/a/p")
@@ -63,12 +63,12 @@ def test_remove_takes_empty_folders_along_and_is_idempotent(lake: LocalLake) -> 
 
 
 @pytest.mark.parametrize("path", [".tmp-x", "a/.tmp-x/b"])
-def test_no_path_is_that_of_an_unfinished_file(lake: LocalLake, path: str) -> None:
+def test_paths_of_unfinished_files_are_refused(lake: LocalLake, path: str) -> None:
     with pytest.raises(Terminal, match="no path inside the lake"):
         lake.put(path, b"")
 
 
-def test_a_link_that_leads_out_is_refused_and_one_that_stays_inside_is_not(lake: LocalLake, tmp_path: Path) -> None:
+def test_link_out_of_the_lake_is_refused_and_link_inside_is_allowed(lake: LocalLake, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_bytes(b"secret")
@@ -90,7 +90,7 @@ def test_a_link_that_leads_out_is_refused_and_one_that_stays_inside_is_not(lake:
     assert sorted(os.listdir(outside)) == ["secret"]
 
 
-def test_a_name_too_long_and_a_file_where_a_folder_is_needed(lake: LocalLake) -> None:
+def test_too_long_name_and_file_in_place_of_folder_are_errors(lake: LocalLake) -> None:
     with pytest.raises(Terminal, match="x" * 300):
         lake.put("x" * 300, b"")
     lake.put("file", b"")
@@ -101,7 +101,7 @@ def test_a_name_too_long_and_a_file_where_a_folder_is_needed(lake: LocalLake) ->
     assert list_files(lake) == ["file"]
 
 
-def test_its_addresses(lake: LocalLake) -> None:
+def test_addresses_of_files(lake: LocalLake) -> None:
     assert lake.uri == lake.root.as_uri()
     assert lake.locate("data/p") == f"{lake.root}/data/p"
 
@@ -124,7 +124,7 @@ for i in range(200):
 """
 
 
-def test_of_rival_processes_exactly_one_wins_each_number_and_none_sees_half_an_entry(lake: LocalLake) -> None:
+def test_one_rival_process_wins_each_number_and_readers_get_whole_entries(lake: LocalLake) -> None:
     rivals = [
         subprocess.Popen(
             [sys.executable, "-c", RIVAL, str(lake.root), str(me)],
@@ -162,7 +162,7 @@ with local_lake.LocalLake(Path(sys.argv[1])).create("d/x") as file:
 
 
 @pytest.mark.parametrize("during", ["put_if_absent", "create"])
-def test_a_killed_writer_leaves_only_a_temporary_file_that_no_call_shows(lake: LocalLake, during: str) -> None:
+def test_killed_writer_leaves_only_a_hidden_temporary_file(lake: LocalLake, during: str) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, str(lake.root), during], check=False)
     assert ended.returncode == -signal.SIGKILL
     (remaining,) = list_files(lake)
@@ -187,7 +187,7 @@ local_lake.LocalLake(Path(sys.argv[1])).put_each_if_absent({f"d/{i:03}": b"whole
 
 
 @pytest.mark.parametrize("at", [0, 1, 99])
-def test_of_files_put_together_a_killed_writer_leaves_whole_ones_or_none(lake: LocalLake, at: int) -> None:
+def test_killed_writer_of_several_files_leaves_whole_files_or_none(lake: LocalLake, at: int) -> None:
     ended = subprocess.run([sys.executable, "-c", TOGETHER, str(lake.root), str(at)], check=False)
     assert ended.returncode == -signal.SIGKILL
     assert list(lake.list("")) == [f"d/{i:03}" for i in range(at)]
@@ -196,7 +196,7 @@ def test_of_files_put_together_a_killed_writer_leaves_whole_ones_or_none(lake: L
     assert all(lake.get(path) == data for path, data in rest.items())
 
 
-def test_files_put_together_are_durable_before_their_names_and_these_before_the_answer(
+def test_put_syncs_contents_before_names_and_names_before_returning(
     lake: LocalLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync, link, place_of = os.fsync, os.link, os.path.realpath
@@ -220,7 +220,7 @@ def test_files_put_together_are_durable_before_their_names_and_these_before_the_
     assert {f"{lake.root}/a", f"{lake.root}/b/c", f"{lake.root}/b", f"{lake.root}"} <= durable
 
 
-def test_of_files_put_together_that_find_no_room_none_appears(small_disk: Path) -> None:
+def test_put_of_several_files_without_disk_space_shows_none(small_disk: Path) -> None:
     lake = LocalLake(small_disk)
     with pytest.raises(LakeFull, match="no room in the lake for d/"):
         lake.put_each_if_absent({f"d/{i}": os.urandom(100_000) for i in range(20)})
@@ -241,7 +241,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_is_named_and_leaves_nothing(small_disk: Path) -> None:
+def test_full_disk_is_reported_and_leaves_no_file(small_disk: Path) -> None:
     lake = LocalLake(small_disk)
     lake.put("x", b"before")
     big = os.urandom(2 << 20)
@@ -258,7 +258,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(small_disk: Path) -> None:
     assert lake.get("x") == b"after"
 
 
-def test_what_waits_in_a_buffer_when_the_disk_fills_is_not_forgotten(small_disk: Path) -> None:
+def test_buffered_bytes_are_reported_when_the_disk_fills(small_disk: Path) -> None:
     lake = LocalLake(small_disk)
     with pytest.raises(LakeFull), lake.create("z") as file:  # noqa: PT012 - any of the writes may be the one
         for _ in range(1 << 12):
@@ -283,7 +283,7 @@ with lake.create("y") as file:
 """
 
 
-def test_a_limit_on_file_sizes_counts_as_full(lake: LocalLake) -> None:
+def test_file_size_limit_counts_as_full_disk(lake: LocalLake) -> None:
     output = subprocess.run(
         [sys.executable, "-c", LIMITED, str(lake.root)], capture_output=True, text=True, check=True
     ).stdout
@@ -291,7 +291,7 @@ def test_a_limit_on_file_sizes_counts_as_full(lake: LocalLake) -> None:
     assert list_files(lake) == ["y"]
 
 
-def test_show_copies_to_where_links_do_not_reach(small_disk: Path, tmp_path: Path) -> None:
+def test_show_copies_across_file_systems(small_disk: Path, tmp_path: Path) -> None:
     (tmp_path / "lake").mkdir()
     lake = LocalLake(tmp_path)
     lake.put("lake/staging/p", b"rows")
@@ -324,7 +324,7 @@ def test_a_read_only_disk_is_terminal(small_disk: Path) -> None:
         (errno.EACCES, Terminal),
     ],
 )
-def test_each_error_of_the_system_has_its_kind(
+def test_os_errors_map_to_kinds(
     lake: LocalLake, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
 ) -> None:
     def refuse(_: int) -> None:
@@ -336,7 +336,7 @@ def test_each_error_of_the_system_has_its_kind(
             write()
 
 
-def test_an_entry_that_stands_but_may_not_last_is_unknown(lake: LocalLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_entry_that_may_not_be_durable_is_unknown(lake: LocalLake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.put("log/0", b"")  # so that the folder is there, and only its new entry is to be made durable
     sync = os.fsync
 
@@ -352,7 +352,7 @@ def test_an_entry_that_stands_but_may_not_last_is_unknown(lake: LocalLake, monke
 
 
 @pytest.mark.parametrize("answer", [errno.EEXIST, errno.EIO])
-def test_a_lost_answer_to_our_own_link_is_our_success(
+def test_lost_answer_to_own_link_counts_as_success(
     lake: LocalLake, monkeypatch: pytest.MonkeyPatch, answer: int
 ) -> None:
     """Over NFS a repeated LINK finds its own result, which the file's link count reveals."""
@@ -367,9 +367,7 @@ def test_a_lost_answer_to_our_own_link_is_our_success(
     assert list_files(lake) == ["log/1"]
 
 
-def test_a_file_system_without_links_is_refused_for_the_ledger(
-    lake: LocalLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_system_without_links_is_refused_for_the_ledger(lake: LocalLake, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
@@ -382,7 +380,7 @@ def test_a_file_system_without_links_is_refused_for_the_ledger(
 
 
 @pytest.mark.parametrize(("link", "says"), [(False, "lsattr"), (True, "needs a file system with hard links")])
-def test_what_is_not_permitted_is_told_by_what_was_tried(
+def test_permission_error_names_the_attempted_operation(
     lake: LocalLake, monkeypatch: pytest.MonkeyPatch, link: bool, says: str
 ) -> None:
     """An immutable folder accepts no file and FAT no link, with the same error number."""
@@ -409,7 +407,7 @@ def test_a_large_file_in_pieces_of_any_size_is_whole(lake: LocalLake) -> None:
 # -- remains of killed processes
 
 
-def test_unfinished_writes_are_shown_with_their_age_and_can_be_discarded(lake: LocalLake, tmp_path: Path) -> None:
+def test_unfinished_writes_are_listed_with_age_and_can_be_discarded(lake: LocalLake, tmp_path: Path) -> None:
     lake.put("log/1.json", b"1")
     begun = lake.root / "log" / ".tmp-00ff"
     begun.write_bytes(b"half")
@@ -428,7 +426,7 @@ def test_unfinished_writes_are_shown_with_their_age_and_can_be_discarded(lake: L
     assert list(lake.list("")) == ["log/1.json"]
 
 
-def test_a_folder_made_for_a_file_that_never_came_is_an_unfinished_write(lake: LocalLake) -> None:
+def test_folder_without_its_file_is_an_unfinished_write(lake: LocalLake) -> None:
     """A process that was killed before it wrote its file leaves empty folders."""
     lake.put("staging/8/a/x", b"1")
     (lake.root / "staging" / "7" / "a" / "data").mkdir(parents=True)
@@ -442,13 +440,13 @@ def test_a_folder_made_for_a_file_that_never_came_is_an_unfinished_write(lake: L
     assert lake.get("staging/8/a/x") == b"1", "a folder that is not empty stays"
 
 
-def test_a_write_that_fails_leaves_no_folder(lake: LocalLake) -> None:
+def test_failed_write_leaves_no_folder(lake: LocalLake) -> None:
     with pytest.raises(ValueError, match="stop"), lake.create("staging/7/a/x"):
         raise ValueError("stop")
     assert list(lake.root.iterdir()) == []
 
 
-def test_only_what_is_unfinished_can_be_discarded(lake: LocalLake) -> None:
+def test_only_unfinished_writes_can_be_discarded(lake: LocalLake) -> None:
     lake.put("log/1.json", b"1")
     for name in ("log/1.json", "../.tmp-1", "log"):
         with pytest.raises(Terminal):
@@ -456,7 +454,7 @@ def test_only_what_is_unfinished_can_be_discarded(lake: LocalLake) -> None:
     assert lake.get("log/1.json") == b"1"
 
 
-def test_a_write_whose_beginnings_are_discarded_fails_and_says_try_again(lake: LocalLake) -> None:
+def test_write_whose_temporary_file_was_discarded_fails_and_suggests_retry(lake: LocalLake) -> None:
     def write() -> None:
         with lake.create("data/part") as file:
             file.write(b"half")

@@ -25,7 +25,7 @@ def make_events(mix: Mix, count: int = 2000) -> list[events.SampleEvent]:
 
 
 @given(st.integers(0, 2**32), st.integers(0, 10**9))
-def test_a_seed_gives_the_same_events_and_another_gives_others(seed: int, first: int) -> None:
+def test_events_follow_from_the_seed(seed: int, first: int) -> None:
     mix = Mix(seed, first, bad=0.1, tombstones=0.1, headers=0.3)
     assert make_events(mix, 50) == make_events(mix, 50)
     assert make_events(mix, 50) != make_events(Mix(seed + 1, first, bad=0.1, tombstones=0.1, headers=0.3), 50)
@@ -42,7 +42,7 @@ def test_events_are_orders_of_about_190_bytes_in_order_of_time() -> None:
     assert 170 < sum(len(e.value or b"") for e in sample) / len(sample) < 200
 
 
-def test_shares_are_kept() -> None:
+def test_shares_match_the_request() -> None:
     sample = make_events(Mix(2, bad=0.05, tombstones=0.1, headers=0.5), 20_000)
     assert 0.09 < sum(e.value is None for e in sample) / 20_000 < 0.11
     assert 0.04 < sum(e.malformed for e in sample) / 20_000 < 0.06
@@ -60,7 +60,7 @@ def _is_order(value: bytes | None) -> bool:
 
 
 @pytest.mark.parametrize("transactional_id", [None, "events-test"])
-def test_what_is_reported_is_what_a_consumer_sees(
+def test_reported_counts_match_a_consumer(
     transactional_id: str | None, kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     topics = (fresh_topic(partitions=3), fresh_topic(partitions=2))
@@ -106,7 +106,7 @@ def test_topics_are_created_once(kafka: LocalKafka) -> None:
     assert "made-by-events" in events.topics_of(access)
 
 
-def test_a_kafka_that_does_not_answer_is_named() -> None:
+def test_unreachable_kafka_is_reported() -> None:
     access = KafkaSettings(bootstrap="127.0.0.1:9", bootstrap_timeout_ms=300)
     with pytest.raises(KafkaUnavailable, match=r"127\.0\.0\.1:9"):
         events.topics_of(access)

@@ -39,14 +39,14 @@ def make_fake_java(home: Path, version: str) -> Path:
     return path
 
 
-def test_no_java_is_one_line_that_says_what_to_install(bare_machine: Path) -> None:
+def test_missing_java_error_names_the_package_to_install(bare_machine: Path) -> None:
     with pytest.raises(SetupError, match="no Java 17") as caught:
         java.find_java()
     assert "openjdk-17-jre-headless" in caught.value.remedy
 
 
 @pytest.mark.parametrize("old", ["1.8.0_402", "11.0.22", "16.0.1", "nonsense"])
-def test_one_that_is_too_old_is_passed_over(bare_machine: Path, monkeypatch: pytest.MonkeyPatch, old: str) -> None:
+def test_too_old_java_is_skipped(bare_machine: Path, monkeypatch: pytest.MonkeyPatch, old: str) -> None:
     monkeypatch.setenv("JAVA_HOME", str(bare_machine / "old"))
     make_fake_java(bare_machine / "old", old)
     make_fake_java(bare_machine / "path", old)
@@ -54,7 +54,7 @@ def test_one_that_is_too_old_is_passed_over(bare_machine: Path, monkeypatch: pyt
     assert java.find_java() == good
 
 
-def test_java_home_goes_first_then_the_path(bare_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_precedes_path(bare_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_path = make_fake_java(bare_machine / "path", "17.0.15")
     assert java.find_java() == on_path
     java.find_java.cache_clear()
@@ -64,13 +64,13 @@ def test_java_home_goes_first_then_the_path(bare_machine: Path, monkeypatch: pyt
     assert java.java_home() == bare_machine / "home"
 
 
-def test_a_java_home_that_is_gone_is_passed_over(bare_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_home_folder_is_skipped(bare_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(bare_machine / "gone"))
     on_path = make_fake_java(bare_machine / "path", "17")
     assert java.find_java() == on_path
 
 
-def test_what_cannot_be_fetched_is_quoted_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failed_download_is_quoted_and_leaves_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=9")
     reports = list[Progress]()
@@ -81,7 +81,7 @@ def test_what_cannot_be_fetched_is_quoted_and_leaves_nothing(monkeypatch: pytest
     assert [path.suffix for path in (tmp_path / "sluice").iterdir()] == [".lock"]
 
 
-def test_a_program_starts_from_the_classes_of_its_first_run_whatever_became_of_them(tmp_path: Path) -> None:
+def test_program_starts_with_a_missing_or_damaged_class_archive(tmp_path: Path) -> None:
     """It prints only its version: a damaged archive is ignored silently."""
     jars = tmp_path / "jars"
     jars.symlink_to(java.jars(f"kafka-{local_kafka.VERSION}", local_kafka.ARTIFACTS))

@@ -59,7 +59,7 @@ def get_pid(cluster: LocalKafka, broker: int = 1) -> int:
     return pid
 
 
-def test_what_is_produced_is_read_by_kafkas_own_consumer(kafka: LocalKafka, fresh_topic: Callable[..., str]) -> None:
+def test_kafka_console_consumer_reads_produced_records(kafka: LocalKafka, fresh_topic: Callable[..., str]) -> None:
     topic = fresh_topic()
     produce(kafka, topic, b"one", b"two", "drei ü".encode())
     process = kafka.tool(
@@ -81,7 +81,7 @@ def list_listeners(pid: int) -> list[str]:
     return [s[1].partition(":")[0] for s in sockets if s[3] == "0A" and f"socket:[{s[9]}]" in descriptors]
 
 
-def test_it_listens_on_loopback_only_and_creates_no_topic_unasked(kafka: LocalKafka) -> None:
+def test_broker_listens_on_loopback_only_and_auto_creates_no_topic(kafka: LocalKafka) -> None:
     for broker in kafka.status().brokers:
         assert broker.address.startswith("127.0.0.1:")
         assert broker.pid is not None
@@ -93,7 +93,7 @@ def test_it_listens_on_loopback_only_and_creates_no_topic_unasked(kafka: LocalKa
 
 
 @pytest.mark.faults
-def test_a_kept_cluster_comes_back_with_its_ports_data_and_settings(own: LocalKafka) -> None:
+def test_kept_cluster_restarts_with_its_ports_data_and_settings(own: LocalKafka) -> None:
     own.start()
     first = own.status()
     with KafkaAdminClient(bootstrap_servers=own.bootstrap) as admin:
@@ -113,7 +113,7 @@ def test_a_kept_cluster_comes_back_with_its_ports_data_and_settings(own: LocalKa
     assert "log.segment.bytes = 1234567" in again.status().brokers[0].log.read_text()
 
 
-def test_starting_what_runs_changes_nothing_and_another_process_finds_it(own: LocalKafka) -> None:
+def test_starting_a_running_cluster_attaches_to_it(own: LocalKafka) -> None:
     pid = get_pid(own.start())
     attached = LocalKafka.attach(own.status().root)
     assert get_pid(attached.start()) == pid
@@ -122,7 +122,7 @@ def test_starting_what_runs_changes_nothing_and_another_process_finds_it(own: Lo
     attached.stop()
 
 
-def test_a_cluster_that_is_not_kept_leaves_only_what_was_there(tmp_path: Path) -> None:
+def test_temporary_cluster_leaves_only_files_that_existed_before(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("not Kafka's")
     with LocalKafka(tmp_path, keep=False) as cluster:
         process = _open_process(tmp_path)
@@ -132,7 +132,7 @@ def test_a_cluster_that_is_not_kept_leaves_only_what_was_there(tmp_path: Path) -
 
 
 @pytest.mark.faults
-def test_a_cluster_that_is_not_kept_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+def test_temporary_cluster_ends_with_its_parent_process(tmp_path: Path) -> None:
     code = (
         "import os, signal; from pathlib import Path; from sluice.resources.local.local_kafka import LocalKafka\n"
         f"LocalKafka(Path({str(tmp_path)!r}), keep=False).start(); print('up', flush=True); input()"
@@ -146,7 +146,7 @@ def test_a_cluster_that_is_not_kept_ends_with_the_process_that_started_it(tmp_pa
 
 
 @pytest.mark.faults
-def test_a_port_that_is_taken_is_named(own: LocalKafka) -> None:
+def test_used_port_is_reported(own: LocalKafka) -> None:
     own.start()
     port = int(own.bootstrap.rpartition(":")[2])
     own.stop()
@@ -156,7 +156,7 @@ def test_a_port_that_is_taken_is_named(own: LocalKafka) -> None:
 
 
 @pytest.mark.faults
-def test_a_broker_that_ends_while_starting_is_quoted(own: LocalKafka) -> None:
+def test_log_of_a_broker_that_fails_to_start_is_quoted(own: LocalKafka) -> None:
     own.start()
     root = own.status().root
     own.stop()
@@ -168,14 +168,14 @@ def test_a_broker_that_ends_while_starting_is_quoted(own: LocalKafka) -> None:
     assert own.status().brokers[0].pid is None
 
 
-def test_a_setting_that_kafka_refuses_is_quoted_and_leaves_nothing(tmp_path: Path) -> None:
+def test_refused_broker_setting_is_quoted_and_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"num\.io\.threads"):
         LocalKafka(tmp_path / "new", keep=False, settings={"num.io.threads": "none"}).start()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.faults
-def test_a_pid_that_somebody_else_has_now_is_not_signalled(own: LocalKafka) -> None:
+def test_reused_pid_is_not_signalled(own: LocalKafka) -> None:
     own.start()
     root = own.status().root
     own.kill_broker(1)
@@ -188,7 +188,7 @@ def test_a_pid_that_somebody_else_has_now_is_not_signalled(own: LocalKafka) -> N
 
 
 @pytest.mark.faults
-def test_a_frozen_broker_of_a_damaged_record_is_ended_too(own: LocalKafka) -> None:
+def test_stop_ends_a_frozen_broker_despite_a_damaged_state_file(own: LocalKafka) -> None:
     root = own.start().status().root
     process = _open_process(root)
     own.kill_broker(1, signal.SIGSTOP)
@@ -198,27 +198,27 @@ def test_a_frozen_broker_of_a_damaged_record_is_ended_too(own: LocalKafka) -> No
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"ports": 1}'])
-def test_a_damaged_record_of_the_cluster_is_one_clear_error(tmp_path: Path, content: str) -> None:
+def test_damaged_state_file_of_the_cluster_is_a_clear_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "cluster.json").write_text(content)
     with pytest.raises(SetupError, match="cannot be read"):
         LocalKafka.attach(tmp_path)
 
 
-def test_there_is_nothing_to_attach_to(tmp_path: Path) -> None:
+def test_attaching_without_a_running_cluster_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="no local Kafka"):
         LocalKafka.attach(tmp_path)
     LocalKafka(tmp_path / "never").stop()
     assert not (tmp_path / "never").exists()
 
 
-def test_the_number_of_brokers_stays(kafka: LocalKafka) -> None:
+def test_number_of_brokers_cannot_change(kafka: LocalKafka) -> None:
     with pytest.raises(SetupError, match="has 1 brokers"):
         LocalKafka(kafka.status().root, brokers=3).start()
     assert kafka.status().answering
 
 
 @pytest.mark.faults
-def test_three_brokers_go_on_without_one(kafka3: LocalKafka, fresh_topic: Callable[..., str]) -> None:
+def test_three_brokers_continue_without_one(kafka3: LocalKafka, fresh_topic: Callable[..., str]) -> None:
     topic = fresh_topic(cluster=kafka3, assignments={0: [3, 1, 2]})
     produce(kafka3, topic, b"three")
     os_pid = get_pid(kafka3, 3)

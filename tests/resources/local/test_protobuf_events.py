@@ -15,7 +15,7 @@ from tests.pipelines.records.protobuf.rows import Schemas, convert, make_message
 SAMPLE = SAMPLES["protobuf"]
 
 
-def test_google_reads_the_orders() -> None:
+def test_google_protobuf_reads_the_orders() -> None:
     mix = Mix(seed=1, bad=0.1, tombstones=0.1)
     plain = [*orders(mix, 300, 0, 10**9)]
     registered = [*as_registered(plain, SAMPLE, WireFormat.CONFLUENT, 7)]
@@ -33,7 +33,7 @@ def test_google_reads_the_orders() -> None:
 
 
 @pytest.mark.parametrize("wire", [WireFormat.CONFLUENT, WireFormat.APICURIO, WireFormat.BARE])
-def test_they_land_in_each_wire_format(wire: WireFormat) -> None:
+def test_orders_land_in_each_wire_format(wire: WireFormat) -> None:
     events = [*as_registered(orders(Mix(seed=1), 50, 0, 10**9), SAMPLE, wire, 7)]
     reader = make_reader(SAMPLE.schema, "", wire)
     landed, quarantined, _ = convert(reader, [e.value for e in events], Schemas({7: SAMPLE.schema}))

@@ -21,7 +21,7 @@ def _guard(cluster: LocalKafka) -> Secured:
     return cluster.secured
 
 
-def test_users_come_by_password_and_by_certificate_and_have_no_right_unasked(secured: LocalKafka) -> None:
+def test_users_log_in_by_password_or_certificate_without_default_rights(secured: LocalKafka) -> None:
     by_certificate = _guard(secured).client(ADMIN, by_certificate=True)
     with KafkaAdminClient(bootstrap_servers=secured.certificate_bootstrap, **by_certificate) as admin:
         admin.create_topics({"closed": {"num_partitions": 1}}, wait_for_metadata=True)
@@ -37,13 +37,13 @@ def test_users_come_by_password_and_by_certificate_and_have_no_right_unasked(sec
         assert "closed" in admin.list_topics()
 
 
-def test_no_listener_is_plain(secured: LocalKafka) -> None:
+def test_no_listener_is_plaintext(secured: LocalKafka) -> None:
     for address in (secured.bootstrap, secured.certificate_bootstrap):
         with pytest.raises(KafkaError):
             client_of(KafkaAdminClient, bootstrap_servers=address, bootstrap_timeout_ms=1000)
 
 
-def test_kafkas_own_tools_log_in_by_the_file_for_them(secured: LocalKafka) -> None:
+def test_kafka_command_line_tools_log_in_with_the_client_file(secured: LocalKafka) -> None:
     tool = "org.apache.kafka.tools.AclCommand"
     for user, code in ((ADMIN, 0), (USER, 1)):
         config = ("--command-config", str(_guard(secured).java_properties(user)))
@@ -51,7 +51,7 @@ def test_kafkas_own_tools_log_in_by_the_file_for_them(secured: LocalKafka) -> No
         assert process.returncode == code, process.stderr
 
 
-def test_what_is_secret_is_its_owners_alone_and_on_no_command_line(secured: LocalKafka) -> None:
+def test_secret_files_are_private_and_on_no_command_line(secured: LocalKafka) -> None:
     folder = _guard(secured).folder
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
@@ -63,13 +63,13 @@ def test_what_is_secret_is_its_owners_alone_and_on_no_command_line(secured: Loca
     assert not (folder / "scram.arguments").exists()
 
 
-def test_a_right_that_kafka_does_not_take_is_an_error(secured: LocalKafka) -> None:
+def test_acl_that_kafka_rejects_is_an_error(secured: LocalKafka) -> None:
     right = Right(Operation.DESCRIBE, ResourceKind.CLUSTER, "of-another-name", "")
     with pytest.raises(KafkaUnavailable, match=f"changing the rights of {USER}"):
         grant(secured, [right])
 
 
-def test_a_cluster_stays_of_its_kind(secured: LocalKafka, kafka: LocalKafka) -> None:
+def test_secured_and_plain_clusters_cannot_change_kind(secured: LocalKafka, kafka: LocalKafka) -> None:
     with pytest.raises(SetupError, match="is secured, and stays so"):
         LocalKafka(secured.status().root).start()
     with pytest.raises(SetupError, match="is not secured, and stays so"):

@@ -28,7 +28,7 @@ local_kafka.LocalKafka(folder / "kafka").start()
 
 
 @pytest.mark.parametrize("ends", [SetupError, KeyboardInterrupt])
-def test_a_registry_that_does_not_answer(
+def test_unreachable_registry_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: type[BaseException]
 ) -> None:
     def ask(port: int) -> bool:
@@ -50,7 +50,7 @@ def test_a_registry_that_does_not_answer(
     assert registry._guard is None
 
 
-def test_an_s3_without_its_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_without_its_bucket_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -62,7 +62,7 @@ def test_an_s3_without_its_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store._process.poll() is not None
 
 
-def test_a_kafka_that_is_interrupted_while_it_formats_its_storage(tmp_path: Path) -> None:
+def test_kafka_starts_after_interrupted_storage_format(tmp_path: Path) -> None:
     program, note = tmp_path / "java", tmp_path / "pid"
     program.write_text(f"#!/bin/sh\necho $$ > {note}\nexec sleep 600\n")
     program.chmod(0o755)

@@ -62,7 +62,7 @@ def run(settings: SparkSettings, wiring: LogWiring, attempt: str = "token") -> l
 
 
 @pytest.mark.spark
-def test_tasks_land_and_their_receipts_come_back(settings: SparkSettings, wiring: LogWiring) -> None:
+def test_tasks_land_and_return_receipts(settings: SparkSettings, wiring: LogWiring) -> None:
     lake = LocalLake(wiring.lake)
     receipts, failures = prove(PLAN, 12, run(settings, wiring), lake)
     assert failures == []
@@ -87,7 +87,7 @@ def _check_columns_in_spark(settings: SparkSettings, files: list[str]) -> None:
 
 
 @pytest.mark.spark
-def test_a_task_whose_process_dies_is_tried_again(settings: SparkSettings, wiring: LogWiring) -> None:
+def test_task_whose_process_dies_is_retried(settings: SparkSettings, wiring: LogWiring) -> None:
     dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=2)
     receipts, failures = prove(PLAN, 12, run(settings, dying), LocalLake(wiring.lake))
     assert failures == []
@@ -96,9 +96,7 @@ def test_a_task_whose_process_dies_is_tried_again(settings: SparkSettings, wirin
 
 
 @pytest.mark.spark
-def test_what_the_others_landed_survives_a_task_that_never_gets_through(
-    settings: SparkSettings, wiring: LogWiring
-) -> None:
+def test_results_of_other_tasks_survive_a_task_that_always_fails(settings: SparkSettings, wiring: LogWiring) -> None:
     dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=99)
     receipts, failures = prove(PLAN, 12, run(settings, dying), LocalLake(wiring.lake))
     assert [(f.offset_range, f.error, f.fatal) for f in failures] == [(RANGES[0], "Failed", True)]
@@ -108,7 +106,7 @@ def test_what_the_others_landed_survives_a_task_that_never_gets_through(
 
 
 @pytest.mark.spark
-def test_a_job_that_cannot_run_says_why_in_one_line(settings: SparkSettings, wiring: LogWiring) -> None:
+def test_failed_job_reports_its_cause_in_one_line(settings: SparkSettings, wiring: LogWiring) -> None:
     with pytest.raises(Failed) as e:
         run(settings, LogWiring(wiring.lake, wiring.notes, LOGS, broken=True))
     assert e.value.message == "the Spark job failed: ModuleNotFoundError: No module named 'elsewhere'"
@@ -124,13 +122,13 @@ def test_a_secret_reaches_spark_and_no_command_line(settings: SparkSettings) -> 
 
 
 @pytest.mark.spark
-def test_workers_take_memory_from_the_allocator_that_was_measured(settings: SparkSettings) -> None:
+def test_workers_use_the_measured_memory_allocator(settings: SparkSettings) -> None:
     ask = spark.context(settings).parallelize([0], 1).map(lambda _: pa.default_memory_pool().backend_name)
     assert ask.collect() == ["system"]
 
 
 @pytest.mark.spark
-def test_a_local_spark_obeys_nobody_else_on_the_machine(settings: SparkSettings) -> None:
+def test_local_spark_refuses_other_users_of_the_machine(settings: SparkSettings) -> None:
     conf = spark.session(settings).conf
     assert conf.get("spark.authenticate") == "true"
     assert conf.get("spark.driver.bindAddress") == conf.get("spark.driver.host") == "127.0.0.1"
@@ -139,13 +137,13 @@ def test_a_local_spark_obeys_nobody_else_on_the_machine(settings: SparkSettings)
     assert list(folder.glob(".*.sock")), "JVM and Python talk through files that nobody else may open"
 
 
-def test_the_folder_of_sockets_goes_with_the_process() -> None:
+def test_socket_folder_is_removed_with_the_process() -> None:
     ask = "from sluice.resources.spark import engine; print(engine._here()['spark.python.unix.domain.socket.dir'])"
     process = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     assert not Path(process.stdout.strip()).exists()
 
 
-def test_where_no_socket_has_room_for_its_name_spark_goes_by_tcp(tmp_path: Path) -> None:
+def test_too_long_socket_path_falls_back_to_tcp(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     ask = "from sluice.resources.spark import engine as spark; print(spark._sockets(spark._here()['spark.local.dir']))"
@@ -163,7 +161,7 @@ def _read_command_line(path: Path) -> bytes:
 
 
 @pytest.mark.spark
-def test_a_killed_jvm_fails_its_job_and_the_next_job_starts_another(settings: SparkSettings, wiring: LogWiring) -> None:
+def test_killed_jvm_fails_its_job_and_next_job_starts_another(settings: SparkSettings, wiring: LogWiring) -> None:
     hanging = Job(PLAN, 12, "token", LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True))
 
     def kill_once_begun() -> None:
@@ -182,9 +180,7 @@ def test_a_killed_jvm_fails_its_job_and_the_next_job_starts_another(settings: Sp
 
 
 @pytest.mark.spark
-def test_where_a_master_ended_the_context_the_next_job_starts_another(
-    settings: SparkSettings, wiring: LogWiring
-) -> None:
+def test_next_job_starts_a_context_after_the_master_ended_it(settings: SparkSettings, wiring: LogWiring) -> None:
     spark.session(settings)
     before = spark._jvm_process()
     spark.context(settings)._jsc.sc().stop()
@@ -211,7 +207,7 @@ def test_cancelling_ends_the_job(settings: SparkSettings, wiring: LogWiring) -> 
 
 
 @pytest.mark.spark
-def test_an_interrupt_reaches_whoever_waits_and_ends_the_job(settings: SparkSettings, wiring: LogWiring) -> None:
+def test_interrupt_reaches_the_waiting_thread_and_ends_the_job(settings: SparkSettings, wiring: LogWiring) -> None:
     hanging = Job(PLAN, 12, "token", LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True))
 
     def interrupt_once_begun() -> None:
@@ -241,21 +237,21 @@ _START = (
 
 
 @pytest.mark.spark
-def test_spark_that_does_not_start_is_one_clear_error() -> None:
+def test_failed_spark_start_is_a_clear_error() -> None:
     errors = _run_code(_START + "spark.session(SparkSettings(conf={'spark.driver.memory': 'plenty'}))")
     assert "SetupError: Spark did not start on this machine" in errors
     assert "plenty" in errors, "the JVM's output is in the error"
 
 
 @pytest.mark.parametrize(("full", "setting"), [(True, "SPARK_LOCAL_DIRS"), (False, "JAVA_HOME")])
-def test_a_full_temporary_folder_is_no_matter_of_the_feeds_settings(full: bool, setting: str) -> None:
+def test_full_temporary_folder_has_its_own_remedy(full: bool, setting: str) -> None:
     output = f"java.nio.file.FileSystemException: /tmp/x: {'No space left on device' if full else 'File exists'}"
     error = spark._not_started(SparkSettings(), OSError("Connection refused"), io.BytesIO(output.encode()))
     assert output in error.message
     assert setting in error.remedy
 
 
-def test_a_machine_without_java_is_one_clear_error() -> None:
+def test_missing_java_is_a_clear_error() -> None:
     errors = _run_code(
         _START
         + "from sluice.pipelines.errors import SetupError\n"
@@ -281,12 +277,12 @@ def test_no_tasks_need_no_spark(wiring: LogWiring) -> None:
         ("sc://host:15002", {}, 4, False),
     ],
 )
-def test_how_often_a_master_tries(master: str | None, conf: dict[str, str], tries: int, local: bool) -> None:
+def test_attempts_by_kind_of_master(master: str | None, conf: dict[str, str], tries: int, local: bool) -> None:
     settings = SparkSettings(master=master, conf=conf)
     assert (executors.tries(settings), is_local(settings)) == (tries, local)
 
 
-def test_outcomes_survive_the_way_as_rows() -> None:
+def test_outcomes_round_trip_as_rows() -> None:
     failure = RangeFailure(RANGES[0], "KafkaUnavailable", "no “leader”\n", "run again", fatal=True)
     assert executor.sent_in("RangeFailure", to_json(failure)) == failure
     traffic = TaskTraffic((BrokerTraffic(1, "b1:9092", 2, latency=Latency.of(5000)),), {"orders:0": 7})

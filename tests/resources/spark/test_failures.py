@@ -47,17 +47,17 @@ Driver stacktrace:
         ("", "RuntimeError"),
     ],
 )
-def test_the_line_that_tells(text: str, expected: str) -> None:
+def test_informative_line_of_an_error(text: str, expected: str) -> None:
     assert cause(RuntimeError(text)) == expected
 
 
-def test_executors_that_ended_at_the_very_end_are_in_the_drivers_log() -> None:
+def test_executors_lost_at_the_end_are_read_from_the_driver_log() -> None:
     log = f"26/11/23 17:46:16 ERROR TaskSchedulerImpl: Lost executor 0 on w1: {UNABLE}\nWARN Other: it goes on\n"
     assert Ended(lambda: log).summarize()[0] == "an executor on w1 ended: No space left on device"
     assert Ended(lambda: "").summarize() == ("", "")
 
 
-def test_what_an_error_is_about() -> None:
+def test_classes_of_spark_errors() -> None:
     assert (is_excluded(EXCLUDED), is_excluded(CRASHED)) == (True, False)
     assert (host(EXCLUDED), host(CRASHED), host("it broke")) == ("10.0.0.2", "", "")
     assert full("java.io.IOException: No space left on device")
@@ -89,6 +89,6 @@ UNABLE = "Unable to create executor due to No space left on device"
         ([(f"w{i}", "") for i in range(5)], "5 executors on w0, w1, w2 and 2 more ended: no reason is given", "stderr"),
     ],
 )
-def test_executors_that_ended_are_told_by_their_hosts(ends: list[tuple[str, str]], message: str, remedy: str) -> None:
+def test_lost_executors_are_reported_by_host(ends: list[tuple[str, str]], message: str, remedy: str) -> None:
     assert summarize_ends(ends)[0] == message
     assert remedy in summarize_ends(ends)[1]

@@ -40,7 +40,7 @@ def run_and_read_command(settings: SparkSettings) -> str:
 
 
 @pytest.mark.spark
-def test_a_jvm_starts_from_the_archive_and_has_the_options_that_pyspark_gives(archive: jvm.Archive) -> None:
+def test_jvm_starts_from_the_archive_with_pyspark_options(archive: jvm.Archive) -> None:
     command = run_and_read_command(SparkSettings(master="local[2,3]"))
     assert str(archive.classes) in command
     assert "--add-opens=java.base/java.nio=ALL-UNNAMED" in command
@@ -48,16 +48,14 @@ def test_a_jvm_starts_from_the_archive_and_has_the_options_that_pyspark_gives(ar
 
 
 @pytest.mark.spark
-def test_without_an_archive_it_starts_as_pyspark_starts_it(
+def test_jvm_without_archive_starts_as_by_pyspark(
     archive: jvm.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert "SharedArchiveFile" not in run_and_read_command(SparkSettings(master="local[2,3]"))
 
 
-def test_a_jvm_that_never_answers_is_ended(
-    archive: jvm.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unresponsive_jvm_is_ended(archive: jvm.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = "-agentlib:jdwp=transport=dt_socket,server=y,suspend=y,address=127.0.0.1:0"
     recipe = json.loads(archive.arguments.read_text())
     hanging = jvm.Archive(tmp_path)
@@ -76,7 +74,7 @@ def list_commands() -> Iterator[str]:
             yield path.read_text()
 
 
-def test_what_could_not_be_made_is_tried_again_a_day_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_archive_is_retried_a_day_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert not jvm.is_prepared()
     monkeypatch.setattr("sys.executable", "/bin/false")
@@ -87,9 +85,7 @@ def test_what_could_not_be_made_is_tried_again_a_day_later(tmp_path: Path, monke
     assert not jvm.is_prepared()
 
 
-def test_an_archive_that_was_cut_off_is_none(
-    archive: jvm.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncated_archive_is_ignored(archive: jvm.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     copied = tmp_path / "sluice" / archive.folder.name
     shutil.copytree(archive.folder, copied)
@@ -100,7 +96,7 @@ def test_an_archive_that_was_cut_off_is_none(
     assert jvm.find_archive() is None
 
 
-def test_settings_of_ones_own_for_the_jvm_go_to_pysparks_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_jvm_settings_use_the_launcher_of_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jvm.fits({"spark.task.cpus": "1"})
     assert not jvm.fits({"spark.driver.memory": "2g"})
     assert not jvm.fits({"spark.jars": "more.jar"})
@@ -108,9 +104,7 @@ def test_settings_of_ones_own_for_the_jvm_go_to_pysparks_launcher(monkeypatch: p
     assert not jvm.fits({})
 
 
-def test_in_the_background_an_archive_is_not_made_twice_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_background_creates_one_archive_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(jvm, "_make", lambda folder: pytest.fail("another process makes it"))
     target = jvm._place()
@@ -121,9 +115,7 @@ def test_in_the_background_an_archive_is_not_made_twice_at_once(
         assert subprocess.run(command, capture_output=True, check=False).returncode == 1
 
 
-def test_the_background_process_is_not_repeated_after_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_background_archive_is_not_retried_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     commands: list[list[str]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, **_: commands.append(command))
@@ -135,7 +127,7 @@ def test_the_background_process_is_not_repeated_after_a_failure(
     assert len(commands) == 1
 
 
-def test_an_archive_of_jars_that_are_gone_is_removed_when_another_is_made(
+def test_archive_of_removed_jars_is_deleted_with_the_next_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -22,7 +22,7 @@ from tests.clouds import CLOUDS, CloudStore
 
 
 @pytest.mark.cluster
-def test_a_pack_serves_a_python_that_has_nothing(tmp_path: Path) -> None:
+def test_pack_runs_with_a_bare_python(tmp_path: Path) -> None:
     pack = pack_archive.pack()
     with tarfile.open(pack.path) as archive:
         names = archive.getnames()
@@ -37,7 +37,7 @@ def test_a_pack_serves_a_python_that_has_nothing(tmp_path: Path) -> None:
     assert answer.stdout == "True\n", "code that was compiled here is not compiled again there"
 
 
-def test_what_a_killed_process_left_of_a_pack_goes(tmp_path: Path) -> None:
+def test_remains_of_a_killed_packing_process_are_removed(tmp_path: Path) -> None:
     (tmp_path / "making-abc" / "stage").mkdir(parents=True)
     for number in range(5):
         pack = tmp_path / f"sluice-pack-{number}.tar.gz"
@@ -47,14 +47,14 @@ def test_what_a_killed_process_left_of_a_pack_goes(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"sluice-pack-{number}.tar.gz" for number in (2, 3, 4)]
 
 
-def test_a_pack_that_a_running_application_may_still_send_stays(tmp_path: Path) -> None:
+def test_pack_of_a_running_application_is_kept(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"sluice-pack-{number}.tar.gz").touch()
     pack_archive._forget(tmp_path)
     assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_a_pack_stays_as_long_as_a_process_that_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pack_is_kept_while_a_process_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack_archive, "_own_packs", {})
     packs = [tmp_path / f"sluice-pack-{number}.tar.gz" for number in range(5)]
     for number, pack in enumerate(packs):
@@ -80,7 +80,7 @@ print(lake.open("data/part").read(), obstore.__file__.startswith(sys.argv[2]))
 
 
 @pytest.mark.parametrize("kind", CLOUDS)
-def test_a_pack_reaches_a_lake_in_a_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_pack_writes_to_a_lake_in_a_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     store: CloudStore = request.getfixturevalue(f"{kind}_store")
     with tarfile.open(pack_archive.pack().path) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -108,7 +108,7 @@ def test_a_pack_has_one_libarrow_python(names: tuple[str, ...], packed: str, tmp
     assert [file.path for file in pack_archive._theirs(pyarrow)] == [f"pyarrow/{packed}"]
 
 
-def test_protoc_runs_where_only_pythonpath_leads_to_packages(tmp_path: Path) -> None:
+def test_protoc_runs_with_packages_on_pythonpath_only(tmp_path: Path) -> None:
     """As on an executor with only a pack: tasks compile new Protobuf schemas there."""
     assert {"protobuf", "grpcio-tools"} <= {*pack_archive._distributions()}
     theirs = (pack_archive._theirs(d) for d in pack_archive._distributions().values())
@@ -129,7 +129,7 @@ def test_protoc_runs_where_only_pythonpath_leads_to_packages(tmp_path: Path) -> 
 
 
 @pytest.mark.cluster
-def test_a_pack_is_made_once(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_pack_is_created_once(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pack_archive.pack()
     assert main(["pack", "--json", "--output", str(tmp_path / "p.tar.gz")]) == 0
     document = json.loads(capfd.readouterr().out)
@@ -151,12 +151,12 @@ def test_another_release_or_another_file_is_another_pack(tmp_path: Path) -> None
     assert len(digests) == 3
 
 
-def test_a_pack_by_another_name_than_sparks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pack_file_name_must_end_in_tar_gz(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pack", "--output", "pack.zip"]) == 2
     assert "ends in .tar.gz" in capsys.readouterr().err
 
 
-def test_what_the_feed_says_of_archives_and_paths_stays() -> None:
+def test_archives_and_paths_of_the_feed_are_kept() -> None:
     settings = SparkSettings(master="yarn", environment="hdfs:///sluice/pack.tar.gz")
     conf = {"spark.archives": "/my.zip#mine", "spark.executorEnv.PYTHONPATH": "./mine"}
     assert executors.conf(settings, conf) == {
@@ -165,23 +165,23 @@ def test_what_the_feed_says_of_archives_and_paths_stays() -> None:
     }
 
 
-def test_where_sluice_is_installed_nothing_is_sent() -> None:
+def test_nothing_is_sent_to_hosts_with_sluice_installed() -> None:
     assert executors.conf(SparkSettings(master="yarn", environment="installed"), {}) == {}
 
 
-def test_an_archive_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_archive_is_reported(tmp_path: Path) -> None:
     settings = SparkSettings(master="yarn", environment=str(tmp_path / "p.tar.gz"))
     with pytest.raises(SetupError) as e:
         executors.conf(settings, {})
     assert e.value.remedy.startswith(f"make it: sluice pack --output {tmp_path}")
 
 
-def test_executors_run_the_python_that_is_named() -> None:
+def test_executors_run_the_configured_python() -> None:
     assert executors.python(SparkSettings(python="/opt/python/bin/python3")) == "/opt/python/bin/python3"
     assert pack_archive.python() == f"python3.{sys.version_info[1]}"
 
 
-def test_a_module_of_the_users_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_module_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Covers a folder on the path, an installed distribution with its requirements, and a missing module."""
     (tmp_path / "company" / "__pycache__").mkdir(parents=True)
     for name in ("__init__.py", "tokens.py", "scopes.json", "__pycache__/tokens.pyc"):
@@ -198,6 +198,6 @@ def test_a_module_of_the_users_goes_along(tmp_path: Path, monkeypatch: pytest.Mo
         pack_archive.pack(modules=["nowhere.tokens"])
 
 
-def test_modules_go_into_packs_only() -> None:
+def test_modules_need_a_packed_environment() -> None:
     with pytest.raises(ValueError, match="leave `environment` out"):
         SparkSettings(environment="installed", modules=("company.tokens",))

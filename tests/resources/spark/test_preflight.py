@@ -47,7 +47,7 @@ SOUND = replace(DRIVER, host="worker-1", kafka={"broker-1:9092": ""})
         (replace(SOUND, processor="another"), "have another processor (another)", False),
     ],
 )
-def test_each_thing_that_is_wrong_is_a_finding(answer: ExecutorAnswer, message: str, fatal: bool) -> None:
+def test_each_problem_is_a_finding(answer: ExecutorAnswer, message: str, fatal: bool) -> None:
     (finding,) = findings(DRIVER, [SOUND, answer])
     assert finding.message.startswith(f"executors on worker-1 {message}")
     assert finding.remedy
@@ -62,13 +62,13 @@ def test_each_thing_that_is_wrong_is_a_finding(answer: ExecutorAnswer, message: 
         ("timed out", "advertised.listeners"),
     ],
 )
-def test_each_way_to_kafka_has_its_remedy(why: str, remedy: str) -> None:
+def test_each_kafka_connection_problem_has_a_remedy(why: str, remedy: str) -> None:
     (finding,) = findings(DRIVER, [replace(SOUND, kafka={"": why})])
     assert finding.message == f"executors on worker-1 do not reach Kafka: {why}"
     assert remedy in finding.remedy
 
 
-def test_files_that_the_feed_names_are_looked_for(tmp_path: Path) -> None:
+def test_files_of_the_feed_are_checked(tmp_path: Path) -> None:
     access = KafkaAddress("127.0.0.1:9", {"security_protocol": "SSL", "ssl_cafile": str(tmp_path / "ca.pem")})
     ports = ExecutorPorts(access, LocalLake(tmp_path))
     question = {"releases": [], "ports": pickle.dumps(ports), "seconds": 5}
@@ -77,18 +77,18 @@ def test_files_that_the_feed_names_are_looked_for(tmp_path: Path) -> None:
     }
 
 
-def test_hosts_with_the_same_trouble_are_one_finding() -> None:
+def test_hosts_with_the_same_problem_share_a_finding() -> None:
     (finding,) = findings(DRIVER, [replace(SOUND, host=f"w{i}", python="3.9.1") for i in range(5)])
     assert finding.message == "executors on w0, w1, w2 and 2 more run Python 3.9, the driver 3.11"
 
 
-def test_what_is_sound_is_no_finding() -> None:
+def test_valid_setup_has_no_findings() -> None:
     assert findings(DRIVER, [SOUND]) == ()
     Preflight((SOUND,), ()).check()
     Preflight((SOUND,), (ExecutorProblem("late", "set it", fatal=False),)).check()
 
 
-def test_all_that_is_fatal_is_one_error() -> None:
+def test_fatal_findings_are_one_error() -> None:
     with pytest.raises(SetupError) as e:
         Preflight(
             (),
@@ -122,13 +122,13 @@ NO_PYTHON = (
         ("it broke\n\tat java.base/java.lang.Thread.run(Thread.java:840)", "executors do not answer: it broke"),
     ],
 )
-def test_why_no_executor_answered(error: str, message: str) -> None:
+def test_cause_of_missing_executors_is_reported(error: str, message: str) -> None:
     problem = explain_failure(error, "python3.11")
     assert problem.message == message
     assert problem.remedy
 
 
-def test_a_clock_is_off_by_what_the_jobs_time_does_not_explain() -> None:
+def test_clock_skew_excludes_the_duration_of_the_job() -> None:
     probe = executor_probe.answer({"releases": [], "ports": b"", "seconds": 1})
     assert probe["imports"], "ports that cannot be loaded are reported"
 
@@ -139,7 +139,7 @@ def test_a_clock_is_off_by_what_the_jobs_time_does_not_explain() -> None:
     assert [measure_skew(clock) for clock in (400, 1000, 3000, 5000, 5700)] == [-600, 0, 0, 0, 700]
 
 
-def test_what_is_sent_refers_to_nothing_of_ours() -> None:
+def test_probe_is_pickled_by_value() -> None:
     from pyspark import cloudpickle
 
     sent = cloudpickle.dumps(preflight.build_probe("def answer(question): return question", {"a": 1}))

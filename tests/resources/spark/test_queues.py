@@ -21,7 +21,7 @@ LEADERS = st.lists(st.integers(-1, 4), max_size=30)
 
 
 @given(LEADERS, st.none() | st.integers(1, 5))
-def test_each_task_is_in_one_queue_and_no_broker_has_too_many(leaders: list[int], bound: int | None) -> None:
+def test_each_task_is_in_one_queue_within_broker_limits(leaders: list[int], bound: int | None) -> None:
     task_queues = queues(leaders, bound)
     assert sorted(chain.from_iterable(task_queues)) == list(range(len(leaders)))
     assert all(len({leaders[task] for task in queue}) == 1 for queue in task_queues)
@@ -37,7 +37,7 @@ def test_brokers_take_turns(leaders: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("feeds", "machines", "used"), [("r1", "", "r1"), ("r1", "r2", "r2"), ("", "", "")])
-def test_a_machine_says_its_rack_itself(feeds: str, machines: str, used: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_reports_its_rack(feeds: str, machines: str, used: str, monkeypatch: pytest.MonkeyPatch) -> None:
     racks: list[str] = []
     monkeypatch.setenv(executor.RACK, machines)
     monkeypatch.setattr("sluice.resources.kafka.fetch.fetch.KafkaFetcher.__init__", lambda *_, rack: racks.append(rack))

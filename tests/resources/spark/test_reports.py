@@ -54,13 +54,13 @@ def test_sql_over_a_window(tmp_path: Path) -> None:
     assert [list(row.values()) for row in result.to_pylist()] == [[hour, "EUR", 2, 4], [hour, "USD", 1, 2]]
 
 
-def test_a_window_without_rows_has_the_feed_s_columns() -> None:
+def test_window_without_rows_has_the_columns_of_the_feed() -> None:
     nothing = Windows(make_feed(), (START,), PartKind.LANDED, (), plain(RawFormat.schema))
     result = run_report(Report("keys", "orders", "-- feed: orders\nSELECT key, offset FROM orders", ""), nothing)
     assert (result.num_rows, result.schema.names) == (0, ["key", "offset"])
 
 
-def test_what_is_wrong_with_the_sql_is_said_in_one_line(tmp_path: Path) -> None:
+def test_sql_error_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(Failed, match=r"report typo failed: .*curency") as failed:
         run_report(Report("typo", "orders", "-- feed: orders\nSELECT curency FROM orders", ""), make_windows(tmp_path))
     assert "reports/typo.sql" in failed.value.remedy

@@ -31,7 +31,7 @@ def commit(group: ZooKeeperGroup, offsets: Mapping[TopicPartition, CommittedOffs
         member.commit_plain(offsets)
 
 
-def test_a_mark_counts_until_somebody_writes_the_offset(zookeeper: LocalZooKeeper) -> None:
+def test_mark_is_valid_until_another_client_writes_the_offset(zookeeper: LocalZooKeeper) -> None:
     with closing(ZooKeeperGroup(zookeeper.connect, "marks")) as group:
         commit(group, {tp: make_offset(5) for tp in TPS})
         zookeeper.put("marks", "orders", {1: "5"})  # the same number, by another
@@ -44,7 +44,7 @@ def test_a_mark_counts_until_somebody_writes_the_offset(zookeeper: LocalZooKeepe
         assert group.fetch_committed(TPS) == {tp: make_offset(6) for tp in TPS}
 
 
-def test_a_deleted_offset_is_none_and_can_be_committed_again(zookeeper: LocalZooKeeper) -> None:
+def test_deleted_offset_is_missing_and_can_be_committed_again(zookeeper: LocalZooKeeper) -> None:
     with closing(ZooKeeperGroup(zookeeper.connect, "deleted")) as group:
         commit(group, {tp: make_offset(5) for tp in TPS})
         with zookeeper.open_client() as old:
@@ -54,7 +54,7 @@ def test_a_deleted_offset_is_none_and_can_be_committed_again(zookeeper: LocalZoo
         assert zookeeper.read_offsets("deleted", "orders") == {0: "7", 1: "7", 2: "7"}
 
 
-def test_many_partitions_go_in_transactions_that_a_server_takes(
+def test_many_partitions_are_split_into_transactions_within_server_limits(
     zookeeper: LocalZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tree, "_TRANSACTION_BYTES", 2000)
@@ -73,12 +73,12 @@ def test_many_partitions_go_in_transactions_that_a_server_takes(
         assert group.fetch_committed(tps[:1]) == {tps[0]: make_offset(1)}
 
 
-def test_numbers_without_end_in_nodes_are_unreadable() -> None:
+def test_infinite_numbers_in_nodes_are_ignored() -> None:
     assert layout.parse_consumer("c", b'{"subscription": {"orders": Infinity}}').topics == {}
     assert layout.parse_mark(5, b'{"offset": 5, "epoch": Infinity, "metadata": ""}') == CommittedOffset(5)
 
 
-def test_partitions_that_come_later_are_owned_too(zookeeper: LocalZooKeeper) -> None:
+def test_partitions_added_later_are_owned(zookeeper: LocalZooKeeper) -> None:
     with closing(ZooKeeperGroup(zookeeper.connect, "later")) as group:
         group.own(lambda: TPS[:1], lambda: None)
         group.own(lambda: TPS, lambda: None)
@@ -89,7 +89,7 @@ def test_partitions_that_come_later_are_owned_too(zookeeper: LocalZooKeeper) -> 
         assert (consumer.ours, consumer.topics, bool(consumer.host)) == (True, {"orders": 3}, True)
 
 
-def test_a_registration_that_somebody_removed_is_lost(zookeeper: LocalZooKeeper) -> None:
+def test_registration_removed_by_another_client_is_lost(zookeeper: LocalZooKeeper) -> None:
     with closing(ZooKeeperGroup(zookeeper.connect, "removed")) as group:
         group.own(lambda: TPS[:1], lambda: None)
         (name,) = zookeeper.list_children("/consumers/removed/ids")
@@ -99,7 +99,7 @@ def test_a_registration_that_somebody_removed_is_lost(zookeeper: LocalZooKeeper)
             group.own(lambda: TPS, lambda: None)
 
 
-def test_a_group_is_shown_with_who_owns_what(zookeeper: LocalZooKeeper) -> None:
+def test_group_description_lists_owners_of_partitions(zookeeper: LocalZooKeeper) -> None:
     with closing(ZooKeeperGroups(zookeeper.connect)) as groups:
         assert groups.view("shown").state == GroupState.DEAD
         with closing(ZooKeeperGroup(zookeeper.connect, "shown")) as group:
@@ -121,7 +121,7 @@ def own_server(tmp_path: Path) -> Iterator[LocalZooKeeper]:
     server.throw_away()
 
 
-def test_a_server_that_falls_silent_ends_ownership_before_it_gives_it_away(own_server: LocalZooKeeper) -> None:
+def test_ownership_ends_before_a_silent_server_can_reassign_it(own_server: LocalZooKeeper) -> None:
     lost = threading.Event()
     with closing(ZooKeeperGroup(own_server.connect, "silent", session=3)) as group:
         group.own(lambda: TPS, lost.set)
@@ -138,7 +138,7 @@ def test_a_server_that_falls_silent_ends_ownership_before_it_gives_it_away(own_s
     assert own_server.read_offsets("silent", "orders") == {0: "1"}
 
 
-def test_a_server_that_comes_back_within_the_session_takes_nothing_away(own_server: LocalZooKeeper) -> None:
+def test_ownership_survives_a_server_restart_within_the_session(own_server: LocalZooKeeper) -> None:
     lost = threading.Event()
     with closing(ZooKeeperGroup(own_server.connect, "back", session=30)) as group:
         group.own(lambda: TPS, lost.set)
@@ -149,7 +149,9 @@ def test_a_server_that_comes_back_within_the_session_takes_nothing_away(own_serv
     assert own_server.read_offsets("back", "orders") == {0: "4", 1: "4", 2: "4"}
 
 
-def test_no_server_and_no_chroot_are_told_apart(zookeeper: LocalZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_server_and_missing_chroot_are_different_errors(
+    zookeeper: LocalZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tree.Tree.__init__, "__defaults__", (12.0, 1.0))
     with (
         closing(ZooKeeperGroup("127.0.0.1:1", "nobody")) as group,

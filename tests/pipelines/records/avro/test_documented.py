@@ -33,7 +33,7 @@ def from_json(schema: Any, value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("type_", "value", "lands"), CASES)
-def test_a_type(type_: str, value: str, lands: str) -> None:
+def test_documented_type_lands_as_documented(type_: str, value: str, lands: str) -> None:
     kind = json.loads(type_)
     schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]}
     default = {"type": "record", "name": "R", "fields": [{"name": "x", "type": kind, "default": json.loads(value)}]}
@@ -52,12 +52,12 @@ def test_a_type(type_: str, value: str, lands: str) -> None:
     assert by_offset(landed, "kafka_offset")[FIRST]["x"] == row
 
 
-def test_the_table_has_every_type() -> None:
+def test_documented_table_has_every_type() -> None:
     kinds = {parse((type_,)).kind for type_, _, _ in CASES}
     assert kinds == set(AvroKind) - {AvroKind.AGAIN}  # no column has this kind
 
 
-def test_a_program_of_every_type_ends() -> None:
+def test_program_of_every_type_compiles() -> None:
     for type_, _, _ in CASES:
         reader = make_reader({"type": "record", "name": "R", "fields": [{"name": "x", "type": json.loads(type_)}]})
         ops, unknown = compile_program(as_record(reader.type), reader.type, make_nodes(reader.columns), 0, Pool())

@@ -30,7 +30,7 @@ def make_schema(kind: Any) -> dict[str, Any]:
     return {"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]}
 
 
-def test_records_of_several_writers_are_one_table() -> None:
+def test_records_of_several_writers_land_in_one_table() -> None:
     records = [
         encode(ORDER, {"id": "a", "items": 1}, 1),
         encode(NEWER, {"id": "b", "items": None, "country": "FR"}, 2),
@@ -51,7 +51,7 @@ def test_records_of_several_writers_are_one_table() -> None:
     assert drift == []
 
 
-def test_fields_that_only_the_writer_has_are_counted_as_drift() -> None:
+def test_fields_only_in_the_writer_schema_are_counted_as_drift() -> None:
     records = [encode(ORDER, {"id": "a", "items": 1}, 1), encode(NEWER, {"id": "b", "items": 2, "country": "FR"}, 2)]
     schemas = Schemas({1: ORDER, 2: NEWER})
     landed, quarantined, drift = convert(make_reader(ORDER), records, schemas)
@@ -97,7 +97,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("schema", "record", "reason", "field", "position"), REFUSED)
-def test_bytes_that_are_refused(
+def test_invalid_bytes_are_refused_with_reason_and_position(
     schema: Any, record: bytes, reason: str, field: str | None, position: int | None
 ) -> None:
     _, quarantined, _ = convert(make_reader(schema), [record], Schemas({1: schema}))
@@ -108,7 +108,7 @@ def test_bytes_that_are_refused(
     assert "schema 1" in row["detail"]
 
 
-def test_headers_and_schemas_that_are_refused() -> None:
+def test_invalid_headers_and_unusable_schemas_are_refused() -> None:
     good = encode(ORDER, {"id": "a", "items": 1}, 1)
     records = [b"", b"\0\0\0", b"\x01" + good[1:], encode(ORDER, {"id": "a", "items": 1}, 9), good]
     records += [encode(OTHER, {"id": "x"}, 3), encode("string", "x", 4)]
@@ -130,7 +130,7 @@ def test_headers_and_schemas_that_are_refused() -> None:
     assert details[4].endswith("feed's: the record: record Customer was written, and record Order is read (schema 3)")
 
 
-def test_without_a_registry_all_is_of_the_schema_file() -> None:
+def test_bare_records_are_read_by_the_schema_file_without_registry() -> None:
     reader = make_reader(ORDER, WireFormat.BARE)
     landed, quarantined, _ = convert(reader, [encode(ORDER, {"id": "a", "items": 1}, None), b"\x02"])
     assert landed["id"].to_pylist() == ["a"]
@@ -142,7 +142,7 @@ DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 
 
 
 @pytest.mark.parametrize(("written", "read"), [("string", DECIMAL), (DECIMAL, "string"), ("string", ["null", DECIMAL])])
-def test_texts_and_decimals_are_not_read_as_each_other(written: Any, read: Any) -> None:
+def test_strings_and_decimals_are_not_converted_to_each_other(written: Any, read: Any) -> None:
     """Avro promotes string to bytes and back, even to the bytes of a decimal."""
     value: Any = "12.50" if written == "string" else b"A"  # 0.65, by its bytes
     record = encode(make_schema("string" if written == "string" else "bytes"), {"x": value})
@@ -151,7 +151,7 @@ def test_texts_and_decimals_are_not_read_as_each_other(written: Any, read: Any) 
     assert (landed.num_rows, quarantined["reason"].to_pylist()) == (0, ["incompatible"])
 
 
-def test_a_value_of_another_branch_is_refused_alone() -> None:
+def test_only_the_record_with_an_incompatible_branch_is_refused() -> None:
     writer = make_schema(["int", "string"])
     records = [encode(writer, {"x": 1}), encode(writer, {"x": "a"})]
     landed, quarantined, drift = convert(make_reader(make_schema("int")), records, Schemas({1: writer}))
@@ -161,7 +161,7 @@ def test_a_value_of_another_branch_is_refused_alone() -> None:
     assert [(d.kind, d.field) for d in drift] == [(DriftKind.WRONG, "x")]
 
 
-def test_a_schema_that_is_too_long_inside_a_branch_is_refused_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_schema_in_a_branch_is_refused_for_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not refused as a value of another branch, even after all other branches were compiled to the limit."""
     monkeypatch.setattr(programs, "MOST_OPS", 200)
     long = make_schema(["int", *({"type": "fixed", "name": f"F{size}", "size": size} for size in range(1, 200))])
@@ -191,7 +191,7 @@ TREE = {"type": "record", "name": "Tree", "fields": [{"name": "left", "type": ["
         ('{"type": "record", "name": "1", "fields": []}', "name"),
     ],
 )
-def test_schemas_that_are_refused(text: str, message: str) -> None:
+def test_invalid_schemas_are_refused(text: str, message: str) -> None:
     with pytest.raises((AvroSchemaError, SchemaError)) as error:
         AvroReader((text,), WireFormat.BARE)
     assert message in str(error.value)
@@ -207,7 +207,7 @@ def test_a_schema_bomb_is_refused() -> None:
         AvroReader(tuple(texts), WireFormat.BARE)
 
 
-def test_too_many_elements_are_refused_and_their_neighbours_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_with_too_many_elements_is_refused_and_neighbours_land(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_tables, "MOST_SLOTS", 30_000)
     schema = make_schema({"type": "array", "items": "int"})
     short, long = (encode(schema, {"x": [1] * n}, None) for n in (30_000, 30_001))
@@ -219,13 +219,13 @@ def test_too_many_elements_are_refused_and_their_neighbours_are_not(monkeypatch:
     ]
 
 
-def test_columns_are_added_to_a_record_in_an_object_of_its_own() -> None:
+def test_columns_are_added_to_a_record_wrapped_in_a_type_object() -> None:
     record = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
     columns = {"a": "int32 not null", "b": "string"}
     assert make_reader({"type": record}).grown(parse_schema(columns)).columns.texts() == columns
 
 
-def test_one_text_of_a_schema_and_its_references_means_the_same() -> None:
+def test_merged_schema_text_equals_schema_with_references() -> None:
     """Java writes an empty namespace for a type without one inside a type with one."""
     plain = {"name": "T", "namespace": "", "type": "enum", "symbols": ["A"]}
     inside = {"type": "record", "name": "T", "namespace": "a", "fields": [{"name": "x", "type": plain}]}

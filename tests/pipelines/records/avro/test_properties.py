@@ -185,7 +185,7 @@ def _has_no_columns(t: Any) -> bool:
 
 @given(st.data())
 @settings(max_examples=scale_examples(60))
-def test_what_lands_is_what_fastavro_reads(data: st.DataObject) -> None:
+def test_landed_rows_match_fastavro(data: st.DataObject) -> None:
     schema = data.draw(RECORDS.filter(lambda s: not _has_no_columns(s)))
     values = data.draw(st.lists(generate_values(schema), min_size=1, max_size=6))
     records = [encode(schema, v) for v in values]
@@ -239,7 +239,7 @@ def _evolve(draw: st.DrawFn) -> tuple[Any, Any]:
 
 @given(_evolve(), st.data())
 @settings(max_examples=scale_examples(60))
-def test_another_schema_reads_what_fastavro_reads_by_it(schemas: tuple[Any, Any], data: st.DataObject) -> None:
+def test_rows_read_by_an_evolved_schema_match_fastavro(schemas: tuple[Any, Any], data: st.DataObject) -> None:
     writer, reader = schemas
     values = data.draw(st.lists(generate_values(writer), min_size=1, max_size=5))
     mixed = [encode(writer, v) for v in values]
@@ -258,7 +258,7 @@ def test_another_schema_reads_what_fastavro_reads_by_it(schemas: tuple[Any, Any]
 
 @given(_evolve(), st.permutations(["null", "string", "record"]), st.booleans(), st.data())
 @settings(max_examples=scale_examples(60))
-def test_a_union_as_the_whole_schema(
+def test_top_level_union_is_read_by_matching_branch_or_refused(
     schemas: tuple[Any, Any], order: list[str], reverse: bool, data: st.DataObject
 ) -> None:
     """A writer's union: each record is read by its own branch or refused alone. A reader's: by the branch that fits."""
@@ -286,7 +286,7 @@ def test_a_union_as_the_whole_schema(
 
 @given(st.data())
 @settings(max_examples=scale_examples(80))
-def test_mutated_bytes_land_or_are_refused_and_leave_others_alone(data: st.DataObject) -> None:
+def test_mutated_bytes_land_or_are_refused_without_affecting_neighbours(data: st.DataObject) -> None:
     schema = data.draw(RECORDS.filter(lambda s: not _has_no_columns(s)))
     good = encode(schema, data.draw(generate_values(schema)))
     bad = bytearray(good)
@@ -313,7 +313,7 @@ def test_mutated_bytes_land_or_are_refused_and_leave_others_alone(data: st.DataO
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 5_000, 300_000])
-def test_lists_of_any_length(count: int) -> None:
+def test_lists_of_any_length_land(count: int) -> None:
     schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": {"type": "array", "items": "int"}}]}
     lists = [list(range(count)), [], [7]]
     landed, quarantined, _ = convert(

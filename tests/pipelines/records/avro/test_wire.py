@@ -38,7 +38,7 @@ def convert_records(
     return landed, [(r["offset"] - FIRST, r["reason"], r["detail"].rpartition("(")[2].strip(")")) for r in quarantined]
 
 
-def test_apicurios_numbers_of_eight_bytes() -> None:
+def test_apicurio_eight_byte_ids_select_the_schema() -> None:
     numbers = (1 << 41, 3, 1 << 41, 3)
     values = [b"\0" + struct.pack(">q", n) + encode_bare(i, new=n == 3) for i, n in enumerate(numbers)]
     values += [b"\0\0\0\0\3\x12", b"\0" + struct.pack(">q", 5) + encode_bare(9, new=True)]
@@ -48,7 +48,7 @@ def test_apicurios_numbers_of_eight_bytes() -> None:
     assert refused[1][2] == "schema 5"
 
 
-def test_what_apicurios_serializers_write() -> None:
+def test_values_of_apicurio_serializers_are_read() -> None:
     """A record with one string, as AvroKafkaSerializer 2.6.5 and, with its defaults, 3 write it for schema 7."""
     schema = {"type": "record", "name": "O", "fields": [{"name": "id", "type": "string"}]}
     for wire, value in ((WireFormat.APICURIO, "000000000000000007046f31"), (WireFormat.APICURIO3, "0000000007046f31")):
@@ -57,7 +57,7 @@ def test_what_apicurios_serializers_write() -> None:
         assert piece.landed["id"].to_pylist() == ["o1"]
 
 
-def test_numbers_and_guids_in_headers() -> None:
+def test_confluent_header_ids_and_guids_select_the_schema() -> None:
     """Confluent's serializers add a header to those of a forwarded record: the last one counts."""
     number, guid = (ID_HEADER, b"\0" + struct.pack(">I", 3)), (ID_HEADER, b"\1" + FIRST_GUID.bytes)
     values: list[bytes | None] = [
@@ -74,7 +74,7 @@ def test_numbers_and_guids_in_headers() -> None:
     assert refused[1][2] == f"schema {FIRST_GUID}"
 
 
-def test_apicurios_numbers_in_headers() -> None:
+def test_apicurio_header_ids_select_the_schema() -> None:
     """A record may have both ids, or a header twice: Apicurio's deserializers take the last one, and the content id."""
     content, global_ = (
         ("apicurio.value.contentId", struct.pack(">q", 3)),
@@ -98,7 +98,7 @@ def test_apicurios_numbers_in_headers() -> None:
     assert refused[3][2] == "schema contentId-9"
 
 
-def test_glues_guids_compressed_or_not() -> None:
+def test_glue_values_are_read_compressed_and_uncompressed() -> None:
     def make_value(i: int, guid: UUID, *, packed: bool) -> bytes:
         own = encode_bare(i, new=guid == SECOND_GUID)
         return b"\3" + (b"\5" + guid.bytes + zlib.compress(own) if packed else b"\0" + guid.bytes + own)
@@ -119,7 +119,7 @@ WHOLE: list[bytes] = [b"", b"\x04ab", b"abc", b"\xff" * 70, b"\0"]
 
 @pytest.mark.parametrize("writer", ["bytes", {"type": "bytes"}, {"type": {"type": "bytes", "doc": "x"}}])
 @pytest.mark.parametrize("reader", ["bytes", ["null", "bytes"], ["string", "bytes"]])
-def test_bytes_as_the_whole_value_have_no_size_in_confluents_formats(writer: Any, reader: Any) -> None:
+def test_top_level_bytes_have_no_length_in_confluent_format(writer: Any, reader: Any) -> None:
     """Confluent's serializers write such values without Avro's encoding; a union with bytes is encoded."""
     others = [encode("string", "é", 2), encode(["null", "bytes"], b"xy", 3)]
     schemas = Schemas({1: writer, 2: "string", 3: ["null", "bytes"]})
@@ -134,7 +134,7 @@ def test_bytes_as_the_whole_value_have_no_size_in_confluents_formats(writer: Any
         assert rows == [*WHOLE, "é".encode(), b"xy", None]
 
 
-def test_bytes_as_the_whole_value_become_text_or_decimals() -> None:
+def test_top_level_bytes_become_text_or_decimals() -> None:
     landed, refused, _ = convert(
         make_reader("string"), [b"\0\0\0\0\1\x04ab", b"\0\0\0\0\1a\xff"], Schemas({1: "bytes"})
     )
@@ -145,7 +145,7 @@ def test_bytes_as_the_whole_value_become_text_or_decimals() -> None:
     assert (landed["value"].to_pylist(), refused) == ([Decimal("2.56")], None)
 
 
-def test_bytes_as_the_whole_value_with_the_schema_in_a_header() -> None:
+def test_top_level_bytes_are_read_with_schema_id_in_a_header() -> None:
     form = AvroFormat(
         make_reader("bytes", WireFormat.CONFLUENT_HEADERS), Schemas({3: "bytes", str(FIRST_GUID): "bytes"})
     )
@@ -164,7 +164,7 @@ def test_bytes_as_the_whole_value_with_the_schema_in_a_header() -> None:
         (WireFormat.BARE, b""),
     ],
 )
-def test_bytes_as_the_whole_value_have_their_size_elsewhere(wire: WireFormat, before: bytes) -> None:
+def test_top_level_bytes_have_a_length_in_other_formats(wire: WireFormat, before: bytes) -> None:
     schemas = Schemas({1: "bytes", str(FIRST_GUID): "bytes"})
     landed, refused, _ = convert(
         make_reader("bytes", wire), [before + encode("bytes", v, None) for v in WHOLE], schemas

@@ -59,7 +59,7 @@ def list_offsets(rows: pa.RecordBatch | None, column: str) -> list[int]:
     return rows.column(column).to_pylist() if rows is not None else []
 
 
-def test_rows_that_break_a_critical_expectation_are_quarantined_with_all_that_is_known() -> None:
+def test_rows_breaking_a_critical_expectation_are_quarantined_with_details() -> None:
     contract = make_contract(BETWEEN, WORDS | {"severity": "warning"}, THERE)
     values = [record(n=1, s="a"), record(n=10, s="z"), b"no json", record(s="z"), record(n=3), None]
     (piece,) = convert(Shape(SCHEMA, contract), make_chunk(values))
@@ -78,7 +78,7 @@ def test_rows_that_break_a_critical_expectation_are_quarantined_with_all_that_is
     assert piece.tallies == (Tally(0, 3, 1, (101,)), Tally(1, 3, 2, (101, 103)), Tally(2, 4, 1, (103,)))
 
 
-def test_the_first_expectation_of_the_file_names_a_row() -> None:
+def test_first_broken_expectation_of_the_contract_is_reported_for_a_row() -> None:
     for order in ([BETWEEN, WORDS], [WORDS, BETWEEN]):
         (piece,) = convert(Shape(SCHEMA, make_contract(*order)), make_chunk([record(n=10, s="z")]))
         assert piece.quarantined is not None
@@ -88,13 +88,13 @@ def test_the_first_expectation_of_the_file_names_a_row() -> None:
 @pytest.mark.parametrize(
     "override", [{"severity": "warning"}, {"severity": "info"}, {"kwargs": {**BETWEEN["kwargs"], "mostly": 0.9}}]
 )  # type: ignore[dict-item]
-def test_other_severities_and_shares_are_counted_and_land(override: dict[str, Any]) -> None:
+def test_rows_breaking_lenient_expectations_are_counted_and_land(override: dict[str, Any]) -> None:
     (piece,) = convert(Shape(SCHEMA, make_contract(BETWEEN | override)), make_chunk([record(n=10), record(n=1)]))
     assert (piece.landed.num_rows, piece.quarantined) == (2, None)
     assert piece.tallies == (Tally(0, 2, 1, (100,)),)
 
 
-def test_tombstones_are_exempt_also_where_something_must_be_there() -> None:
+def test_tombstones_are_exempt_from_not_null_expectations() -> None:
     key = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "kafka_key"}}
     values = [None, record(n=1), None, record(n=11), None]
     (piece,) = convert(Shape(SCHEMA, make_contract(THERE, key, BETWEEN)), make_chunk(values))
@@ -103,14 +103,14 @@ def test_tombstones_are_exempt_also_where_something_must_be_there() -> None:
     assert piece.tallies == (Tally(0, 2), Tally(1, 2), Tally(2, 2, 1, (103,)))
 
 
-def test_what_is_dropped_is_counted() -> None:
+def test_dropped_records_are_counted() -> None:
     (piece,) = convert(
         Shape(SCHEMA, make_contract(BETWEEN), dropping=True), make_chunk([b"x", record(n=10), record(n=1)])
     )
     assert (list_offsets(piece.landed, "kafka_offset"), piece.quarantined, piece.dropped) == ([102], None, 2)
 
 
-def test_a_raw_feed_has_a_contract_over_its_columns() -> None:
+def test_contract_of_a_raw_feed_checks_its_columns() -> None:
     contract = make_contract({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "key"}}, schema=None)
     (piece,) = convert(Shape(None, contract), make_chunk([b"a", b"b", None]))
     assert list_offsets(piece.landed, "offset") == [101]
@@ -120,13 +120,13 @@ def test_a_raw_feed_has_a_contract_over_its_columns() -> None:
     assert piece.tallies == (Tally(0, 3, 2, (100, 102)),)
 
 
-def test_a_topic_is_looked_at_once_for_all_its_rows() -> None:
+def test_topic_column_is_checked_once_for_all_rows() -> None:
     topic = {"type": "expect_column_values_to_be_in_set", "kwargs": {"column": "kafka_topic", "value_set": ["other"]}}
     (piece,) = convert(Shape(SCHEMA, make_contract(topic)), make_chunk([record(n=1)] * 5))
     assert (piece.landed.num_rows, piece.tallies) == (0, (Tally(0, 5, 5, (100, 101, 102)),))
 
 
-def test_nothing_is_held_against_nothing() -> None:
+def test_empty_chunk_breaks_no_expectation() -> None:
     shape = Shape(SCHEMA, make_contract(BETWEEN, WORDS))
     for piece in convert(shape, make_chunk([])):
         assert piece.tallies == (Tally(0, 0), Tally(1, 0))
@@ -142,7 +142,7 @@ VALUES = st.one_of(
 
 @settings(max_examples=scale_examples(60))
 @given(values=st.lists(VALUES, max_size=40), dropping=st.booleans(), gaps=st.randoms(use_true_random=False))
-def test_each_record_is_in_one_place_and_in_order(values: list[bytes | None], dropping: bool, gaps: Any) -> None:
+def test_each_record_is_in_one_dataset_and_in_order(values: list[bytes | None], dropping: bool, gaps: Any) -> None:
     at = sorted(gaps.sample(range(100, 10_000), len(values)))
     pieces = convert(Shape(SCHEMA, make_contract(BETWEEN, WORDS), dropping=dropping), make_chunk(values, at))
     landed = [o for p in pieces for o in list_offsets(p.landed, "kafka_offset")]
@@ -162,7 +162,7 @@ def _is_good(value: bytes) -> bool:
     return 0 <= fields["n"] <= 9 and fields["s"] in ("a", "b", None)
 
 
-def test_several_pieces_have_tallies_of_their_own_and_add_up() -> None:
+def test_tallies_of_several_pieces_add_up() -> None:
     schema = parse_schema({"n": "int64", "s": "string"} | {f"c{i}": "int64" for i in range(400)})
     shape = Shape(schema, make_contract(BETWEEN, schema=schema))
     n = 30_000

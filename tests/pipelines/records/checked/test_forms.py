@@ -29,7 +29,7 @@ def generate_near_match(draw: st.DrawFn, regex: str) -> str | None:
 
 @settings(max_examples=scale_examples(200))
 @given(st.data(), FORMS, st.integers(0, 3))
-def test_fixed_forms(data: st.DataObject, regex: str, start: int) -> None:
+def test_fixed_form_matches_arrow_regex(data: st.DataObject, regex: str, start: int) -> None:
     form = fixed_form(regex)
     column = pa.array(data.draw(st.lists(generate_near_match(regex), max_size=20)), pa.string()).slice(start)
     if form is not None:
@@ -37,7 +37,7 @@ def test_fixed_forms(data: st.DataObject, regex: str, start: int) -> None:
 
 
 @pytest.mark.parametrize("regex", [r"^o-[0-9]{10}-[0-9a-f]{6}$", r"^\d{4}-\d{2}$", "^[A-Z]{3}$", r"^a\.b$"])
-def test_what_contracts_often_ask_for_has_a_fixed_form(regex: str) -> None:
+def test_common_contract_regexes_have_a_fixed_form(regex: str) -> None:
     assert fixed_form(regex)
 
 
@@ -47,5 +47,5 @@ def test_what_contracts_often_ask_for_has_a_fixed_form(regex: str) -> None:
      r"^\w$", r"^\b$", r"^a\$", "^ä$", "^[ä]$", "^[^a]$", "^[[:alpha:]]$", "^[a\\d]$", "^[]$", "^[]a]$", "^{2}$",
      "^a{2}{3}$", "^a$$", "(?i)^a$", "^a{999}$", f"^a{{{LONGEST_FORM}}}b$"],
 )  # fmt: skip
-def test_others_have_none(regex: str) -> None:
+def test_other_regexes_have_no_fixed_form(regex: str) -> None:
     assert fixed_form(regex) is None

@@ -257,7 +257,7 @@ def generate_table(draw: st.DrawFn) -> Table:
 @pytest.mark.slow
 @settings(max_examples=3, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
 @given(table=generate_table(), expectations=generate_expectations())
-def test_the_same_rows_are_unexpected_as_great_expectations_finds_on_pandas(
+def test_unexpected_rows_match_great_expectations_on_pandas(
     oracle: Oracle, table: Table, expectations: list[Expectation]
 ) -> None:
     assert {t for t, _ in expectations} == {e.type for e in ENTRIES.values() if e.scope is Scope.ROW}
@@ -298,7 +298,7 @@ def make_extremes() -> pa.RecordBatch:
 
 @pytest.mark.parametrize(("a", "b", "factor"), [("n", "w", 1), ("t", "u", 1000), ("n", "m", 1), ("w", "m", 1)])
 @pytest.mark.parametrize("turned", [False, True])
-def test_values_out_of_all_range_are_compared_exactly(a: str, b: str, factor: int, turned: bool) -> None:
+def test_extreme_values_are_compared_exactly(a: str, b: str, factor: int, turned: bool) -> None:
     left_values = [None if v is None else v * factor for v in EXTREMES[a][1]]
     right_values = EXTREMES[b][1]
     names = {"column_A": b, "column_B": a} if turned else {"column_A": a, "column_B": b}
@@ -312,7 +312,7 @@ def test_values_out_of_all_range_are_compared_exactly(a: str, b: str, factor: in
     ]
 
 
-def test_sums_do_not_wrap() -> None:
+def test_sums_do_not_overflow() -> None:
     expectation = ("expect_multicolumn_sum_to_equal", {"column_list": ["n", "w"], "sum_total": -1})
     left_values, right_values = EXTREMES["n"][1], EXTREMES["w"][1]
     assert RowChecks(make_contract(expectation, schema=WIDE)).check(make_extremes()).broken.rows.tolist() == [
@@ -321,7 +321,7 @@ def test_sums_do_not_wrap() -> None:
 
 
 @pytest.mark.parametrize("total", [1 << 63, -(1 << 64), 1e300, -(1 << 63), 254])
-def test_a_sum_that_no_row_of_small_numbers_has(total: float) -> None:
+def test_sums_of_narrow_integers_match_only_exact_totals(total: float) -> None:
     """254 is the sum of the first row."""
     expectation = ("expect_multicolumn_sum_to_equal", {"column_list": ["a", "b"], "sum_total": total})
     rows = pa.record_batch(
@@ -333,7 +333,7 @@ def test_a_sum_that_no_row_of_small_numbers_has(total: float) -> None:
     assert broken.tolist() == ([1, 2] if total == 254 else [0, 1, 2])
 
 
-def test_a_member_of_a_set_of_narrow_floats_is_the_nearest() -> None:
+def test_set_members_are_rounded_to_the_nearest_narrow_float() -> None:
     """The nearest float to 1e-320 is 0, of either sign."""
     table: Table = {"g": [0.0, -0.0, 0.1, math.inf, 3.4e38]}
     expectation = ("expect_column_values_to_be_in_set", {"column": "g", "value_set": [1e-320, 0.1, 3.4e38]})
@@ -350,7 +350,7 @@ def test_a_member_of_a_set_of_narrow_floats_is_the_nearest() -> None:
         ({"max_value": -1e39}, [0, 1, 2, 4]),
     ],
 )
-def test_bounds_of_narrow_floats_are_the_nearest_inside(kwargs: dict[str, float], broken: list[int]) -> None:
+def test_bounds_are_rounded_inward_to_narrow_floats(kwargs: dict[str, float], broken: list[int]) -> None:
     """0.1 is between two such floats: the one above is 0.10000000149011612."""
     table: Table = {"g": [0.05, 0.1, 1.0, -math.inf, math.inf, math.nan, None]}
     result = RowChecks(make_contract(("expect_column_values_to_be_between", {"column": "g"} | kwargs))).check(
@@ -375,7 +375,9 @@ def test_bounds_of_narrow_floats_are_the_nearest_inside(kwargs: dict[str, float]
         ("d", {"min_value": "2026-01-01", "strict_min": True, "max_value": "9999-12-31"}, [0, 1]),
     ],
 )
-def test_bounds_finer_or_wider_than_the_column(column: str, kwargs: dict[str, Any], broken: list[int]) -> None:
+def test_bounds_finer_or_wider_than_the_column_are_applied_exactly(
+    column: str, kwargs: dict[str, Any], broken: list[int]
+) -> None:
     table: Table = {
         "k": [-128, 0, 127, None],
         "m": [Decimal(0), Decimal("0.01"), Decimal("9999999.99"), None],
@@ -386,7 +388,7 @@ def test_bounds_finer_or_wider_than_the_column(column: str, kwargs: dict[str, An
     assert RowChecks(make_contract(expectation)).check(make_rows(table)).broken.rows.tolist() == broken
 
 
-def test_a_part_of_a_batch_is_looked_at_as_if_it_were_one() -> None:
+def test_batch_slice_is_checked_like_a_copied_batch() -> None:
     table: Table = {"s": [*WORDS, None] * 3, "f": [0.0, None, math.nan] * 11, "n": [*range(33)]}
     c = "expect_column_values_to_"
     checks = RowChecks(
@@ -409,7 +411,7 @@ def test_a_part_of_a_batch_is_looked_at_as_if_it_were_one() -> None:
     assert [p.broken.expectations.tolist() for p in parts] == [p.broken.expectations.tolist() for p in copied]
 
 
-def test_a_regex_of_ascii_means_ascii_and_the_end_is_the_end() -> None:
+def test_regex_classes_are_ascii_and_dollar_matches_only_the_end() -> None:
     table: Table = {"s": ["٣", "3", "Ä", "x", "x\n"]}
     for regex, broken in ((r"^\d$", [0, 2, 3, 4]), (r"^\w$", [0, 2, 4]), ("^.$", [4])):
         expectation = ("expect_column_values_to_match_regex", {"column": "s", "regex": regex})

@@ -18,7 +18,7 @@ SHORT = st.binary(max_size=LONGEST).filter(lambda b: b.isascii()).map(bytes.deco
 
 @settings(max_examples=scale_examples(200))
 @given(st.data(), st.lists(SHORT, min_size=1, max_size=64, unique=True), st.integers(0, 3))
-def test_what_it_says_is_what_arrow_says(data: st.DataObject, members: list[str], start: int) -> None:
+def test_text_table_matches_arrow_is_in(data: st.DataObject, members: list[str], start: int) -> None:
     near = st.none() | st.sampled_from(members) | st.sampled_from(members).map(lambda t: t + "\0") | st.text(max_size=9)
     column = pa.array(data.draw(st.lists(near, max_size=20)), pa.string()).slice(start)
     allowed = pa.array(members, pa.string())
@@ -28,7 +28,7 @@ def test_what_it_says_is_what_arrow_says(data: st.DataObject, members: list[str]
 
 
 @pytest.mark.parametrize("count", [1, 5, 64])
-def test_what_contracts_often_name_has_a_table(count: int) -> None:
+def test_common_text_sets_have_a_table(count: int) -> None:
     assert short_set(pa.array([f"c-{i:02d}" for i in range(count)]))
 
 
@@ -37,9 +37,9 @@ def test_what_contracts_often_name_has_a_table(count: int) -> None:
     [[], ["123456789"], ["a", None], ["a", "a\0"], [f"{i:02d}" for i in range(65)]],
     ids=["none", "long", "null", "alike", "many"],
 )
-def test_others_have_none(members: list[str | None]) -> None:
+def test_unsuitable_text_sets_have_no_table(members: list[str | None]) -> None:
     assert short_set(pa.array(members, pa.string())) is None
 
 
-def test_numbers_have_none() -> None:
+def test_number_sets_have_no_table() -> None:
     assert short_set(pa.array([1, 2])) is None

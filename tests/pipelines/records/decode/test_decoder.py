@@ -54,7 +54,7 @@ def read_both(source: Log, **options: object) -> tuple[list[Row], list[Row]]:
 
 @pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4, ZSTD])
 @pytest.mark.parametrize("append_time", [None, 1_700_000_999_999])
-def test_every_codec_and_clock(codec: int, append_time: int | None) -> None:
+def test_every_codec_and_timestamp_type_is_decoded(codec: int, append_time: int | None) -> None:
     got, expected = read_both(log(*[LogBatch(r, codec, append_time=append_time) for r in (SOME, ODD, SOME[:1])]))
     assert got == expected
 
@@ -71,7 +71,7 @@ def test_message_sets(magic: int, codec: int, append_time: int | None) -> None:
     assert got == expected
 
 
-def test_formats_may_follow_one_another() -> None:
+def test_mixed_record_formats_are_decoded() -> None:
     mixed = [
         LogBatch(SOME[:5], c, m)
         for m, c in [(0, NONE), (1, NONE), (0, NONE), (1, GZIP), (1, NONE), (2, LZ4), (1, NONE)]
@@ -80,7 +80,7 @@ def test_formats_may_follow_one_another() -> None:
     assert got == expected
 
 
-def test_kafka_pythons_reader_agrees() -> None:
+def test_records_match_kafka_python() -> None:
     source = log(LogBatch(SOME), LogBatch(ODD[:5] + ODD[7:], gap=4), LogBatch(SOME[:9], GZIP, tail=3))
     mine = decode(source.data)
     theirs = [r for batch in MemoryRecords(source.data) for r in batch]
@@ -89,18 +89,18 @@ def test_kafka_pythons_reader_agrees() -> None:
     ]
 
 
-def test_snappy_without_framing() -> None:
+def test_snappy_without_framing_is_decoded() -> None:
     got, expected = read_both(log(LogBatch(SOME, SNAPPY, xerial=False)))
     assert got == expected
 
 
-def test_snappy_framing_with_version_in_the_wrong_byte_order() -> None:
+def test_snappy_framing_with_little_endian_version_is_decoded() -> None:
     data = bytearray(log(LogBatch(SOME, SNAPPY)).data)
     data[61 + 8 : 61 + 16] = struct.pack("<ii", 1, 1)
     assert len(decode(with_checksum(bytes(data)))) == len(SOME)
 
 
-def test_snappy_framing_that_begins_again_is_read_on_as_by_kafkas_own_consumer() -> None:
+def test_concatenated_snappy_framings_are_decoded_as_by_kafka_consumer() -> None:
     plain = log(LogBatch(SOME)).data
     body = compress(plain[61:5000], SNAPPY) + compress(plain[5000:], SNAPPY)
     head = bytearray(plain[:61])
@@ -108,7 +108,7 @@ def test_snappy_framing_that_begins_again_is_read_on_as_by_kafkas_own_consumer()
     assert decode(with_checksum(bytes(head) + body)) == decode(plain)
 
 
-def test_compaction_leaves_gaps_tails_and_empty_batches() -> None:
+def test_gaps_tails_and_empty_batches_of_compaction_are_decoded() -> None:
     thin = tuple(LogRecord(b"k", b"v", skip=i) for i in range(20))
     source = log(LogBatch(thin, tail=7), LogBatch((), tail=30, gap=2), LogBatch(SOME[:3], gap=100, delete_horizon=True))
     d = make_decoder(0, source.end)
@@ -117,7 +117,7 @@ def test_compaction_leaves_gaps_tails_and_empty_batches() -> None:
     assert d.counts.records == 23
 
 
-def test_the_position_passes_what_is_invisible() -> None:
+def test_position_advances_past_invisible_batches() -> None:
     source = log(LogBatch((), tail=10), LogBatch(producer=1, marker=COMMIT), LogBatch(SOME[:2], tail=5))
     d = make_decoder(0, source.end)
     assert to_rows(d.feed(source.batches[0].data)) == []
@@ -129,7 +129,7 @@ def test_the_position_passes_what_is_invisible() -> None:
     assert len(to_rows(d.finish())) == 2
 
 
-def test_the_range_is_exact() -> None:
+def test_only_records_of_the_range_are_decoded() -> None:
     source = log(*[LogBatch(SOME[i : i + 10], [NONE, LZ4][i // 10 % 2]) for i in range(0, 100, 10)])
     for start, end in [(0, 1), (7, 8), (9, 11), (10, 20), (13, 57), (99, 100), (5, 5)]:
         d = make_decoder(start, end)
@@ -138,21 +138,21 @@ def test_the_range_is_exact() -> None:
         assert d.counts.records == end - start
 
 
-def test_an_end_amid_a_gap_is_reached() -> None:
+def test_range_end_inside_a_gap_is_reached() -> None:
     source = log(LogBatch(SOME[:5]), LogBatch(SOME[:5], gap=20))
     d = make_decoder(0, 10)
     assert len(read(source, d, 10)) == 5
     assert d.position == 25
 
 
-def test_a_response_is_cut_anywhere() -> None:
+def test_responses_cut_at_any_byte_are_decoded() -> None:
     source = log(*[LogBatch(SOME[i : i + 3], codec) for i, codec in enumerate([NONE, LZ4, ZSTD, NONE, GZIP])])
     for size in range(1, len(source.data), 7):
         d = make_decoder(0, source.end)
         assert read(source, d, source.end, [size] * 100) == source.visible(0, source.end)
 
 
-def test_what_was_read_is_passed_over() -> None:
+def test_records_read_before_are_skipped() -> None:
     source = log(*[LogBatch(SOME[i : i + 3]) for i in range(5)])
     d = make_decoder(4, source.end)
     out = to_rows([*d.feed(source.data), *d.feed(source.data), *d.finish()])
@@ -185,14 +185,14 @@ INTERLEAVED = log(
 )
 
 
-def test_aborted_records_are_left_out() -> None:
+def test_aborted_records_are_skipped() -> None:
     d = make_decoder(0, INTERLEAVED.end)
     got = read(INTERLEAVED, d, INTERLEAVED.end)
     assert [r["offset"] for r in got] == [3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 26]
     assert (d.counts.records, d.counts.control, d.counts.aborted) == (11, 5, 11)
 
 
-def test_read_uncommitted_leaves_out_only_markers() -> None:
+def test_read_uncommitted_skips_only_markers() -> None:
     d = make_decoder(0, INTERLEAVED.end, read_committed=False)
     got = read(INTERLEAVED, d, INTERLEAVED.end)
     assert [r["offset"] for r in got] == [o for o in range(27) if o not in (10, 14, 20, 24, 25)]
@@ -200,7 +200,7 @@ def test_read_uncommitted_leaves_out_only_markers() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 150, 333, 700, 10_000])
-def test_ranges_and_responses_begin_amid_transactions(size: int) -> None:
+def test_ranges_and_responses_may_begin_inside_transactions(size: int) -> None:
     for start in range(INTERLEAVED.end):
         for end in range(start, INTERLEAVED.end + 1, 5):
             d = make_decoder(start, end)
@@ -209,14 +209,14 @@ def test_ranges_and_responses_begin_amid_transactions(size: int) -> None:
             assert d.counts.control == INTERLEAVED.count(start, end, control=True)
 
 
-def test_one_response_may_be_fed_in_pieces_with_its_whole_list() -> None:
+def test_response_may_be_fed_in_pieces_with_its_full_aborted_list() -> None:
     aborted = [(p, first) for p, first, _ in INTERLEAVED.aborted]
     d = make_decoder(0, INTERLEAVED.end)
     pieces = [chunk for b in INTERLEAVED.batches for chunk in d.feed(b.data, aborted)]
     assert to_rows([*pieces, *d.finish()]) == INTERLEAVED.visible(0, INTERLEAVED.end)
 
 
-def test_markers_seen_behind_an_error_are_seen_again() -> None:
+def test_markers_read_before_an_error_are_read_again() -> None:
     source = log(
         LogBatch(SOME[:2], magic=1),
         make_transaction(1),
@@ -232,7 +232,7 @@ def test_markers_seen_behind_an_error_are_seen_again() -> None:
     assert read(source, d, source.end) == source.visible(0, source.end)
 
 
-def test_hidden_records_are_counted_one_by_one_at_the_edges() -> None:
+def test_aborted_records_are_counted_exactly_at_range_edges() -> None:
     thin = tuple(LogRecord(b"k", b"v", skip=1) for _ in range(10))  # offsets 1, 3, … 19
     source = log(LogBatch(thin, LZ4, producer=4, transactional=True), LogBatch(producer=4, marker=ABORT))
     d = make_decoder(4, 15)
@@ -240,7 +240,7 @@ def test_hidden_records_are_counted_one_by_one_at_the_edges() -> None:
     assert (d.counts.aborted, d.counts.control) == (5, 0)
 
 
-def test_a_control_batch_of_another_kind_ends_nothing() -> None:
+def test_control_batch_of_another_type_ends_no_transaction() -> None:
     source = log(
         make_transaction(1), LogBatch(producer=1, marker=5), make_transaction(1), LogBatch(producer=1, marker=ABORT)
     )
@@ -270,7 +270,7 @@ def test_chunks_are_bounded_by_bytes() -> None:
         assert size <= 256
 
 
-def test_one_record_larger_than_a_chunk() -> None:
+def test_record_larger_than_the_chunk_limit_gets_a_separate_chunk() -> None:
     big = bytes(50_000_000)
     source = log(LogBatch(SOME[:3]), LogBatch((LogRecord(b"k", big, headers=(("h", big),)),), LZ4), LogBatch(SOME[:3]))
     d = make_decoder(0, source.end, chunk_bytes=1000, max_batch_bytes=200 << 20)
@@ -280,7 +280,7 @@ def test_one_record_larger_than_a_chunk() -> None:
     assert chunks[1].column("headers")[0].as_py() == [{"key": "h", "value": big}]
 
 
-def test_a_chunk_is_not_touched_after_it_was_yielded() -> None:
+def test_chunk_is_not_modified_after_it_was_yielded() -> None:
     source = log(*[LogBatch(SOME) for _ in range(4)])
     d = make_decoder(0, source.end, chunk_rows=300)
     chunks = d.feed(source.data)
@@ -310,7 +310,7 @@ AS_JAVA = [
 ]
 
 
-def test_header_keys_keep_their_bytes_and_former_files_had_what_java_reads() -> None:
+def test_header_keys_keep_their_bytes_and_former_text_matches_java() -> None:
     # Placeholders of the same length first: the builder takes text only.
     headers = tuple(("x" * (len(key) // 2), bytes([i])) for i, (key, _) in enumerate(AS_JAVA))
     data = bytearray(log(LogBatch((LogRecord(headers=headers), LogRecord(headers=(("plain", b""),))))).data)
@@ -330,7 +330,7 @@ def test_header_keys_keep_their_bytes_and_former_files_had_what_java_reads() -> 
 # --- bad bytes ----------------------------------------------------------------------------------------------------
 
 
-def test_a_checksum_that_does_not_match_names_the_batch() -> None:
+def test_checksum_mismatch_names_the_batch() -> None:
     source = log(*[LogBatch(SOME[i * 3 : i * 3 + 3], LZ4) for i in range(5)])
     data = bytearray(source.data)
     data[sum(len(b.data) for b in source.batches[:3]) + 70] ^= 1
@@ -343,7 +343,7 @@ def test_a_checksum_that_does_not_match_names_the_batch() -> None:
     assert to_rows([*d.feed(source.fetch(d.position)[0]), *d.finish()]) == source.visible(0, source.end)
 
 
-def test_a_record_that_does_not_parse_takes_back_its_batch() -> None:
+def test_unparsable_record_discards_its_whole_batch() -> None:
     source = log(LogBatch(ODD), LogBatch(ODD[7:8] + ODD[:7]))
     bad = bytearray(source.batches[1].data)
     bad[-1] = 2  # the last record claims a header
@@ -354,7 +354,7 @@ def test_a_record_that_does_not_parse_takes_back_its_batch() -> None:
     assert to_rows([*d.feed(source.batches[1].data), *d.finish()]) == source.visible(0, source.end)
 
 
-def test_without_crc_checks_a_wrong_checksum_passes() -> None:
+def test_wrong_checksum_is_ignored_without_crc_checks() -> None:
     data = bytearray(log(LogBatch(SOME[:3])).data)
     data[17] ^= 1
     assert len(decode(bytes(data), check_crc=False)) == 3
@@ -362,7 +362,7 @@ def test_without_crc_checks_a_wrong_checksum_passes() -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [NONE, GZIP])
-def test_messages_have_checksums_of_their_own(magic: int, codec: int) -> None:
+def test_message_checksums_are_checked(magic: int, codec: int) -> None:
     source = log(LogBatch(SOME[:4], codec, magic))
     data = bytearray(source.data)
     data[-1] ^= 1
@@ -401,7 +401,7 @@ def test_unknown_formats_and_codecs_are_unsupported() -> None:
         (1, 0, b"\x16\0" + b"\xff" * 9 + b"\x7f\0\1\1\0"),
     ],
 )
-def test_counts_and_lengths_that_lie(count: int, delta: int, records: bytes) -> None:
+def test_wrong_counts_and_lengths(count: int, delta: int, records: bytes) -> None:
     with pytest.raises(CorruptBatch):
         decode(encode_raw_v2(BatchHeader(delta=delta, count=count), records))
 
@@ -411,7 +411,7 @@ def test_negative_lengths_are_null_as_in_java() -> None:
 
 
 @pytest.mark.parametrize("size", [-1, 0, 13, 48])
-def test_sizes_smaller_than_any_batch(size: int) -> None:
+def test_sizes_smaller_than_any_batch_are_refused(size: int) -> None:
     data = bytearray(log(LogBatch()).data)
     data[8:12] = struct.pack(">i", size)
     with pytest.raises(CorruptBatch, match="size"):
@@ -420,7 +420,7 @@ def test_sizes_smaller_than_any_batch(size: int) -> None:
         next_position(bytes(data), 0, "orders", 3)
 
 
-def test_offsets_that_go_back_between_batches_condemn_both() -> None:
+def test_decreasing_offsets_between_batches_reject_both_batches() -> None:
     source = log(*[LogBatch(SOME[:3]) for _ in range(4)])
     data = bytearray(source.data)
     at = len(source.batches[0].data) + len(source.batches[1].data)
@@ -443,7 +443,7 @@ def test_compression_bombs_are_bounded(codec: int) -> None:
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
-def test_compressed_data_that_is_damaged_or_cut(codec: int) -> None:
+def test_truncated_compressed_data_is_refused(codec: int) -> None:
     complete = log(LogBatch(SOME, codec)).data
     for stop in (61, 62, 70, len(complete) // 2, len(complete) - 5):
         data = bytearray(complete[:stop])
@@ -452,7 +452,7 @@ def test_compressed_data_that_is_damaged_or_cut(codec: int) -> None:
             decode(with_checksum(bytes(data)), max_batch_bytes=1 << 20)
 
 
-def test_lz4_frames_of_other_writers() -> None:
+def test_lz4_frames_of_other_writers_are_decoded() -> None:
     plain = log(LogBatch(SOME)).data
     linked = bytes(cramjam.lz4.compress(plain[61:]))
     assert not linked[4] & 0x20
@@ -465,13 +465,13 @@ def test_lz4_frames_of_other_writers() -> None:
         assert decode(batch) == decode(plain)
 
 
-def test_a_compressed_set_inside_of_a_compressed_set() -> None:
+def test_nested_compressed_message_set_is_refused() -> None:
     inner = log(LogBatch(SOME[:3], GZIP, 1)).data
     with pytest.raises(CorruptBatch, match="compressed"):
         decode(encode_message(2, 1, GZIP, 0, None, compress(inner, GZIP)))
 
 
-def test_a_wrapper_may_end_above_what_it_still_holds() -> None:
+def test_wrapper_offset_may_exceed_its_remaining_messages() -> None:
     inner = log(LogBatch(SOME[:3], NONE, 0)).data
     d = make_decoder(0, 20)
     got = to_rows([*d.feed(encode_message(10, 0, GZIP, 0, None, compress(inner, GZIP))), *d.finish()])
@@ -479,7 +479,7 @@ def test_a_wrapper_may_end_above_what_it_still_holds() -> None:
 
 
 @pytest.mark.parametrize("base", [-1, (1 << 63) - 1, (1 << 63) - 3])
-def test_offsets_out_of_bounds(base: int) -> None:
+def test_offsets_out_of_bounds_are_refused(base: int) -> None:
     with pytest.raises(CorruptBatch, match="offsets"):
         decode(encode_raw_v2(BatchHeader(base, 2), b"\x0c\0\0\0\1\1\0"))
 
@@ -487,7 +487,7 @@ def test_offsets_out_of_bounds(base: int) -> None:
 # --- positions for the fetcher ------------------------------------------------------------------------------------
 
 
-def test_how_far_a_response_reaches() -> None:
+def test_next_position_follows_the_last_complete_batch() -> None:
     source = log(
         LogBatch(SOME[:5], tail=2),
         LogBatch(SOME[:5], LZ4, gap=10),
@@ -508,7 +508,7 @@ def test_how_far_a_response_reaches() -> None:
             assert next_position(memoryview(complete)[:cut], 0) == reached
 
 
-def test_a_decoder_is_asked_for_a_sound_range() -> None:
+def test_invalid_range_and_chunk_size_are_refused() -> None:
     with pytest.raises(ValueError, match="range"):
         make_decoder(5, 4)
     with pytest.raises(ValueError, match="chunks"):

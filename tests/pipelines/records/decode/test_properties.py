@@ -97,7 +97,7 @@ logs = st.lists(
 
 @settings(max_examples=scale_examples(150))
 @given(st.data(), logs)
-def test_every_range_of_every_log(data: st.DataObject, batches: list[LogBatch]) -> None:
+def test_every_range_of_a_random_log_is_decoded(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
     start = data.draw(st.integers(0, source.end), "start")
     end = data.draw(st.integers(start, source.end), "end")
@@ -117,7 +117,7 @@ def test_every_range_of_every_log(data: st.DataObject, batches: list[LogBatch]) 
 
 @settings(max_examples=scale_examples(60))
 @given(logs, st.lists(st.integers(0, 400), max_size=8), st.integers(1, 7))
-def test_chunks_do_not_depend_on_how_responses_were_cut(
+def test_chunks_do_not_depend_on_response_boundaries(
     batches: list[LogBatch], sizes: list[int], chunk_rows: int
 ) -> None:
     source = log(*batches)
@@ -152,7 +152,7 @@ def read_damaged(data: bytes, aborted: list[tuple[int, int]], **options: object)
 
 @settings(max_examples=scale_examples(150))
 @given(st.data(), logs)
-def test_a_flipped_bit_costs_no_more_than_reading_again(data: st.DataObject, batches: list[LogBatch]) -> None:
+def test_flipped_bit_is_recovered_by_reading_again(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
     damaged = bytearray(source.data)
     at = data.draw(st.integers(0, len(damaged) - 1), "byte")
@@ -179,7 +179,7 @@ def in_base_offset(data: bytes, at: int) -> bool:
 
 @settings(max_examples=scale_examples(200))
 @given(st.data(), st.lists(records, min_size=1, max_size=4), st.integers(0, 3))
-def test_records_that_lie_under_a_right_checksum(
+def test_malformed_records_with_a_valid_checksum(
     data: st.DataObject, lying_records: list[LogRecord], tail: int
 ) -> None:
     batch = bytearray(log(LogBatch(tuple(lying_records), tail=tail)).data)
@@ -212,7 +212,7 @@ def read_with_kafka_python(batch: bytes) -> list[tuple[object, ...]] | None:
 
 @settings(max_examples=scale_examples(150))
 @given(st.data(), logs)
-def test_any_damage_without_checksums(data: st.DataObject, batches: list[LogBatch]) -> None:
+def test_any_damage_with_checksums_off(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
     damaged = bytearray(source.data)
     for _ in range(data.draw(st.integers(1, 5), "edits")):
@@ -224,7 +224,7 @@ def test_any_damage_without_checksums(data: st.DataObject, batches: list[LogBatc
 
 @settings(max_examples=scale_examples(100), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(st.binary(max_size=200), st.sampled_from([0, 1, 2, 3, 255]), st.integers(-5, 200))
-def test_bytes_of_any_kind(noise: bytes, magic: int, size: int) -> None:
+def test_arbitrary_bytes(noise: bytes, magic: int, size: int) -> None:
     head = struct.pack(">qiI", 7, size, 0) + bytes([magic])
     for data in (noise, head + noise):
         read_damaged(data, [(0, 0)], check_crc=False)
@@ -241,7 +241,7 @@ def test_nothing_is_read_out_of_bounds(tmp_path: Path) -> None:
     """The same tests over loops in which numba checks every index."""
     env = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
     here = Path(__file__).parent
-    only = "any_damage or under_a_right or any_kind or message_sets or that_lie"
+    only = "any_damage or valid_checksum or arbitrary_bytes or message_sets or wrong_counts"
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", only, str(here)]
     run = subprocess.run(command, env=env, cwd=here.parents[3], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-3000:]

@@ -93,7 +93,7 @@ def to_sent(row: Row) -> Row:
 
 @settings(max_examples=scale_examples(150))
 @given(row_lists, st.sampled_from(sorted(CODECS)), st.integers(1, 700))
-def test_what_is_encoded_is_decoded_in_order_within_the_limit(rows: list[Row], codec: str, limit: int) -> None:
+def test_encoded_rows_decode_in_order_within_the_size_limit(rows: list[Row], codec: str, limit: int) -> None:
     batches = seal(rows, codec=CODECS[codec].number, batch_bytes=limit)
     by_partition: dict[int, list[Row]] = {}
     for batch in batches:
@@ -143,7 +143,7 @@ class RawKey(str):
 
 @settings(max_examples=scale_examples(50))
 @given(st.lists(st.lists(st.binary(max_size=6) | st.just(MARK.encode() + b"41"), max_size=3), max_size=6))
-def test_keys_of_headers_are_sent_as_the_bytes_that_they_were(keys: list[list[bytes]]) -> None:
+def test_header_keys_are_sent_as_their_original_bytes(keys: list[list[bytes]]) -> None:
     headers = [[{"key": escape_key(k), "value": k} for k in header_keys] for header_keys in keys]
     rows = [{"key": None, "value": b"v", "timestamp": 5, "headers": h, "to": 0} for h in headers]
     for batch in seal(rows, codec=CODECS["none"].number):
@@ -156,7 +156,7 @@ def test_keys_of_headers_are_sent_as_the_bytes_that_they_were(keys: list[list[by
 
 
 @pytest.mark.parametrize("codec", sorted(CODECS))
-def test_batches_of_many_blocks_some_of_which_cannot_be_made_smaller(codec: str) -> None:
+def test_batches_with_incompressible_blocks_are_encoded(codec: str) -> None:
     dice = random.Random(1)
     values = [dice.randbytes(70_000), b"again " * 40_000, b"", dice.randbytes(200_000), b"x"] * 2
     rows = [{"key": None, "value": v, "timestamp": n, "headers": None, "to": 0} for n, v in enumerate(values)]
@@ -181,7 +181,7 @@ def test_a_batch_is_split_in_two(rows: list[Row]) -> None:
 
 @settings(max_examples=scale_examples(100))
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=40)), max_size=30), st.integers(1, 12), st.integers(0, 3))
-def test_a_key_goes_where_java_sends_it(keys: list[bytes | None], partitions: int, first: int) -> None:
+def test_key_is_sent_to_the_same_partition_as_by_java(keys: list[bytes | None], partitions: int, first: int) -> None:
     column = pa.array(keys, pa.binary()).slice(first)
     numbers = np.arange(len(column))
     chosen = by_key(column, partitions, spread(numbers, partitions))
@@ -190,13 +190,13 @@ def test_a_key_goes_where_java_sends_it(keys: list[bytes | None], partitions: in
     ]
 
 
-def test_murmur2_is_javas() -> None:
+def test_murmur2_matches_java() -> None:
     partitions = 1 << 31
     chosen = by_key(pa.array(list(JAVA), pa.binary()), partitions, np.zeros(len(JAVA), np.int64))
     assert chosen.tolist() == [h & 0x7FFFFFFF for h in JAVA.values()]
 
 
-def test_many_open_batches_are_sealed_before_they_fill_the_memory() -> None:
+def test_many_open_batches_are_sealed_at_the_memory_limit() -> None:
     rows = [{"key": None, "value": bytes(5000), "timestamp": 1, "headers": None, "to": n % 50} for n in range(500)]
     accumulator = Accumulator(held_bytes=1 << 20)
     batches = [*accumulator.add(to_arrow(rows), np.array([r["to"] for r in rows]), np.arange(500))]
@@ -204,7 +204,7 @@ def test_many_open_batches_are_sealed_before_they_fill_the_memory() -> None:
     assert not [*accumulator.flush()]
 
 
-def test_batches_after_a_huge_record_are_as_full_as_before() -> None:
+def test_batches_stay_full_after_a_huge_record() -> None:
     def add(*values: bytes) -> list[SealedBatch]:
         rows = to_arrow([{"key": None, "value": v, "timestamp": 1, "headers": None} for v in values])
         return [*accumulator.add(rows, np.zeros(len(values), np.int64), np.arange(len(values)))]
@@ -214,7 +214,7 @@ def test_batches_after_a_huge_record_are_as_full_as_before() -> None:
     assert [b.count for _ in range(30) for b in add(*[bytes(1000)] * 10)] == [99, 99, 99]
 
 
-def test_other_columns_are_refused() -> None:
+def test_rows_with_other_columns_or_without_times_are_refused() -> None:
     accumulator = Accumulator()
     with pytest.raises(ValueError, match="not rows to send"):
         list(accumulator.add(pa.RecordBatch.from_pydict({"a": [1]}), np.zeros(1, np.int64), np.zeros(1, np.int64)))

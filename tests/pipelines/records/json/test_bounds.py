@@ -69,7 +69,7 @@ alike = st.one_of(st.just(ALIKE), st.just(ALIKE), mutate(ALIKE), st.integers(0, 
     max_examples=scale_examples(300), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(chosen=st.data(), at_end=st.booleans())
-def test_nothing_is_touched_beyond(
+def test_nothing_is_accessed_beyond_the_buffers(
     monkeypatch: pytest.MonkeyPatch,
     schema: Schema,
     records: st.SearchStrategy[list[bytes]],

@@ -23,7 +23,7 @@ def convert_one(schema: dict[str, str], value: bytes | None) -> dict[str, object
 
 
 @pytest.mark.parametrize(("kind", "says", "becomes"), CASES)
-def test_a_field(kind: str, says: str, becomes: str) -> None:
+def test_documented_field_lands_or_is_refused_as_documented(kind: str, says: str, becomes: str) -> None:
     row = convert_one({"x": kind}, f'{{"x": {says}}}'.encode())
     if becomes in list(Reason):
         assert row["reason"] == becomes
@@ -34,12 +34,12 @@ def test_a_field(kind: str, says: str, becomes: str) -> None:
         assert row["_extra"] is None
 
 
-def test_the_table_of_fields_is_there() -> None:
+def test_docs_have_the_table_of_fields() -> None:
     assert len(CASES) > 70
     assert {c[2] for c in CASES} >= {*list(Reason)[:11]} - {"too_deep", "too_large", "invalid_utf8"}
 
 
-def test_the_docs_name_every_reason() -> None:
+def test_docs_list_every_reason() -> None:
     assert [r for r in Reason if f"`{r}`" not in DOCS] == []
 
 
@@ -105,25 +105,25 @@ REFUSED: list[tuple[bytes, str, int | None]] = [
 
 
 @pytest.mark.parametrize(("value", "row"), LANDS)
-def test_values_that_land(value: bytes | None, row: dict[str, object]) -> None:
+def test_valid_values_land(value: bytes | None, row: dict[str, object]) -> None:
     landed = convert_one(X, value)
     assert {k: landed.get(k, "quarantined") for k in row} == row
 
 
 @pytest.mark.parametrize(("value", "reason", "position"), REFUSED)
-def test_values_that_are_refused(value: bytes, reason: str, position: int | None) -> None:
+def test_invalid_values_are_refused_with_reason_and_position(value: bytes, reason: str, position: int | None) -> None:
     row = convert_one(X, value)
     assert (row["reason"], row["byte"]) == (reason, position)
     assert row["value"] == value
 
 
-def test_a_tombstone_lands_whatever_is_required() -> None:
+def test_tombstone_lands_despite_required_fields() -> None:
     assert (
         convert_one({"x": "int32 not null", "y": "struct<a:int32 not null> not null"}, None)["kafka_tombstone"] is True
     )
 
 
-def test_what_is_no_json_is_said_before_what_does_not_fit() -> None:
+def test_invalid_json_is_reported_before_invalid_values() -> None:
     assert convert_one(X, b'{"x":"wrong","y":')["reason"] == "not_json"
     assert convert_one({"x": "int8", "y": "int8"}, b'{"x":1000,"y":"wrong"}')["field"] == "y"
     assert convert_one({"x": "int8", "y": "int8"}, b'{"y":1000,"x":1000}')["field"] == "x"
@@ -133,9 +133,9 @@ EXTRAS = re.findall(r"^\| `(\w+): (.+)` \| `(.+)` \| `(.+)` \|$", DOCS, re.MULTI
 
 
 @pytest.mark.parametrize(("name", "kind", "value", "extra"), EXTRAS)
-def test_fields_that_the_schema_does_not_name(name: str, kind: str, value: str, extra: str) -> None:
+def test_fields_not_in_the_schema_land_in_extra(name: str, kind: str, value: str, extra: str) -> None:
     assert convert_one({name: kind}, value.encode())["_extra"] == extra
 
 
-def test_the_table_of_such_fields_is_there() -> None:
+def test_docs_have_the_table_of_extra_fields() -> None:
     assert len(EXTRAS) == 4

@@ -43,7 +43,7 @@ def make_nested(i: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", ['qu"ote', "back\\slash", 'a much longer qu"ote'])
-def test_a_name_that_json_escapes_is_known_by_its_escapes_alone(name: str) -> None:
+def test_field_name_with_escapes_matches_only_its_escaped_form(name: str) -> None:
     schema = parse_schema({name: "int8"})
     sound, broken = json.dumps({name: 1}).encode(), f'{{"{name}":1}}'.encode()
     values = [broken, sound, broken, sound, sound, broken]
@@ -53,7 +53,7 @@ def test_a_name_that_json_escapes_is_known_by_its_escapes_alone(name: str) -> No
 
 
 @pytest.mark.parametrize("schema", [ORDERS, NESTED], ids=["flat", "nested"])
-def test_many_blocks_give_what_single_records_give(schema: Schema) -> None:
+def test_many_blocks_give_the_same_rows_as_single_records(schema: Schema) -> None:
     mixed = [e.value for e in orders(Mix(3, bad=0.05, tombstones=0.02), 14_000, 0, 10**12)]
     values = mixed if schema is ORDERS else [make_nested(i) for i in range(14_000)]
     landed, quarantined = convert(schema, values)
@@ -72,14 +72,14 @@ def test_many_blocks_give_what_single_records_give(schema: Schema) -> None:
             assert refused[offset]["value"] == value
 
 
-def test_the_columns_are_those_that_the_schema_says() -> None:
+def test_columns_match_the_schema() -> None:
     landed, quarantined = convert(ORDERS, [b"{", b'{"order_id":"o"}'])
     assert landed.schema.equals(landed_schema(ORDERS))
     assert quarantined is not None
     assert quarantined.schema.equals(REFUSED)
 
 
-def test_a_format_goes_on_after_anything() -> None:
+def test_format_continues_after_huge_and_invalid_records() -> None:
     form = JsonFormat(NESTED)
     first = [make_nested(i) for i in range(50)]
     huge = b'{"lines":[' + b",".join([b'{"tags":{"a":[1,2,3]}}'] * 50_000) + b'],"x":"' + b"y" * 3_000_000 + b'"}'
@@ -97,7 +97,7 @@ def test_a_large_value_lands() -> None:
     assert landed["x"][0].as_py() == "é" * (50 << 20 >> 3)
 
 
-def test_too_many_elements_are_refused_and_their_neighbours_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_with_too_many_elements_is_refused_and_neighbours_land(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_tables, "MOST_SLOTS", 30_000)
     short, long = (b'{"x":[' + b",".join([b"1"] * n) + b"]}" for n in (30_000, 30_001))
     landed, quarantined = convert(parse_schema({"x": "list<int8>"}), [b"{}", short, long, short, b"{}"])
@@ -107,7 +107,7 @@ def test_too_many_elements_are_refused_and_their_neighbours_are_not(monkeypatch:
     assert quarantined.select(["reason", "field"]).to_pylist() == [{"reason": "too_large", "field": "x"}]
 
 
-def test_a_piece_is_held_by_nobody_but_its_consumer() -> None:
+def test_piece_memory_is_freed_with_its_last_reference() -> None:
     records = make_chunk([e.value for e in orders(Mix(3), 14_000, 0, 10**12)])
     pieces = JsonFormat(ORDERS).convert(OffsetRange("t", 0, "i", FIRST, FIRST + 14_000), records)
     piece = next(pieces)
@@ -116,7 +116,7 @@ def test_a_piece_is_held_by_nobody_but_its_consumer() -> None:
     assert before - pa.total_allocated_bytes() > landed / 2
 
 
-def test_what_grows_much_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_grow_in_memory_are_converted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = parse_schema({"x": "list<struct<a:decimal(38,2), b:string, c:timestamp>>"})
     values = [b'{"x":[' + b",".join([b"{}"] * 3000) + b"]}" if i % 5 else b"{" for i in range(60)]
     expected = convert(schema, values)
@@ -127,18 +127,18 @@ def test_what_grows_much_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [t and t.equals(w) for t, w in zip(cut, expected, strict=True)] == [True, True]
 
 
-def test_nothing_in_nothing_out() -> None:
+def test_empty_chunk_yields_no_pieces() -> None:
     assert list(JsonFormat(ORDERS).convert(OffsetRange("t", 0, "i", 0, 5), make_chunk([]))) == []
 
 
-def test_dropping_counts() -> None:
+def test_dropped_records_are_counted() -> None:
     (piece,) = JsonFormat(ORDERS, dropping=True).convert(
         OffsetRange("t", 0, "i", FIRST, FIRST + 3), make_chunk([b"", b"{", None])
     )
     assert (piece.landed.num_rows, piece.quarantined, piece.dropped) == (1, None, 2)
 
 
-def test_names_tell_formats_apart() -> None:
+def test_format_names_differ_by_schema_and_dropping() -> None:
     other = parse_schema(ORDERS.texts() | {"items": "int64"})
     names = {Shape(s, dropping=d).name for s in (ORDERS, other) for d in (True, False)}
     assert len(names) == 4

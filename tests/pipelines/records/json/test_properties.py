@@ -311,13 +311,13 @@ def check(schema: Schema, values: list[bytes | None]) -> None:
 
 @settings(max_examples=scale_examples(150))
 @given(generate_case() | generate_alike())
-def test_what_lands_is_what_an_independent_reader_says(case: tuple[Schema, list[bytes | None]]) -> None:
+def test_landed_rows_match_an_independent_reader(case: tuple[Schema, list[bytes | None]]) -> None:
     check(*case)
 
 
 @settings(max_examples=scale_examples(100))
 @given(generate_case())
-def test_fields_that_no_schema_names_are_counted_by_path_and_refused_where_closed(
+def test_fields_not_in_schema_are_counted_by_path_and_refused_if_closed(
     case: tuple[Schema, list[bytes | None]],
 ) -> None:
     schema, values = case
@@ -405,13 +405,13 @@ USUAL = b'{"n":1,"s":{"t":"a","j":[1]},"b":true}'
         b"",
     ],
 )
-def test_one_that_is_unlike_the_others(unlike: bytes) -> None:
+def test_record_unlike_its_neighbours_matches_an_independent_reader(unlike: bytes) -> None:
     schema = parse_schema({"n": "int32 not null", "s": "struct<t:string, j:json not null>", "b": "bool"})
     check(schema, [USUAL, USUAL, USUAL, unlike, USUAL, unlike, unlike, USUAL, unlike, LAST])
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 31, 32, 33, 63, 64, 65, 200])
-def test_texts_names_and_numbers_of_any_length(size: int) -> None:
+def test_texts_names_and_numbers_of_any_length_match_independent_reader(size: int) -> None:
     name, text, digits = "n" * min(size + 1, 128), "t" * size, ("1234567890" * 20)[: size + 1]
     schema = parse_schema({name: "string", "d": "decimal(38,2)", "i": "int64", "t": "timestamp", "f": "float64"})
     numbers = [
@@ -436,6 +436,6 @@ def test_texts_names_and_numbers_of_any_length(size: int) -> None:
 
 @settings(max_examples=scale_examples(100))
 @given(SCHEMAS)
-def test_a_schema_reads_what_it_writes(schema: Schema) -> None:
+def test_schema_texts_round_trip(schema: Schema) -> None:
     if all(f.name.isprintable() for f in schema.fields):
         assert parse_schema(schema.texts()) == schema

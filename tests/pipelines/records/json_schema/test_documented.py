@@ -27,7 +27,7 @@ def make_schema(field: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("field", "value", "lands"), LANDS)
-def test_a_type(field: str, value: str, lands: str) -> None:
+def test_documented_type_lands_as_documented(field: str, value: str, lands: str) -> None:
     schema, record = make_schema(field), f'{{"x": {value}}}'
     jsonschema.validate(json.loads(record), schema)
     reader = make_reader(schema)
@@ -38,7 +38,7 @@ def test_a_type(field: str, value: str, lands: str) -> None:
 
 
 @pytest.mark.parametrize(("field", "value", "reason"), BREAKS)
-def test_a_limit(field: str, value: str, reason: str) -> None:
+def test_record_that_breaks_a_documented_limit_is_refused(field: str, value: str, reason: str) -> None:
     schema, record = make_schema(field), f'{{"x": {value}}}'
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(json.loads(record), schema)
@@ -47,12 +47,12 @@ def test_a_limit(field: str, value: str, reason: str) -> None:
     assert quarantined["reason"].to_pylist() == [reason]
 
 
-def test_the_tables_are_there() -> None:
+def test_docs_have_the_tables_of_types_and_limits() -> None:
     assert (len(LANDS), len(BREAKS)) == (21, 10)
 
 
 @pytest.mark.parametrize("keyword", sorted(REFUSED))
-def test_a_keyword_that_is_refused_is_named_by_its_place(keyword: str) -> None:
+def test_refused_keyword_is_reported_with_its_location(keyword: str) -> None:
     with pytest.raises(UnusableSchema) as error:
         make_reader({"type": "object", "properties": {"a": {"type": "object", keyword: {"b": 1}}}})
     assert error.value.place == f"#/properties/a/{keyword}"

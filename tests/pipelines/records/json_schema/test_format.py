@@ -65,7 +65,7 @@ TEXT, NULL, EITHER = {"type": "string"}, {"type": "null"}, {"type": ["string", "
     ],
     ids=json.dumps,
 )
-def test_null_and_named_values_are_what_a_validator_allows(field: dict[str, Any]) -> None:
+def test_null_and_enum_values_match_a_validator(field: dict[str, Any]) -> None:
     """Checks a required field, and the same field inside a list. Limits inside lists are refused with the schema."""
     schema = {"type": "object", "properties": {"x": field}, "required": ["x"], "$defs": {"either": EITHER}}
     records = [{"x": value} for value in (None, "a", "b", "c", 7)]
@@ -83,7 +83,7 @@ def test_null_and_named_values_are_what_a_validator_allows(field: dict[str, Any]
     assert landed["x"].to_pylist() == [r["x"] for r in records if judge.is_valid(r)]
 
 
-def test_confluents_numbers() -> None:
+def test_confluent_schema_ids_are_read() -> None:
     head = b"\0" + struct.pack(">I", 7)
     values = [head + b'{"id":1}', None, b'{"id":2}', head + b'{"id":"x"}', b"\0\0", b"", b"\1" + head[1:] + b'{"id":3}']
     rows, refused = convert_ids(WireFormat.CONFLUENT, [*values, head + b' {"id":4} '])
@@ -97,7 +97,7 @@ def test_confluents_numbers() -> None:
     ]
 
 
-def test_apicurios_numbers() -> None:
+def test_apicurio_schema_ids_are_read() -> None:
     head = b"\0" + struct.pack(">q", 1 << 40)
     values = [head + b'{"id":1}', b"\1" + head[1:] + b'{"id":2}', head + b"{}", b"\0" + b"\xff" * 8 + b'{"id":2}']
     rows, refused = convert_ids(WireFormat.APICURIO, values)
@@ -105,7 +105,7 @@ def test_apicurios_numbers() -> None:
     assert refused == [(1, "not_json", "", 0), (2, "missing", str(1 << 40), 10), (3, "not_json", "", 0)]
 
 
-def test_numbers_in_headers() -> None:
+def test_confluent_header_ids_are_read() -> None:
     number, guid = (ID_HEADER, b"\0" + struct.pack(">I", 7)), (ID_HEADER, b"\1" + GUID.bytes)
     headers = [
         [number],
@@ -130,7 +130,7 @@ def test_numbers_in_headers() -> None:
     ]
 
 
-def test_apicurios_numbers_in_headers() -> None:
+def test_apicurio_header_ids_are_read() -> None:
     number = ("apicurio.value.contentId", struct.pack(">q", 7))
     headers = [[number], [("trace", b"x"), number], [], [("apicurio.key.contentId", number[1])]]
     rows, refused = convert_ids(WireFormat.APICURIO_HEADERS, [b'{"id":1}', b"{}", b'{"id":3}', b'{"id":4}'], headers)
@@ -138,7 +138,7 @@ def test_apicurios_numbers_in_headers() -> None:
     assert refused == [(1, "missing", "contentId-7", 1), (2, "not_json", "", 0), (3, "not_json", "", 0)]
 
 
-def test_glues_guids_compressed_or_not() -> None:
+def test_glue_values_are_read_compressed_and_uncompressed() -> None:
     cut = make_glue_value(b'{"id":9}', packed=True)[:-3]
     values = [
         *(
@@ -161,7 +161,7 @@ def test_glues_guids_compressed_or_not() -> None:
     ]
 
 
-def test_what_inflates_to_much_is_opened_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_inflate_to_much_data_are_inflated_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_schema_lookup, "MOST_INFLATED", 1000)
     large = [b'{"id":%d,"note":"%s"}' % (i, b"a" * 600) for i in range(5)]
     bomb = make_glue_value(b'{"id":9,"note":"%s"}' % (b"a" * 2000), packed=True)
@@ -171,12 +171,12 @@ def test_what_inflates_to_much_is_opened_in_parts(monkeypatch: pytest.MonkeyPatc
     assert refused == [(5, "not_json", str(GUID), 0)]
 
 
-def test_without_a_number() -> None:
+def test_bare_values_are_read_without_schema_id() -> None:
     rows, refused = convert_ids(WireFormat.BARE, [b'{"id":1}', b'\0\0\0\0\7{"id":2}'])
     assert (rows, refused) == ([1], [(1, "not_json", "", 0)])
 
 
-def test_fields_that_the_schema_does_not_name() -> None:
+def test_fields_not_in_schema_land_in_extra_or_are_refused_if_closed() -> None:
     values = [b'{"id":1,"b":2}']
     landed, quarantined = convert(make_reader(SCHEMA), values)
     assert (landed["_extra"].to_pylist(), quarantined) == (['{"b":2}'], None)
@@ -185,7 +185,7 @@ def test_fields_that_the_schema_does_not_name() -> None:
     assert quarantined.select(["reason", "field"]).to_pylist() == [{"reason": "unknown_field", "field": "b"}]
 
 
-def test_each_object_says_whether_it_may_have_other_fields() -> None:
+def test_each_object_allows_or_refuses_other_fields() -> None:
     inner = {"type": "object", "properties": {"a": {"type": "integer"}}}
     closed = inner | {"additionalProperties": False}
     schema = {
@@ -216,7 +216,7 @@ def test_each_object_says_whether_it_may_have_other_fields() -> None:
 
 
 @pytest.mark.parametrize("wire", [WireFormat.CONFLUENT, WireFormat.APICURIO, WireFormat.GLUE, WireFormat.BARE])
-def test_a_byte_order_mark_before_the_records_own_bytes(wire: WireFormat) -> None:
+def test_byte_order_mark_before_a_record_is_skipped(wire: WireFormat) -> None:
     heads = {
         WireFormat.CONFLUENT: b"\0" + struct.pack(">I", 7),
         WireFormat.APICURIO: b"\0" + struct.pack(">q", 7),
@@ -237,7 +237,7 @@ def test_a_byte_order_mark_before_the_records_own_bytes(wire: WireFormat) -> Non
     assert [(index, reason) for index, reason, *_ in refused] == [(n, "not_json") for n in (3, 4, 5, 6)]
 
 
-def test_refused_records_of_more_schemas_than_16_bits_can_number() -> None:
+def test_refused_records_of_40000_schemas_keep_their_schema_ids() -> None:
     last = 40_000
     _, quarantined = convert(
         make_reader(SCHEMA, WireFormat.CONFLUENT), [b"\0" + struct.pack(">I", i) for i in range(last + 1)]
@@ -246,7 +246,7 @@ def test_refused_records_of_more_schemas_than_16_bits_can_number() -> None:
     assert [d.partition(" (schema ")[2] for d in details] == [f"{i})" for i in range(last + 1)]
 
 
-def test_all_guids_of_a_chunk_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_guids_of_a_chunk_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_schema_lookup, "MOST_GUIDS", 1)
     guids = [UUID(int=i) for i in range(5)]
     _, refused = convert_ids(WireFormat.GLUE, [make_glue_value(b"x", guid) for guid in guids])

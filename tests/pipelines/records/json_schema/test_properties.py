@@ -50,7 +50,7 @@ SCHEMAS = st.fixed_dictionaries(
 
 @settings(max_examples=scale_examples(120))
 @given(SCHEMAS, st.data())
-def test_what_lands_is_what_a_validator_allows(keywords: dict[str, Any], data: st.DataObject) -> None:
+def test_landed_records_match_a_validator(keywords: dict[str, Any], data: st.DataObject) -> None:
     names = sorted(keywords["properties"])
     required = data.draw(st.lists(st.sampled_from(names), unique=True))
     schema = {"type": "object", "required": required} | keywords

@@ -23,7 +23,7 @@ def make_object(**fields: Any) -> dict[str, Any]:
     return {"type": "object", "properties": fields}
 
 
-def test_the_sample_makes_columns_and_expectations() -> None:
+def test_sample_schema_gives_columns_and_expectations() -> None:
     reader = JsonSchemaReader((SAMPLES["json_schema"].schema,), WireFormat.CONFLUENT)
     assert reader.columns.texts() == {
         "order_id": "string not null",
@@ -44,7 +44,7 @@ def test_the_sample_makes_columns_and_expectations() -> None:
     ]
 
 
-def test_what_changes_no_row_changes_no_fingerprint() -> None:
+def test_fingerprint_ignores_keywords_without_effect_on_rows() -> None:
     plain = make_object(a={"type": "string"})
     noted = make_object(a={"type": "string", "title": "A", "default": "x", "maxLength": 9}) | {
         "$id": "https://example.com/a"
@@ -53,7 +53,7 @@ def test_what_changes_no_row_changes_no_fingerprint() -> None:
     assert make_reader(plain).fingerprint != make_reader(plain, WireFormat.CONFLUENT).fingerprint
 
 
-def test_what_others_write_is_read() -> None:
+def test_schemas_of_other_generators_are_read() -> None:
     """Schemas in the style of pydantic and Java's generators: references, unions with null, compositions."""
     line = {"title": "Line", "type": "object", "properties": {"sku": {"type": "string"}}, "required": ["sku"]}
     schema = {
@@ -81,13 +81,13 @@ def test_what_others_write_is_read() -> None:
     ]
 
 
-def test_what_is_composed_with_a_definition_may_hold_it_too() -> None:
+def test_composed_definition_may_also_be_a_field() -> None:
     schema = {"$defs": {"person": make_object(name={"type": "string"})}, "allOf": [{"$ref": "#/$defs/person"}]}
     reader = make_reader(schema | make_object(boss={"$ref": "#/$defs/person"}))
     assert reader.columns.texts() == {"boss": "struct<name:string>", "name": "string"}
 
 
-def test_a_schema_and_what_it_refers_to_are_one_file() -> None:
+def test_schema_and_its_references_are_bundled_into_one_text() -> None:
     line = {"$id": "https://example.com/line.json", "definitions": {"sku": {"type": "string"}}} | make_object(
         sku={"$ref": "#/definitions/sku"}
     )
@@ -131,13 +131,13 @@ def test_a_schema_and_what_it_refers_to_are_one_file() -> None:
         (make_object(**{"a/b": {"not": {}}}), "#/properties/a~1b/not", "no counterpart"),
     ],
 )  # fmt: skip
-def test_a_schema_that_is_refused(schema: Any, pointer: str, message: str) -> None:
+def test_unsupported_schema_is_refused_with_location(schema: Any, pointer: str, message: str) -> None:
     with pytest.raises(UnusableSchema) as error:
         make_reader(schema)
     assert (error.value.place, message in error.value.what) == (pointer, True)
 
 
-def test_all_that_is_wrong_with_a_schema_is_named_at_once() -> None:
+def test_all_problems_of_a_schema_are_reported_at_once() -> None:
     item = {"type": "object", "properties": {"qty": {"type": "integer", "minimum": 1, "maximum": 9}, "n": {"not": {}}}}
     schema = make_object(
         id={"type": "integer", "minimum": 1},
@@ -169,12 +169,12 @@ def test_all_that_is_wrong_with_a_schema_is_named_at_once() -> None:
 
 
 @pytest.mark.parametrize("text_", ["{", "[" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000, "7"])
-def test_what_is_no_schema(text_: str) -> None:
+def test_invalid_schema_text_is_refused(text_: str) -> None:
     with pytest.raises(UnusableSchema):
         JsonSchemaReader((text_,), WireFormat.BARE)
 
 
-def test_a_name_that_no_column_can_have() -> None:
+def test_invalid_column_name_is_refused() -> None:
     with pytest.raises(SchemaError):
         make_reader(make_object(**{"a.b": {"type": "string"}}))
 

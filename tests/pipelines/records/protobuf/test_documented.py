@@ -27,7 +27,7 @@ def make_text(field: str) -> str:
 
 
 @pytest.mark.parametrize(("field", "value", "lands"), CASES)
-def test_a_type(field: str, value: str, lands: str) -> None:
+def test_documented_type_lands_as_documented(field: str, value: str, lands: str) -> None:
     reader = make_reader(make_text(field), "R")
     column = reader.columns.fields[0]
     assert (column.name, column.text) == ("x", lands)
@@ -44,7 +44,7 @@ def test_a_type(field: str, value: str, lands: str) -> None:
     assert row == expected["x"]
 
 
-def test_the_table_has_every_type() -> None:
+def test_documented_table_has_every_type() -> None:
     kinds = {
         get_kind(make_message_class(make_reader(make_text(f), "R").texts[-1]).DESCRIPTOR.fields[0])[0]
         for f, _, _ in CASES

@@ -47,7 +47,7 @@ def make_confluent_reader(text: str, message: str = "") -> Any:
     return make_reader(text, message, WireFormat.CONFLUENT)
 
 
-def test_records_of_several_writers_are_one_table() -> None:
+def test_records_of_several_writers_land_in_one_table() -> None:
     schemas = Schemas({1: add_syntax(ORDER), 2: add_syntax(NEWER)})
     values = [
         add_schema_id(1, make_order("a")),
@@ -65,7 +65,7 @@ def test_records_of_several_writers_are_one_table() -> None:
     ]
 
 
-def test_fields_that_the_message_does_not_have_are_drift_by_name_or_number() -> None:
+def test_fields_not_in_the_message_are_drift_by_name_or_number() -> None:
     schemas = Schemas({1: add_syntax(ORDER), 2: add_syntax(NEWER)})
     values = [
         add_schema_id(1, make_order("a")),
@@ -81,7 +81,7 @@ def test_fields_that_the_message_does_not_have_are_drift_by_name_or_number() -> 
     assert [(d.field, d.records) for d in drift] == [("#3", 1)]
 
 
-def test_the_message_that_indexes_name() -> None:
+def test_message_indexes_select_the_message() -> None:
     schemas = Schemas({1: add_syntax(OTHERS)})
     nested = b"\x06\x00\x00\x00"
     values = [
@@ -104,7 +104,7 @@ def test_the_message_that_indexes_name() -> None:
     assert (quarantined, landed["a"].to_pylist()) == (None, ["x"])
 
 
-def test_the_schema_and_message_in_headers() -> None:
+def test_confluent_header_ids_select_schema_and_message() -> None:
     schemas = Schemas({1: add_syntax(OTHERS), "00000000-0000-0000-0000-000000000007": add_syntax(OTHERS)})
     guid = b"\1" + bytes(15) + b"\7"
     headers = [
@@ -120,7 +120,7 @@ def test_the_schema_and_message_in_headers() -> None:
     assert [r[0] for r in list_refusals(quarantined)] == ["incompatible", "not_protobuf", "not_protobuf"]
 
 
-def test_apicurios_numbers_in_headers() -> None:
+def test_apicurio_headers_select_schema_and_message() -> None:
     """A header also has the short name of the message. Other names are refused, and so is a name inside the value."""
     number, message_header = ("apicurio.value.globalId", struct.pack(">q", 1)), ("apicurio.protobuf.type", b"Order")
     headers = [
@@ -146,7 +146,7 @@ def test_apicurios_numbers_in_headers() -> None:
     assert [r[0] for r in list_refusals(quarantined)] == ["incompatible", "not_protobuf", "not_protobuf"]
 
 
-def test_apicurios_numbers_and_names() -> None:
+def test_apicurio_ids_and_message_names_are_read() -> None:
     reader = make_reader(OTHERS, "Order", WireFormat.APICURIO)
     before = b"\0" + struct.pack(">q", 1 << 40)
     values = [
@@ -159,7 +159,7 @@ def test_apicurios_numbers_and_names() -> None:
     assert [r[0] for r in list_refusals(quarantined)] == ["incompatible", "not_protobuf"]
 
 
-def test_what_apicurios_serializers_write() -> None:
+def test_values_of_apicurio_serializers_are_read() -> None:
     """A Timestamp of five seconds, as ProtobufKafkaSerializer 2.6.5 and, with its defaults, version 3 write it."""
     text = "syntax = 'proto3'; package google.protobuf; message Timestamp { int64 seconds = 1; int32 nanos = 2; }"
     name = "0b0a0954696d657374616d70"
@@ -177,7 +177,7 @@ message B { message C { int32 x = 1; } message A { message D { int32 x = 1; } in
 """
 
 
-def test_glues_numbers_of_messages_in_the_order_of_their_names() -> None:
+def test_glue_message_indexes_follow_the_order_of_message_names() -> None:
     """B, B.A, B.A.D, B.C, Order, Order.MEntry, Order.Z: nested messages count, and so do the entries of maps.
 
     Behind the UUID, the first value is the output of `ProtobufWireFormatEncoder` of schema-registry-serde 1.1.23.
@@ -240,7 +240,7 @@ def test_glues_numbers_of_messages_in_the_order_of_their_names() -> None:
         ("message N { N y = 9; } N x = 1", "message M { int32 y = 1; } M x = 1", True),
     ],
 )
-def test_writers_whose_types_read_the_bytes_otherwise_are_refused(written: str, read: str, fits: bool) -> None:
+def test_writers_with_incompatible_field_types_are_refused(written: str, read: str, fits: bool) -> None:
     enum = "enum E { NONE = 0; BELOW = -1; }"
     schemas = Schemas({1: add_syntax(f"message R {{ {written}; }} {enum}")})
     landed, quarantined, _ = convert(
@@ -253,14 +253,14 @@ def convert_field(field: str, *values: bytes) -> list[Any]:
     return [row and row["x"] for row in convert_rows(make_reader(f"message R {{ {field} }}"), values)]
 
 
-def test_the_last_of_a_field_counts_and_messages_merge() -> None:
+def test_last_value_of_a_field_wins_and_messages_merge() -> None:
     assert convert_field("int32 x = 1;", b"\x08\x01\x08\x02") == [2]
     inner = "message M { int32 a = 1; int32 b = 2; repeated int32 c = 3; } M x = 1;"
     first, second = b"\x0a\x06\x08\x01\x10\x05\x18\x07", b"\x0a\x06\x08\x02\x1a\x02\x08\x09"
     assert convert_field(inner, first + second) == [{"a": 2, "b": 5, "c": [7, 8, 9]}]
 
 
-def test_a_member_of_a_oneof_takes_the_place_of_others_with_all_that_is_in_them() -> None:
+def test_oneof_member_replaces_other_members_with_their_contents() -> None:
     field = "message M { repeated M2 c = 1; } message M2 { repeated int32 d = 1; } oneof o { M x = 1; int32 y = 2; }"
     one = b"\x0a\x06\x0a\x04\x0a\x02\x01\x02"
     rows = convert_rows(
@@ -275,7 +275,7 @@ def test_a_member_of_a_oneof_takes_the_place_of_others_with_all_that_is_in_them(
     ]
 
 
-def test_groups_are_read_and_unknown_ones_passed_over() -> None:
+def test_groups_are_read_and_unknown_groups_are_skipped() -> None:
     text = 'syntax = "proto2"; message R { optional group G = 1 { optional int32 a = 1; } optional int32 b = 2; }'
     reader = make_reader(text)
     unknown = b"\x4b\x53\x08\x01\x54\x4c"
@@ -285,7 +285,7 @@ def test_groups_are_read_and_unknown_ones_passed_over() -> None:
     assert [r[0] for r in list_refusals(quarantined)] == ["not_protobuf"] * 3
 
 
-def test_editions_say_presence_and_groups() -> None:
+def test_editions_define_presence_and_groups() -> None:
     text = """edition = "2023";
     message R {
       int32 a = 1;
@@ -303,7 +303,7 @@ def test_editions_say_presence_and_groups() -> None:
     assert list_refusals(quarantined) == [("missing", "c", None)]
 
 
-def test_enums_by_their_names() -> None:
+def test_enums_land_by_their_names() -> None:
     text = "enum E { option allow_alias = true; A = 0; B = -5; C = -5; } message R { repeated E x = 1; }"
     landed, quarantined, drift = convert(make_reader(text), [b"\x0a\x0b\x00" + encode_varint(-5), b"\x08\x07"])
     assert landed["x"].to_pylist() == [["A", "B"]]
@@ -319,7 +319,7 @@ def make_entry(field: int, key: str, value: bytes) -> bytes:
     return bytes([field << 3 | 2]) + add_length(b"\x0a" + add_length(key.encode()) + b"\x12" + add_length(value))
 
 
-def test_an_entry_whose_place_another_takes_is_not_at_fault() -> None:
+def test_invalid_map_entry_replaced_by_a_later_entry_is_ignored() -> None:
     text = """syntax = "proto3"; import "google/protobuf/timestamp.proto"; import "google/protobuf/struct.proto";
     enum E { A = 0; B = 1; }
     message V { E e = 1; google.protobuf.Timestamp at = 2; google.protobuf.Value v = 3; map<string, V2> more = 4; }
@@ -348,7 +348,7 @@ def test_an_entry_whose_place_another_takes_is_not_at_fault() -> None:
     assert quarantined["value"].to_pylist() == still
 
 
-def test_documents_are_merged_and_what_json_cannot_say_is_refused() -> None:
+def test_documents_are_merged_and_values_without_json_form_are_refused() -> None:
     text = 'import "google/protobuf/struct.proto"; message R { google.protobuf.Struct x = 1; }'
     a, b = (b"\x0a" + add_length(b"\x0a" + add_length(b"\x0a\x01" + k + b"\x12\x02\x20\x01")) for k in (b"a", b"b"))
     nan = b"\x0a" + add_length(b"\x0a" + add_length(b"\x0a\x01a\x12\x09\x11" + struct.pack("<d", float("nan"))))
@@ -357,7 +357,7 @@ def test_documents_are_merged_and_what_json_cannot_say_is_refused() -> None:
     assert [r[0] for r in list_refusals(quarantined)] == ["malformed", "malformed"]
 
 
-def test_parts_of_documents_are_taken_back_with_the_member_of_a_oneof() -> None:
+def test_document_parts_are_discarded_with_their_oneof_member() -> None:
     text = """import "google/protobuf/struct.proto";
     message R { oneof o { M x = 1; int32 y = 2; } google.protobuf.Struct z = 3; }
     message M { google.protobuf.Struct d = 1; repeated N more = 2; }
@@ -395,7 +395,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("field", "data", "reason", "path", "byte"), REFUSED)
-def test_bytes_that_are_refused(field: str, data: bytes, reason: str, path: str, byte: int | None) -> None:
+def test_invalid_bytes_are_refused_with_reason_and_path(
+    field: str, data: bytes, reason: str, path: str, byte: int | None
+) -> None:
     landed, quarantined, _ = convert(make_reader(f"message R {{ {field} }}"), [b"", data, b""])
     assert landed.num_rows == 2
     (refusal,) = list_refusals(quarantined)
@@ -403,14 +405,14 @@ def test_bytes_that_are_refused(field: str, data: bytes, reason: str, path: str,
     assert byte is None or refusal[2] == byte
 
 
-def test_a_list_of_more_elements_than_a_record_may_have_is_refused() -> None:
+def test_list_above_the_element_limit_is_refused() -> None:
     data = b"\x0a" + add_length(bytes((1 << 22) + 1))
     landed, quarantined, _ = convert(make_reader("message R { repeated int32 x = 1; }"), [b"\x08\x01", data])
     assert landed["x"].to_pylist() == [[1]]
     assert [r[0] for r in list_refusals(quarantined)] == ["too_large"]
 
 
-def test_missing_required_fields_of_a_whole_block() -> None:
+def test_missing_required_fields_of_a_whole_block_are_refused() -> None:
     text = 'syntax = "proto2"; message R { repeated L ls = 1; } message L { optional int32 a=1; required int32 b=2; }'
     lacking, short, sound = b"\x0a\x00" * 100_000, b"\x0a\x02\x08\x01", b"\x0a\x02\x10\x05"
     landed, quarantined, _ = convert(make_reader(text, "R"), [lacking, short, sound, short])

@@ -46,11 +46,11 @@ def check(seed: int, *, spoil: bool) -> None:
 
 @settings(max_examples=scale_examples(60))
 @given(SEEDS)
-def test_records_land_as_google_reads_them(seed: int) -> None:
+def test_landed_records_match_google_protobuf(seed: int) -> None:
     check(seed, spoil=False)
 
 
 @settings(max_examples=scale_examples(60))
 @given(SEEDS)
-def test_any_bytes_land_as_google_reads_them_or_not_at_all(seed: int) -> None:
+def test_mutated_bytes_match_google_protobuf_or_are_refused(seed: int) -> None:
     check(seed, spoil=True)

@@ -30,7 +30,7 @@ message Order { acme.common.Money total = 1; }"""
 COLUMNS = {"total": "struct<units:int64 not null>"}
 
 
-def test_a_file_with_what_it_imports_from_its_folder(tmp_path: Path) -> None:
+def test_file_is_read_with_imports_from_its_folder(tmp_path: Path) -> None:
     (tmp_path / "acme/common").mkdir(parents=True)
     (tmp_path / "acme/common/money.proto").write_text(MONEY)
     reader = ProtobufReader(from_file(ORDER, tmp_path, ""), WireFormat.BARE)
@@ -39,13 +39,13 @@ def test_a_file_with_what_it_imports_from_its_folder(tmp_path: Path) -> None:
     assert ProtobufReader(from_file(reader.texts[-1], NOWHERE, ""), WireFormat.BARE).fingerprint == reader.fingerprint
 
 
-def test_comments_and_order_of_files_make_no_other_rows() -> None:
+def test_comments_do_not_change_the_fingerprint() -> None:
     a, b = make_reader("message R { int32 x = 1; }"), make_reader("// more\nmessage R { int32 x = 1; }  // words")
     assert a.fingerprint == b.fingerprint != make_reader("message R { int32 x = 2; }").fingerprint
 
 
 @pytest.mark.parametrize("packed", [(), (0,), (1,), (0, 1)])
-def test_a_registrys_schema_as_text_or_compiled_with_what_it_refers_to(packed: tuple[int, ...]) -> None:
+def test_registry_schema_is_read_as_text_or_compiled_with_references(packed: tuple[int, ...]) -> None:
     files = compile_schema((MONEY, ORDER), ("acme/common/money.proto",)).file
     texts = [MONEY, ORDER]
     for i in packed:
@@ -56,7 +56,7 @@ def test_a_registrys_schema_as_text_or_compiled_with_what_it_refers_to(packed: t
     assert reader.columns.texts() == COLUMNS
 
 
-def test_a_plain_schema_of_a_registry_stays_a_text() -> None:
+def test_registry_schema_without_references_stays_text() -> None:
     assert as_file(RegisteredSchema(7, PROTOBUF, (MONEY,))) == MONEY
 
 
@@ -75,20 +75,20 @@ def test_a_plain_schema_of_a_registry_stays_a_text() -> None:
         ("message R { int32 x = 0; }", "does not compile"),
     ],
 )
-def test_files_that_are_refused(text: str, message: str) -> None:
+def test_invalid_proto_files_are_refused(text: str, message: str) -> None:
     name = "R" if text.startswith("message R { S") else ""
     with pytest.raises(UnusableSchema) as caught:
         make_reader(text, name)
     assert message in str(caught.value)
 
 
-def test_a_message_that_doubles_with_each_of_its_fields_is_refused() -> None:
+def test_message_that_doubles_with_each_level_is_refused() -> None:
     levels = [f"message M{i} {{ M{i + 1} a = 1; M{i + 1} b = 2; }}" for i in range(30)]
     with pytest.raises(UnusableSchema, match="more than"):
         make_reader("\n".join([*levels, "message M30 { int32 x = 1; }"]), "M0")
 
 
-def test_columns_that_no_table_takes_are_refused() -> None:
+def test_invalid_column_names_are_refused() -> None:
     with pytest.raises(SchemaError, match="case"):
         make_reader("message R { int32 x = 1; int32 X = 2; }")
     with pytest.raises(SchemaError, match="kafka_"):
@@ -96,12 +96,12 @@ def test_columns_that_no_table_takes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", '{"files": 3}', '{"files": ""}', '{"files": "AAAA"}', '{"message": "R"}'])
-def test_compiled_texts_that_are_none(text: str) -> None:
+def test_invalid_compiled_texts_are_refused(text: str) -> None:
     with pytest.raises(UnusableSchema):
         read_message(text)
 
 
-def test_a_nested_message_by_its_name_with_and_without_the_package() -> None:
+def test_nested_message_is_selected_with_and_without_package_name() -> None:
     text = 'syntax = "proto3"; package p.q; message A { message B { int32 x = 1; } }'
     for name in ("p.q.A.B", "A.B"):
         assert make_reader(text, name).message.name == "p.q.A.B"
@@ -117,7 +117,7 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
         from_file(add_syntax('import "s.proto"; message R { S x = 1; }'), tmp_path / "in", "")
 
 
-def test_text_and_message_come_back() -> None:
+def test_text_and_message_name_round_trip() -> None:
     files = compile_schema((MONEY,), ())
     assert read_files(write_text(files, "M"))[1] == "M"
 
@@ -165,7 +165,7 @@ message Order {{
     ("begin", "opt"),
     [('syntax = "proto3";', ""), ('syntax = "proto2";', "optional "), ('edition = "2023";', "")],
 )
-def test_entries_of_maps_that_a_serializer_wrote_out_are_maps(begin: str, opt: str) -> None:
+def test_explicit_map_entry_messages_are_read_as_maps(begin: str, opt: str) -> None:
     """Schemas as Apicurio's Java serializer registers them. Google's files, registered with them, are ignored."""
     name = "google/protobuf/struct.proto"
     texts = ("message Struct { option map_entry = true; }", ENTRIES.format(begin=begin, opt=opt))

@@ -51,7 +51,7 @@ def has_type(d: Any, *names: str) -> bool:
 
 @settings(max_examples=scale_examples(150))
 @given(st.integers(0, 1 << 40))
-def test_any_record_is_read_as_before(seed: int) -> None:
+def test_rewritten_record_is_read_as_the_original(seed: int) -> None:
     rnd = Random(seed)
     reader, kind = make_wild_message(rnd)
     values = [wild.make_record(rnd, kind.DESCRIPTOR) for _ in range(30)]
@@ -66,7 +66,7 @@ def test_any_record_is_read_as_before(seed: int) -> None:
             assert data == google.SerializeToString(deterministic=True), (seed, values[n])
 
 
-def test_presence_groups_packing_and_times_are_written_as_google_does() -> None:
+def test_presence_groups_packing_and_times_match_google_encoding() -> None:
     text = """syntax = "proto2"; import "google/protobuf/timestamp.proto"; import "google/protobuf/struct.proto";
     import "google/protobuf/wrappers.proto"; import "google/protobuf/empty.proto";
     message M {
@@ -100,7 +100,7 @@ def make_rows(**columns: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def test_what_the_message_has_no_room_for_is_named() -> None:
+def test_error_names_field_that_does_not_fit_the_message() -> None:
     old = 'syntax = "proto2"; message M { required string id = 1; optional int32 n = 2; '
     reader = make_reader(old + "oneof c { int32 a = 3; string b = 4; } optional E e = 5; } enum E { NO = 0; }", "M")
     assert encode_rows(make_rows(id=["x", "y"]), reader.message) == [b"\x0a\x01x", b"\x0a\x01y"]
@@ -118,7 +118,7 @@ def test_what_the_message_has_no_room_for_is_named() -> None:
         encode_rows(make_rows(n=[1]), reader.message)
 
 
-def test_a_record_names_its_message() -> None:
+def test_record_prefix_names_the_message_type() -> None:
     text = "package p; message A { int32 x = 1; } message C { int32 x = 1; message D { string y = 1; } }"
     references = {"p.A": (b"\0", b"\x03\x0a\x01A"), "p.C": (b"\x02\x02", b"\x03\x0a\x01C")}
     references["p.C.D"] = (b"\x04\x02\x00", b"\x03\x0a\x01D")
@@ -128,7 +128,7 @@ def test_a_record_names_its_message() -> None:
         assert make_reader(text, name).naming == b""
 
 
-def test_a_registered_schema_is_the_feeds_where_rows_and_naming_are_the_same() -> None:
+def test_registered_schema_matches_feed_if_rows_and_prefix_are_equal() -> None:
     text = add_syntax("package p; message A { int32 x = 1; } message B { int32 x = 1; }")
     reader = make_reader(text, "p.B", WireFormat.CONFLUENT)
     alike = {
