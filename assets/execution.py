@@ -206,7 +206,7 @@ def _is_success(events: Sequence[dg.DagsterEvent]) -> bool:
 
 
 def _is_interrupted(events: Sequence[dg.DagsterEvent]) -> bool:
-    """Whether Dagster was interrupted between the steps' bodies, which only events show."""
+    """Returns true if Dagster was interrupted between the steps' bodies, which only events show."""
     data = (e.event_specific_data for e in events if e.is_failure)
     errors = (getattr(d, "error", None) or getattr(d, "error_info", None) for d in data)
     return any(dg.DagsterExecutionInterruptedError.__name__ in _list_class_names(e) for e in errors)

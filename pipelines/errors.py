@@ -7,17 +7,17 @@
     ├── Refused                    exit 3: going on could lose or duplicate data
     │   ├── OwnershipLost          another run took this batch over; ours must not be published
     │   ├── OffsetsLost            pending offsets are gone from Kafka
-    │   ├── IncarnationChanged     Kafka is no longer what the ledger knows
+    │   ├── IncarnationChanged     cluster, topic or log differ from the ledger
     │   │   ├── ClusterChanged     another cluster answers
     │   │   ├── TopicRecreated     the topic was deleted and created again: its id changed
     │   │   └── LogTruncated       the log lost records that were read
     │   ├── NothingToAccept        the event to accept has not happened
-    │   ├── GroupHeld              somebody else is a member of the group
-    │   ├── GroupMoved             committed offsets are not what the ledger expects
+    │   ├── GroupHeld              another client is a member of the group
+    │   ├── GroupMoved             committed offsets differ from the ledger
     │   ├── WindowRetired          the window's rows have expired
     │   ├── BatchRefused           the batch's contents must not be published
     │   │   ├── QuarantineExceeded too many records broke the contract
-    │   │   ├── ContractBroken     the batch as a whole is not what the contract expects
+    │   │   ├── ContractBroken     the batch as a whole breaks the contract
     │   │   └── SchemaDrifted      records differ from the schema, and the feed forbids it
     │   ├── SchemaChanged          new rows would not form one table with the landed ones
     │   ├── NotLocal               sample events go only to the project's own Kafka
@@ -323,11 +323,11 @@ class BatchIncomplete(Terminal):
 
 
 class Unknown(SluiceError):
-    """Nobody saw the outcome. The only way on is to read back."""
+    """A request without a response: it may have taken effect. The caller must read back."""
 
 
 TRANSIENT = (Retryable, Unknown, WindowHeld, WindowIncomplete, PlanBusy)
-"""Errors that pass by themselves."""
+"""Errors that a retry can resolve."""
 _TRANSIENT_NAMES = {name for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, TRANSIENT)}
 
 

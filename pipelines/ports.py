@@ -67,10 +67,9 @@ class Groups(Protocol):
 
 
 class Cluster(Protocol):
-    """What Kafka says about itself. Read-only.
+    """Read-only metadata and offsets of a Kafka cluster.
 
-    An answer may be some seconds old: feeds that are looked at together share it. Whoever needs to know what became of
-    Kafka since then says so by `forget`.
+    An answer may be some seconds old: feeds surveyed together share it. `forget` discards cached answers.
     """
 
     def forget(self) -> None:
@@ -305,7 +304,7 @@ class Target(Protocol):
     def commit(self, mark: CommittedOffset) -> None:
         """End the transaction; the mark takes effect with its records or not at all.
 
-        Raises CommitFenced, KafkaUnavailable (nothing took effect), and Unknown: then `begin` tells what the mark is.
+        Raises CommitFenced, KafkaUnavailable (nothing took effect), and Unknown: then `begin` returns the current mark.
         """
         ...
 
@@ -351,8 +350,11 @@ class Lake(Protocol):
         ...
 
     def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
-        """What `list` names, each as it is now: no file is opened. On S3 the tag is the ETag; in a folder it is the
-        file's number and the time of its last change of any kind, which cannot be set back."""
+        """Yields the current status of each file that `list` names, without opening it.
+
+        On S3 the tag is the ETag. In a folder it is the inode number and the time of the last change of any kind, which
+        cannot be set back.
+        """
         ...
 
     def size(self, path: str) -> int | None:
@@ -411,7 +413,7 @@ class Registry(Protocol):
 class Table(Protocol):
     """A table that names files of the lake. Each method may raise CatalogUnavailable and NotAuthorized.
 
-    What the table holds is asked of the table: nothing is remembered but what `look` found last.
+    The contents are read from the table: only the result of the last `look` is cached.
     """
 
     @property
@@ -447,9 +449,9 @@ class Table(Protocol):
     def commit(self, change: TableChange) -> int:
         """Change the table in one step, and return the id of its new snapshot.
 
-        Guarantee: it takes effect on the snapshot that `look` found, or not at all. Raises TableMoved when that is no
-        longer the newest one, TableRefused when the table cannot hold what is to be added, PartUnreadable when a file
-        is not there, and Unknown when no answer came: look again.
+        Guarantee: it takes effect on the snapshot that `look` read, or not at all. Raises TableMoved when that is no
+        longer the newest one, TableRefused when the table cannot hold the added columns, PartUnreadable when a file is
+        missing, and Unknown without a response: call `look` again.
         """
         ...
 
@@ -475,8 +477,9 @@ class Table(Protocol):
         ...
 
     def expire(self, before: int) -> int:
-        """Let the snapshots from before that time (ms) expire, never the newest or one that a branch or a tag names.
-        Removes no data file. Returns how many expired. Raises as `commit` does."""
+        """Expire the snapshots from before that time (ms), except the newest and those of branches and tags.
+
+        Removes no data file. Returns the number of expired snapshots. Raises as `commit` does."""
         ...
 
 
@@ -515,8 +518,9 @@ class Engine(Protocol):
         ...
 
     def map(self, feed: str, what: str, call: Callable[[int], str], count: int) -> Sequence[str]:
-        """Call it for each number below `count`, each in a task of its own and perhaps more than once, and return what
-        it said, in no particular order. The call must pickle. `what` names the work for people.
+        """Call it for each number below `count` in separate tasks, and return the results in no particular order.
+
+        A task may run more than once. The call must pickle. `what` describes the work in messages.
 
         Raises SetupError when the engine does not start, and Failed when the job failed or was cancelled.
         """

@@ -28,7 +28,7 @@ from sluice.pipelines.status.batch_facts import BatchFacts
 
 
 def quarantines(feed: Feed) -> bool:
-    """Whether the feed can refuse records: because of its schema, or of its contract."""
+    """Returns true if the feed can refuse records, by its schema or its contract."""
     return feed.columns is not None or feed.contract is not None
 
 
@@ -79,8 +79,10 @@ class LedgerView:
         return self.state.frontiers()
 
     def is_untried(self, key: Key) -> bool:
-        """Whether nothing was ever done about the first range that a partition owes: no batch is at work there, none
-        published anything in its windows, and nothing landed on both sides of it."""
+        """Returns true if no run ever tried the first pending range of a partition.
+
+        No batch reserves it, none published in its windows, and nothing landed on both sides of it.
+        """
         at, holes = self.frontiers[key], self.state.holes(key)
         pending = holes[0] if holes else Range(at, at + 1)
         if (holes and at != self.state.origins[key].offset) or any(
@@ -209,7 +211,7 @@ class LedgerView:
         return f"{self.state.ledger_id}/{self.state.number - 1}"
 
     def _contains(self, window: int, lay_in: int | None) -> bool:
-        """Whether this window now holds what lay in a window: windows may have been shorter once."""
+        """Returns true if this window now contains that window: windows may have been shorter earlier."""
         return lay_in is not None and self.feed.window.start_of(lay_in) == window
 
     def _list_publishing(self, window: int) -> list[Batch]:

@@ -191,9 +191,11 @@ def _place_lock(home: Path, run: str, fresh: Path) -> bool:
 
 
 def is_held(home: Path, run: str) -> bool | None:
-    """Whether a process holds the run's lock. False: the process died with it. None: there is no lock, or another
-    machine that shares the home made it: a shared folder may not tell one machine of the other's locks. Containers of
-    one machine share its kernel, which knows the locks of all."""
+    """Returns true if a process holds the run's lock, false if that process died, and None if unknown.
+
+    It is unknown without a lock file, or if another machine that shares the home made it: a shared folder may not
+    report the other machine's locks. Containers of one machine share its kernel, and so their locks.
+    """
     try:
         with (home / _LOCKS / run).open("r+") as file:
             return not _try_lock(file) if _is_of_this_machine(file.read()) else None
@@ -290,7 +292,7 @@ def end_run(instance: dg.DagsterInstance, run_id: str, why: str) -> bool:
 
 
 def _try_lock(file: IO[str]) -> bool:
-    """Whether this process got the lock; closing the file releases it."""
+    """Returns true if this process got the lock; closing the file releases it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,6 +1,6 @@
-"""Things for which Dagster has no public API: where a run belongs, what it executes, what it planned and did not do.
+"""Dagster without a public API: the parent of a run, its steps, and its planned partitions.
 
-`PRIVATE` lists the private names with their reasons. Where a Dagster lacks one, its pages show less, and runs go on.
+`PRIVATE` lists the private names with their reasons. If a version lacks one, its pages show less, and runs continue.
 `tests/test_internals.py` checks that there are no others, and that they become fewer. Tests ask the instance, and
 GraphQL as the UI does, whether all of this still works.
 """
@@ -202,7 +202,7 @@ def job_origin(project: Project, job: str) -> Any:
 
 
 def shows_nothing(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether a process with these arguments belongs to `dagster dev`, in a temporary home."""
+    """Returns true if a process with these arguments belongs to `dagster dev`, in a temporary home."""
     return _DEV in environ and any(TEMPORARY in argument for argument in arguments)
 
 
@@ -210,7 +210,7 @@ def shows_nothing(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 
 def executes(context: dg.OpExecutionContext | dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
-    """Whether this run makes the asset in a step of its own."""
+    """Returns true if this run materializes the asset in a separate step."""
     steps, step = context.run.step_keys_to_execute, key.to_python_identifier()
     return key in context.job_def.asset_layer.executable_asset_keys and (steps is None or step in steps)
 
@@ -288,12 +288,12 @@ def running_schedules(instance: dg.DagsterInstance) -> set[str]:
 
 
 def keeps_runs_here(instance: dg.DagsterInstance) -> bool:
-    """Whether the instance keeps its runs in a file of this machine."""
+    """Returns true if the instance stores its runs in a file of this machine."""
     return _is_a(instance.run_storage, "SqliteRunStorage")
 
 
 def keeps_events_here(instance: dg.DagsterInstance) -> bool:
-    """Whether the instance keeps the events of each run in a file of this machine."""
+    """Returns true if the instance stores the events of each run in a file of this machine."""
     return _is_a(instance.event_log_storage, "SqliteEventLogStorage")
 
 
@@ -308,8 +308,10 @@ def run_logs(instance: dg.DagsterInstance) -> list[str]:
 
 
 def files_of_run(instance: dg.DagsterInstance, run: str) -> list[Path]:
-    """A run's file of events, and those that SQLite keeps beside it. What concerns assets and checks, and how the run
-    ended, Dagster has in one more file, for all runs."""
+    """Returns a run's file of events, with those that SQLite adds to it.
+
+    Dagster stores events of assets and checks, and outcomes of runs, in one more file for all runs.
+    """
     log: Any = instance.event_log_storage
     if not keeps_events_here(instance):
         return []
@@ -395,8 +397,8 @@ def planned_evaluations(
 def plan_partitions(
     context: dg.OpExecutionContext | dg.AssetExecutionContext, keys: Iterable[dg.AssetKey], partitions: Sequence[str]
 ) -> None:
-    """Note that the step is to materialize these partitions. Dagster does so for a run of assets, which has one
-    partition: it shows what is missing when the run has failed as red."""
+    """Note that the step is to materialize these partitions. Dagster does so for a run of assets with one
+    partition: after a failed run, it shows the missing ones as red."""
     run, step = context.run, context.get_step_execution_context().step.key
     for key in keys:
         for partition in partitions:

@@ -2,7 +2,7 @@
 materializes `<feed>/republished`.
 
 That asset, and the lineage from it to the topics, show once something was republished: only then it is known where to.
-It waits for no run of the feed and delays none: it reads what is published, and changes neither ledger nor rows.
+It waits for no run of the feed and delays none: it reads published rows, and changes neither ledger nor rows.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of `config` itself, not as text.

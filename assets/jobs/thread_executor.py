@@ -1,9 +1,9 @@
 """Dagster's steps of many feeds, side by side: an executor with a thread for each step, in one process with one Spark.
 
-Dagster itself has steps in one process one after the other, or in a process each, with a Spark each. This one keeps
-what its own executors promise: every event is stored as it happens, a step that fails ends no other, an interrupt ends
-the run, and what a step waits for is in the plan. It uses private names of Dagster, by `internals`. Where Dagster lacks
-one of them, its own executor runs the steps one after the other.
+Dagster itself runs steps in one process one after the other, or in a process each, with a Spark each. This one has
+the guarantees of Dagster's executors: every event is stored as it happens, a failed step ends no other, an interrupt
+ends the run, and a step waits for its dependencies in the plan. It uses private names of Dagster, by `internals`.
+Without one of them, Dagster's own executor runs the steps one after the other.
 
 A thread takes no signal: the main thread takes it, and asks each step to stop (`stopping.Stop`). A step that does not
 obey is given up: the run goes on, or ends, without it.
@@ -62,7 +62,7 @@ class RunningFeed:
 
 
 class Work(Protocol):
-    """What steps belong to, and the limits."""
+    """The work of the steps: its limits, context and summary."""
 
     @property
     def limits(self) -> FleetSettings: ...
@@ -84,7 +84,7 @@ class Work(Protocol):
         ...
 
     def summary(self, instance: dg.DagsterInstance, run: str) -> tuple[str, Mapping[str, Any]]:
-        """What became of the feeds, for the run's log: a sentence, and metadata."""
+        """Returns the outcome of the feeds for the run's log: a sentence, and metadata."""
         ...
 
 
@@ -168,7 +168,7 @@ def _run_steps(work: Work, job_context: Any, execution_plan: Any) -> Iterator[dg
 
 
 def _capture_output(job_context: Any, execution_plan: Any, stack: ExitStack) -> Iterator[dg.DagsterEvent]:
-    """What steps print goes to one log for the process."""
+    """Capture the output of steps in one log for the process."""
     logs, keys = job_context.instance.compute_log_manager, [*execution_plan.step_keys_to_execute]
     log_key = logs.build_log_key_for_run(job_context.run_id, secrets.token_hex(4))
     with suppress(OSError):  # a run without its output is still a run
@@ -229,7 +229,7 @@ class _Threads:
             yield from self._stop_all(interrupt)
             raise
         except Exception as error:
-            yield from self._stop_all(error)  # before what the steps share is closed
+            yield from self._stop_all(error)  # before shared resources are closed
             raise
 
     def _wait_for_message(self) -> _Message | None:

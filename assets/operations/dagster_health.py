@@ -121,7 +121,7 @@ class Home:
 
     @cached_property
     def is_used(self) -> bool:
-        """Whether the instance exists: opening a missing one would create it."""
+        """True if the instance exists: opening a missing one would create it."""
         config = self.folder / "dagster.yaml"
         with suppress(OSError):
             if config.is_file() and "\nstorage:" in f"\n{config.read_text()}":
@@ -144,7 +144,7 @@ class Used:
 
 
 def schema(of: Used) -> Iterator[Diagnosis]:
-    """Whether the databases are as this Dagster wants them."""
+    """Check that the databases have the schema of this version of Dagster."""
     instance = of.instance
     stores = {
         "runs": instance.run_storage,
@@ -161,7 +161,7 @@ def schema(of: Used) -> Iterator[Diagnosis]:
 
 
 def daemon(of: Used) -> Iterator[Diagnosis]:
-    """Whether the daemon lives, by its heartbeats. Only schedules, sensors and queued runs need it."""
+    """Check the heartbeats of the daemon. Only schedules, sensors and queued runs need it."""
     instance = of.instance
     heartbeats = [s.last_heartbeat.timestamp for s in instance.get_daemon_statuses().values() if s.last_heartbeat]
     dead = sorted(n for n, s in instance.get_daemon_statuses().items() if not s.healthy)
@@ -184,7 +184,7 @@ def daemon(of: Used) -> Iterator[Diagnosis]:
 
 
 def runs(of: Used) -> Iterator[Diagnosis]:
-    """Whether runs that were killed still count as under way: the next run of their feed waits for them."""
+    """Check for killed runs that still count as active: the next run of their feed waits for them."""
     active = under_way(of.instance, of.project, lambda runs: {})
     dead = [run for run in active if run.is_dead]
     if dead:
@@ -266,7 +266,7 @@ def recent_runs(project: Project, feeds: Sequence[Feed]) -> Counter[Ended]:
 
 
 def _list_outcomes(instance: dg.DagsterInstance, run: dg.DagsterRun, feeds: Mapping[str, Feed]) -> Iterator[Ended]:
-    """What became of each feed in a run over many."""
+    """Yields the outcome of each feed in a run over many."""
     again = {feed_at_work(step) for step in run.step_keys_to_execute or ()}  # from where an earlier one failed
     names = again & feeds.keys() or set(asked_of(run) or ())
     names = names or {f.name for f in feeds.values() if f.schedule == run.tags[FLEET_TAG]}

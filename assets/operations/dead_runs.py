@@ -125,7 +125,7 @@ class Lakes:
     open_ports: OpenPorts
 
     def heartbeats(self, runs: Collection[str]) -> Mapping[str, Verdict]:
-        """What heartbeats say about the runs; a run with a heartbeat in any lake is alive. See `Heartbeats`."""
+        """Returns a verdict for each run by its heartbeats; one in any lake proves it alive. See `Heartbeats`."""
         by_run: dict[str, Verdict] = {}
         for feed in self.feeds if runs else ():
             with self.open_ports(feed) as edges:

@@ -42,7 +42,7 @@ class OffsetsConfig(dg.Config):
 
 
 class LandConfig(dg.Config):
-    """What to land. By default: everything that is pending."""
+    """The ranges to land. By default, everything pending."""
 
     offsets: list[OffsetsConfig] = Field(default=[], description="Land exactly these ranges, instead of catching up.")
     window: str = Field(default="", description="Land this window, such as 2026-11-20T14:00, instead of catching up.")
@@ -71,7 +71,7 @@ class LandConfig(dg.Config):
         return Request(kind, ranges, only=only, replace=self.replace)
 
     def skip(self) -> Skip | None:
-        """What to skip first. Raises UsageError."""
+        """Returns the ranges to skip first. Raises UsageError."""
         return Skip.parse(self.skip_to, self.reason)
 
 
@@ -142,7 +142,7 @@ def find_feeds(run: dg.DagsterRun, schedules: Mapping[str, str | None], landed: 
 
 
 def asked_of_feed(run: dg.DagsterRun, feed: str) -> Mapping[str, Any]:
-    """What such a run was asked of one of its feeds, as configuration."""
+    """Returns the request of such a run for one of its feeds, as configuration."""
     request = (asked_of(run) or {}).get(feed)
     return _read_default(run) if request is None else {k: v for k, v in request.items() if k != "feed"}
 
@@ -248,8 +248,11 @@ class TickPolicy:
         return [*dict.fromkeys((*sorted(map(closing_cron, self._windows)), BETWEEN))]
 
     def is_due(self, instance: dg.DagsterInstance, at: datetime) -> bool:
-        """Whether windows have closed since the last look of this process, or that look or the job's last run left
-        something, or Dagster made no run of that look's requests."""
+        """Returns true if a survey is due.
+
+        Windows have closed since the last survey of this process, that survey or the job's last run left pending
+        windows, or Dagster made no run of the survey's requests.
+        """
         now = int(at.timestamp() * 1000)
         last, self._last = self._last, min(now, self._clock())
         repeated = last is None or now <= last  # Dagster did not get the answer

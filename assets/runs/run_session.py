@@ -123,7 +123,7 @@ class PendingWindowCache:
 
 
 def _is_newer(cached: _Cached, feed: Feed, edges: Ports) -> bool:
-    """Whether the lake's ledger has a newer entry, or is another one, by its tip."""
+    """Returns true if the lake's ledger has a newer entry, or is another one, by its tip."""
     tip = Tip.parse(edges.lake.get(paths.tip_path(feed.name)))
     if tip is None or (tip.ledger, tip.number) != (cached.ledger, cached.number - 1):
         return True
@@ -180,11 +180,11 @@ class StepSettings:
 class RunSession:
     """How a run finds its feed, opens its edges, and reports progress.
 
-    `on_interrupt` gets the run's id: only the caller that started the run knows whether somebody wanted an interrupt.
-    `keys`: those under which Dagster shows a feed, by its name. `files`: the feed files, by who has read them for this
-    run; otherwise each step reads them. `stop`: ends the feed's steps from outside. `alone`: the run is of this feed
-    only. `ledgers`: those of its steps. `pending`: what earlier ticks of this process found. `catch_up`: how long
-    (ms) a step goes on beginning batches, if a schedule asked it for several windows.
+    `on_interrupt` gets the run's id: only the caller that started the run recognizes a requested interrupt. `keys`
+    returns Dagster's asset keys of a feed, by its name. `files` are the feed files if the caller read them; otherwise
+    each step reads them. `stop` ends the feed's steps from outside. `alone` is true for a run of this feed only.
+    `ledgers` are those of its steps, `pending` the results of earlier ticks of this process. `catch_up` limits the time
+    (ms) in which a step starts batches, if a schedule requested several windows.
     """
 
     project: Project
@@ -255,7 +255,7 @@ class RunSession:
     def step(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, feed: str = "") -> Iterator[None]:
         """Run a step's body. Its error is kept in the session's result and reported to Dagster with the remedy.
 
-        Where logs are JSON, what it logs goes to the run's stderr, too, which Dagster keeps. The run's lock is held.
+        Where logs are JSON, its log also goes to the run's stderr, which Dagster stores. The run's lock is held.
         """
         try:
             with (

@@ -203,7 +203,7 @@ class WindowScheduler(ABC):
         return pending
 
     def is_shown(self, feed: Feed, window: int) -> bool:
-        """Whether the window is a partition here. The first run may find earlier ones: they are at the next load."""
+        """Returns true if the window is a loaded partition. Earlier ones of the first run need another load."""
         return self.partitions[feed.name].has_partition_key(show_window(window))
 
     def find_active(self, instance: dg.DagsterInstance, feeds: Iterable[Feed]) -> dict[str, list[dg.DagsterRun]]:

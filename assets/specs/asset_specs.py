@@ -285,7 +285,7 @@ def closing_words(window: WindowSettings) -> str:
 
 
 def closing_cron(window: WindowSettings) -> str:
-    """When windows have closed; once an hour for longer ones, so that a failed window does not wait for a day."""
+    """Returns the cron schedule at which windows close; hourly for longer windows, for early retries of failed ones."""
     every, first = _compute_closing(window)
     return f"{first} * * * *" if every == 60 else f"{first}-59/{every} * * * *"
 

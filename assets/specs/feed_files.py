@@ -154,7 +154,7 @@ class FeedFiles:
         raise FeedError(f"no feed `{name}`", remedy=self.instead_of(name))
 
     def instead_of(self, name: str) -> str:
-        """What to type instead of the name of no feed: the nearest ones, or what there is."""
+        """Returns a suggestion for an unknown feed: similar names, or all feeds."""
         if near := get_close_matches(Path(name).stem, self.feeds):
             return f"did you mean {' or '.join(f'`{n}`' for n in near)}?"
         if len(self.feeds) > _NAMED:

@@ -303,9 +303,11 @@ class LandStep:
         return books, run, landed
 
     def _time_is_up(self) -> Callable[[], bool]:
-        """Whether to leave the rest to the next run, which a schedule's run does after `session.catch_up`.
+        """Returns a function that is true once the rest is left to the next run.
 
-        So runs of a schedule report and commit from time to time. A run started by hand lands everything."""
+        Scheduled runs stop after `session.catch_up`, so that they report and commit from time to time. A run started
+        manually lands everything.
+        """
         if self.request.until is None or internals.SCHEDULE_TAG not in self.context.run.tags:
             return lambda: False
         end = time.monotonic() + self.session.catch_up / 1000

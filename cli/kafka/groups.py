@@ -276,7 +276,7 @@ def _state_named(text: str) -> str:
 
 
 def _follow(groups: Groups, name: str) -> Iterator[tuple[GroupView, list[dict[str, Any]]]]:
-    """Yields the group after each query, with a line for each change; the first query is a line of its own."""
+    """Yields the group after each query, with a line for each change, and one for the first query."""
     from sluice.pipelines.model.consumer_groups import changes
     from sluice.resources.liveness import now
 

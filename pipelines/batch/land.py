@@ -2,7 +2,7 @@
 
     survey (topics, positions) → plan → pin → execute → prove → publish → roll forward
 
-Guarantees: a plan is pinned in the ledger before anything is read. One live owner works on it. What is proven is
+Guarantees: a plan is pinned in the ledger before anything is read. One live owner works on it. Proven ranges are
 published even if other partitions fail; those stay pending and are reported. `commit` moves the offsets.
 
 A long catch-up is a sequence of batches, the oldest windows first: readers see its first windows soon, and ledger
@@ -107,8 +107,10 @@ def land(
 
 
 def _check_whole(run: LandingRun) -> None:
-    """Raises EntriesLost, before anything is written, if committed offsets or visible parts name lost entries; and
-    ForeignMarks, if committed offsets name another ledger."""
+    """Compare the ledger with committed offsets and visible parts, before any write.
+
+    Raises EntriesLost if they name lost entries, and ForeignMarks if committed offsets name another ledger.
+    """
     feed, edges, ledger = run.feed, run.edges, run.ledger
     committed = edges.group.fetch_committed([k.tp for k in ledger.read().known()])
     state = check_marks(ledger, ledger.read(), committed)
@@ -208,7 +210,7 @@ def _count_offsets_left(run: LandingRun, state: State, snapshot: Survey, stopped
 
 
 def _limit_to_first_ends(snapshot: Survey, ends: dict[Key, int]) -> Survey:
-    """Limit later rounds to the ends of the first one, so that a busy topic cannot keep a run going indefinitely."""
+    """Limit later rounds to the ends of the first one: a busy topic must not prolong a run indefinitely."""
     for key, p in snapshot.partitions.items():
         ends.setdefault(key, p.last_stable_offset)
     partitions = {

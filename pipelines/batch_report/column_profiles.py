@@ -1,7 +1,7 @@
 """How the values of a batch's columns are spread: the columns in its contract, and the records' times.
 
 DuckDB reads the batch's own files. Of a large batch it reads a sample, whole row groups at even distances, and the page
-says how large the sample is. Memory is bounded by the sample's rows and bytes and by DuckDB's limit; texts are cut
+shows the size of the sample. Memory is bounded by the sample's rows and bytes and by DuckDB's limit; texts are cut
 before they are counted.
 """
 
@@ -143,7 +143,7 @@ def _evenly(items: Sequence[Any], limit: int) -> list[Any]:
 def _choose_row_groups(
     parts: Sequence[Placed], lake: Lake, published: bool, max_rows: int
 ) -> Iterator[tuple[Placed, str, pq.ParquetFile | None, list[int]]]:
-    """Parts with their files and the row groups to read of each; None for a file that is gone or damaged."""
+    """Yields parts with their open files and the row groups to read; None for a missing or damaged file."""
     files = _evenly([x for x in parts if x[1].rows], MOST_FILES)
     rows = sum(p.rows for _, p in files)
     for receipt, part in files:
@@ -378,7 +378,7 @@ class _Scale:
 
     @classmethod
     def of(cls, low: float, high: float, p1: float, p99: float, integral: bool) -> _Scale:
-        """A scale from the least to the largest value; from the 1st to the 99th percentile if a few lie far outside."""
+        """Returns a scale from minimum to maximum, or from the 1st to the 99th percentile if there are outliers."""
         start, end = (p1, p99) if p99 > p1 and high - low > 3 * (p99 - p1) else (low, high)
         if integral and end - start < BINS:
             start = float(int(start))

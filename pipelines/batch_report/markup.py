@@ -158,7 +158,7 @@ class Bar:
 
 
 def upright(title: str, bars: Sequence[Bar], ends: Sequence[str], top: str = "") -> Html:
-    """Bars side by side, with labels below from the left to the right end; `top` is the height of the highest."""
+    """Returns vertical bars with labels below, from left to right. `top` labels the highest bar."""
     highest = max((b.height for b in bars), default=0) or 1
     drawn = [_column(i, bar, highest) for i, bar in enumerate(bars)]
     drawing = tag(

@@ -55,8 +55,8 @@ _COLUMNS = (*QuarantineKind._fields, "offset", "timestamp", "key", "value", "byt
 
 @dataclass(frozen=True, slots=True)
 class RejectedRecord:
-    """One refused record, as it came. `byte`: where in what is kept of the value the trouble is; `size`: of all of it;
-    `cut`: whether something stands before what is kept.
+    """One refused record with an excerpt of its value. `byte` is the position of the error in the excerpt, `size` the
+    size of the whole value. `cut` is true if the excerpt begins after the value's first byte.
     """
 
     position: str

@@ -57,7 +57,7 @@ def read_part(
     *,
     use_threads: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a part in the file at `path` as `read_batches` does; of a shared file only its own."""
+    """Yields the rows of a part as `read_batches` does, without those of other parts in a shared file."""
     with open_parquet(lake, path) as file:
         groups, before = find_row_groups(file.metadata, part)
         yield from own_rows(read(file, path, rows, columns, groups, use_threads=use_threads), part, before)
@@ -201,7 +201,7 @@ class TimeBounds:
             self._sums[name] = _find_minimum(low, first), _find_maximum(high, last), more
 
     def metadata(self) -> dict[str, str]:
-        """Returns the entry of the file's own metadata; empty if the file has no such column."""
+        """Returns the entry for the file's key-value metadata; empty if the file lacks the column."""
         return {KEY: json.dumps(self._sums, separators=(",", ":"))} if self._sums else {}
 
 

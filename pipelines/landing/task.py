@@ -3,12 +3,12 @@
     adopt finished ranges of an earlier attempt → fetch ─► decode ─► format ─► Parquet → receipt next to the parts
 
 Guarantees: each range has one outcome. A receipt is written only when the range was read to its end, its counts add up
-to its span, and its parts are whole in staging. A range that fails stops no other. An error that may pass is raised
-after the other ranges are done, so that the engine tries the task again; the new attempt adopts what is finished. On
-the last try the error becomes a RangeFailure. `Assignment.memory` bounds memory, whatever the topic holds.
+to its span, and its parts are whole in staging. A range that fails stops no other. A transient error is raised
+after the other ranges are done, so that the engine tries the task again; the new attempt adopts finished ranges. On
+the last try the error becomes a RangeFailure. `Assignment.memory` bounds memory for any records.
 
 Small ranges share files (`sharing`): such a range is held in memory until it was read to its end, and its receipt is
-written with those of the ranges beside it. One with more rows than estimated gets files of its own.
+written with those of the other ranges. One with more rows than estimated gets files of its own.
 
 One thread does the work while the fetcher reads ahead in another. The engine runs one task per core.
 """
@@ -301,8 +301,10 @@ class _Landing:
         self._validated = 0
 
     def take(self, got: Fetched) -> Receipt | UnwrittenRange | None:
-        """Land what was fetched. Returns, after the last, the receipt, or what is held for a shared file. Raises
-        CorruptBatch, ProofFailed, LakeFull."""
+        """Land a fetched chunk. Returns, after the last, the receipt, or the rows that wait for a shared file.
+
+        Raises CorruptBatch, ProofFailed, LakeFull.
+        """
         self._input_bytes += len(got.records)
         self._waited += got.waited_ns
         self._land(self._decoder.feed(got.records, got.aborted))

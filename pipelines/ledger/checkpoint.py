@@ -273,7 +273,7 @@ def _dump_superseded_columns(superseded: Mapping[int, tuple[Any, ...]]) -> dict[
 
 
 def _to_positions(boundary_offsets: Any, offsets: array[int]) -> Any:
-    """Returns the index of each offset among boundary offsets in order, or −1 − offset if it is not one of them."""
+    """Returns the index of each offset in the sorted boundary offsets, or −1 − offset if it is missing."""
     wanted = np.array(offsets, np.int64)
     if not len(boundary_offsets):
         return -1 - wanted

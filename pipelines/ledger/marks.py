@@ -93,7 +93,7 @@ def find_traces(state: State, committed: Committed, ledger_id: str = "") -> list
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A committed offset with the mark of entry `number` of another ledger, and the topic id in the mark, if any."""
+    """A committed offset with the mark of another ledger: its entry `number`, and the topic id if the mark has one."""
 
     tp: TopicPartition
     offset: int

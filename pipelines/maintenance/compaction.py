@@ -1,6 +1,6 @@
 """Compaction: merges the many small parts of a window into few, without Kafka and without Spark.
 
-    find small parts that follow each other → plan (reserves, names what it replaces) → merge → prove → publish → swap
+    find small parts that follow each other → plan (reserves, names replaced parts) → merge → prove → publish → swap
 
 Guarantees: rows, offsets and coordinates stay as they are, and so does the account. Each row is in exactly one part
 that counts: before, after, and at any crash in between. It is a batch like any other, but all or nothing. When its run

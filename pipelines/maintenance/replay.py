@@ -230,8 +230,8 @@ def replay(feed: Feed, edges: Ports, wanted: Filter, fixer: Fixer | None, owner:
     """Land the records that fit now, batch by batch. A finished batch stays even if the next one fails.
 
     A fix function is called twice for each record. Rewriting batches of dead runs are given up first, and reported.
-    Raises SchemaChanged, PlanBusy while another run replays, OwnershipLost, ProofFailed for a part that is not what the
-    ledger says, LakeFull, LakeUnavailable.
+    Raises SchemaChanged, PlanBusy while another run replays, OwnershipLost, ProofFailed for a part that differs from
+    the ledger, LakeFull, LakeUnavailable.
     """
     with edges.liveness.send_heartbeats(owner):
         ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)

@@ -1,6 +1,6 @@
 """Writes landed parts again, without Kafka and without Spark: what compaction and replay have in common.
 
-    plan (reserves, names what it replaces) → write → prove → publish → swap
+    plan (reserves, names replaced parts) → write → prove → publish → swap
 
 Guarantees: a batch is all or nothing. Each row is in exactly one part that counts: before, after, and at any crash in
 between. When its run dies, the parts are as they were, and the next command that meets the batch gives it up.

@@ -1,7 +1,7 @@
 """Consumer groups as their coordinator describes them: values, and the meaning of its terms.
 
-These cover every group of a cluster, Sluice's or not, of the classic protocol or a newer one. What a coordinator does
-not tell is None, never a guess. In particular no coordinator reports when a group became empty, from which its offsets
+These cover every group of a cluster, Sluice's or not, of the classic protocol or a newer one. Unknown values are
+None, never a guess. In particular no coordinator reports when a group became empty, from which its offsets
 expire. The port that asks is `ports.Groups`.
 """
 
@@ -114,7 +114,7 @@ class GroupView:
 
     @property
     def free(self) -> bool:
-        """Whether the group has no members, so that its offsets may be moved."""
+        """True if the group has no members, so that its offsets may be moved."""
         return self.state in (GroupState.EMPTY, GroupState.DEAD)
 
     def holder(self, tp: TopicPartition) -> GroupMember | None:

@@ -28,7 +28,7 @@ class Range(NamedTuple):
         return self.end - self.start
 
     def meets(self, other: Range) -> bool:
-        """Whether the two ranges share an offset."""
+        """Returns true if the two ranges share an offset."""
         return self.start < other.end and other.start < self.end
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ def cut(r: Range, at: Iterable[int]) -> tuple[Range, ...]:
 
 
 def is_covered(ranges: Iterable[Range], wanted: Range) -> bool:
-    """Whether every offset of `wanted` is in one of `ranges`."""
+    """Returns true if every offset of `wanted` is in one of `ranges`."""
     taken = tuple(ranges)
     for r in taken:
         if r.start <= wanted.start and wanted.end <= r.end:
@@ -218,8 +218,8 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """A group's committed offset and what was stored with it. `leader_epoch` is −1 when unknown. It is not `settled`
-    where a group's offsets are kept in two stores and one of them holds another offset, or none."""
+    """A group's committed offset with its metadata. `leader_epoch` is −1 when unknown. `settled` is false if a group
+    with two stores has another offset, or none, in one of them."""
 
     offset: int
     leader_epoch: int = -1
@@ -283,7 +283,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether Kafka accepts it as a topic's name (`[a-zA-Z0-9._-]{1,249}`, not `.` or `..`)."""
+    """Returns true if Kafka accepts the name for a topic (`[a-zA-Z0-9._-]{1,249}`, not `.` or `..`)."""
     return _NAME.fullmatch(name) is not None and name not in (".", "..")
 
 

@@ -16,7 +16,7 @@ from sluice.pipelines.util.units import show_window
 
 
 class RequestKind(StrEnum):
-    """What kind of work a run was asked for."""
+    """The kind of work that a run was requested for."""
 
     CATCH_UP = "catch-up"
     OFFSETS = "offsets"

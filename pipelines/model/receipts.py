@@ -17,7 +17,7 @@ from sluice.pipelines.schema.wider import join_texts
 
 
 class PartKind(StrEnum):
-    """Whether a part holds rows that landed or records that went into quarantine."""
+    """The contents of a part: landed rows or quarantined records."""
 
     LANDED = "landed"
     QUARANTINED = "quarantined"
@@ -92,10 +92,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How rows stood against one row expectation.
+    """The result of one row expectation.
 
-    `expectation` is its place in the contract. It looked at `checked` rows (nulls are left out, unless it is about
-    nulls). `unexpected` of them broke it; `first` holds the offsets of the first of these.
+    `expectation` is its index in the contract. It checked `checked` rows (without nulls, unless it is about nulls), of
+    which `unexpected` broke it. `first` has the offsets of the first of these.
     """
 
     expectation: int
@@ -117,7 +117,7 @@ class DriftKind(StrEnum):
     """How a field differs from the schema.
 
     NEW: the schema does not name it. MISSING: no record has it. WIDENED: it holds a larger type of the same kind.
-    WRONG: it holds a type of another kind. The others are values of the right kind that no such type takes.
+    WRONG: it holds a type of another kind. The others are values of the right kind that the type cannot hold.
     """
 
     NEW = "new"
@@ -134,8 +134,8 @@ class DriftKind(StrEnum):
 class Drift:
     """One field that differs from the schema.
 
-    `records` counts the records, `first` is the offset of the first one. `type` would hold what was seen, spelled as in
-    a schema; empty when unknown.
+    `records` counts the records, `first` is the offset of the first one. `type` is the smallest type for all
+    values, spelled as in a schema; empty when unknown.
     """
 
     kind: DriftKind
@@ -156,7 +156,7 @@ class Receipt:
 
     `position` is where reading stopped (≥ `offset_range.end`). `input_bytes` came over the wire. `timings` are
     nanoseconds by activity: `wait`, `crc`, `decompress`, `decode`, `type`, `validate`, `encode`, `write`. `format` is
-    the name of the shape that made the rows (`Shape.name`), and `tallies` and `drift` are what it saw. `relanded` are
+    the name of the shape that made the rows (`Shape.name`), with its `tallies` and `drift`. `relanded` are
     offsets that were quarantined first and landed later by a replay; `mended` are those of them whose bytes a fix
     function changed. `adopted` is set when an earlier attempt wrote the receipt.
     """
@@ -235,8 +235,10 @@ Outcome = Receipt | RangeFailure
 
 @dataclass(frozen=True, slots=True)
 class TaskTime:
-    """When a task (its place in the plan) began and ended, in nanoseconds since the epoch by the clock of the machine
-    that it ran on. `attempt` counts from 0."""
+    """Start and end of a task, in nanoseconds since the epoch by the clock of its machine.
+
+    `task` is its index in the plan. `attempt` counts from 0.
+    """
 
     task: int
     began: int
@@ -274,7 +276,7 @@ def describe_run(run: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who works on a batch. `token` is unique to a run's process, `run` is the run's id, `started` is in ms."""
+    """The process that works on a batch. `token` is unique to the process, `run` the run's id, `started` in ms."""
 
     token: str
     run: str
@@ -287,7 +289,7 @@ class Owner:
 
 
 class Life(StrEnum):
-    """Whether an owner or a run lives."""
+    """The state of an owner or a run."""
 
     ALIVE = "alive"
     DEAD = "dead"
@@ -296,9 +298,9 @@ class Life(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an owner or a run lives, and the evidence: "its process (pid 7) is gone from this machine".
+    """The state of an owner or a run, and the evidence: "its process (pid 7) is gone from this machine".
 
-    While it is not known yet, `why` says what would tell.
+    While the state is unknown, `why` names the missing evidence.
     """
 
     life: Life
@@ -319,10 +321,10 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """An unfinished batch of another run that this run met, and what was done with it.
+    """An unfinished batch of another run, and this run's decision on it.
 
-    `verdict` says whether the other run lives. `why` is the reason for giving the batch up or leaving it. `ways` are
-    pairs of a command and what that command does to the batch.
+    `verdict` is the state of the other run. `why` is the reason to abandon or keep the batch. `ways` are pairs of a
+    command and its effect on the batch.
     """
 
     batch: int
@@ -412,9 +414,9 @@ class Latency:
         return Latency(counts, self.total_us + other.total_us, max(self.max_us, other.max_us))
 
     def percentile_ms(self, share: float) -> float:
-        """So many milliseconds or less took this share (0 to 1) of the answers; 0 without answers.
+        """Returns an upper bound, in ms, of this share (0 to 1) of the response times; 0 without responses.
 
-        Never too little, and too much by half at most.
+        The bound is never too low, and at most half too high.
         """
         if not self.count:
             return 0.0
@@ -473,7 +475,7 @@ class BrokerTraffic:
 
 @dataclass(frozen=True, slots=True)
 class TaskTraffic:
-    """What one task, or several, asked of brokers, on its way to the driver.
+    """The requests of tasks to brokers, as sent to the driver.
 
     `ends` is the high watermark of each partition (`orders:3`) when it was read last.
     """
@@ -491,8 +493,8 @@ class TaskTraffic:
 class Traffic:
     """A batch's requests to brokers, as its publish entry stores them.
 
-    `behind` is, for each topic, how many offsets lay between what the batch read and the end of the log (the high
-    watermark, as its last fetch saw it).
+    `behind` is the lag of each topic in offsets, from the end of the read ranges to the high watermark of the last
+    fetch.
     """
 
     brokers: tuple[BrokerTraffic, ...] = ()

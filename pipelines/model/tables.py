@@ -35,7 +35,7 @@ class TableHead:
     """A table at the moment at which its catalog was asked.
 
     `ledger` and `mark` are its properties; `ledger` is empty if no Sluice made the table. `own_mark` and `batch` are
-    what the newest snapshot says itself: its mark and the newest batch that it added, as `<id>/<plan hash>`. They are
+    properties of the newest snapshot: its mark and the newest batch that it added, as `<id>/<plan hash>`. They are
     None and empty if something else made that snapshot. `at` is its time (ms). A table without a snapshot has none
     of these, and no rows.
     """

@@ -5,9 +5,9 @@
     3 read both stores, make the plan again     refuse: beyond the log, half written, going back
     4 write the offsets missing in the target, and read them back
 
-Guarantees: the source is only read. No partition is put back, or beyond its log. A migration that was killed anywhere
-is done by the same command: what the target holds already is left as it is. The ledger needs no entry, since an offset
-means the same to it in either store.
+Guarantees: the source is only read. No partition is put back, or beyond its log. After a kill at any step, the same
+command completes the migration: offsets already in the target are unchanged. The ledger needs no entry, since an
+offset means the same to it in either store.
 """
 
 from __future__ import annotations

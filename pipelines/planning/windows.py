@@ -351,7 +351,7 @@ def _find_unpinned(state: State, resolved: Boundaries) -> Boundaries:
 
 
 def clamp(state: State, key: Key, time: int, offset: int) -> int:
-    """The offset, moved between the neighbouring boundaries and above what a catch-up landed in earlier windows.
+    """Returns the offset, clamped between the neighbouring boundaries and above offsets landed in earlier windows.
 
     It also stays above the origin, except for windows before the first one.
     """

@@ -1,8 +1,8 @@
 """A window's manifest: the answer to "may I read hour 14?".
 
-It says that every partition's range of the window is accounted for. It names the boundaries and never the parts, since
-a replacement or a compaction changes those. It is written once, because a complete window stays complete, and removed
-when rows of the window are retired. Parts come from the ledger, so a reader never sees half of a change.
+It confirms that every partition's range of the window is accounted for. It names the boundaries and never the parts,
+since a replacement or a compaction changes those. It is written once, because a complete window stays complete, and
+removed when rows of the window are retired. Parts come from the ledger, so a reader never sees half of a change.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def write_manifests(
 ) -> tuple[int, ...]:
     """Write the manifest of every complete window that has all its rows and none yet; return these. Idempotent.
 
-    Only windows are looked at that may have become complete since this was last done, as a note in the lake tells. With
-    `everywhere`, or where the note does not tell, it is all of them.
+    Checks only windows that may have become complete since the last call, by a note in the lake. With `everywhere`, or
+    without a valid note, it checks all of them.
     """
     state = ledger.read()
     noted = None if everywhere else _Declared.read(lake, feed)
@@ -93,8 +93,8 @@ def _take_back_retired(ledger: Ledger, lake: Lake, declared: list[int], length: 
 
 class _Declared(NamedTuple):
     """Every window that was complete below entry `number` has its manifest. Windows were of this `length` (ms) then;
-    boundaries were pinned up to `pinned` in every partition. `otherwise` stands for all that completes a window but
-    what is published in it, `witness` for the log: a lake put back from a copy may have the note of another."""
+    boundaries were pinned up to `pinned` in every partition. `otherwise` stands for all that completes a window other
+    than publications, `witness` for the log: a lake restored from a copy may have the note of another."""
 
     ledger: str
     number: int

@@ -1,6 +1,6 @@
 """From proven receipts to visible files: the publish entry, and the roll-forward that makes `data/` agree with it.
 
-The entry is the commit point of the data. What is visible follows from it: for every batch that still has staging,
+The entry is the commit point of the data. The visible files follow from it: for every batch that still has staging,
 `roll_forward` makes `data/` equal the live parts of the fold. Anyone may call it, any number of times, at the same time
 as others, and whoever left the staging (docs/developers/design/publishing.md).
 
@@ -159,7 +159,7 @@ def _agree(ledger: Ledger, lake: Lake, feed: str, state: State, staged: dict[int
     late = ledger.list_replaced(new_paths) if new_paths else frozenset()
     published_files.remove_unless_named(
         lake, feed, sorted(late)
-    )  # copying takes time: a run that hid it meanwhile could not see it yet
+    )  # a run that hid it during the copy could not see it yet
     new_paths = [p for p in new_paths if p not in late]
     notes = _note_replaced(ledger, lake, [b for b in published if _list_replaced(ledger, b)], staged)
     done = {b: [p for p in staged[b] if p not in notes] for b in sorted(staged) if _is_over(state, b)}

@@ -2,9 +2,8 @@
 
 Design: docs/developers/design/dead-letters.md
 
-A mark `n` in Kafka says two things, by one transaction: the offsets are committed, and the letters of everything that
-landing had published below number n are sent. So a commit sends the letters of what was published since the newest
-mark.
+A mark `n` in Kafka is written in one transaction with the offsets and the letters of all publications below entry n.
+So a commit sends the letters of publications since the newest mark.
 
 Guarantees: an offset's letter is in at most one transaction that took effect, through crashes, refusals, lost answers,
 merges, replays and re-landing. A record that came into quarantine between two commits is in the second one, unless it
@@ -69,10 +68,9 @@ class LetterSource:
 
 
 def list_pending_letters(ledger: Ledger, state: State, since: int) -> tuple[LetterSource, ...]:
-    """The sources of the letters that are pending for a commit by `state`, if the newest mark that took effect is
-    `since`.
+    """Returns the sources of the letters that a commit at `state` must send if the newest mark is `since`.
 
-    In log order; empty when nothing is pending. `ranges` separate the due rows of a file from its others.
+    They are in log order, and empty when nothing is pending. `ranges` separate the due rows of a file from its others.
     """
     first: list[tuple[Key, Range]] = []
     again: list[tuple[Key, Range]] = []

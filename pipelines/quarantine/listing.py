@@ -96,8 +96,8 @@ class QuarantineGroup:
 
 @dataclass(frozen=True, slots=True)
 class WindowQuarantine:
-    """A window's records so far. `relanded` is how many of the `landed` ones had been in quarantine, `mended` how many
-    of these have other bytes than in the log."""
+    """The counts of a window's records. `relanded` counts those `landed` records that had been in quarantine, `mended`
+    those of them with other bytes than in the log."""
 
     window: int | None
     landed: int = 0

@@ -39,8 +39,8 @@ _ITEMS = 1000
 """Limit of inspected elements of a list."""
 _MANY_KEYS = 20
 _RARE = 0.5
-"""An object with so many names over the sample, of which none is in more of its objects than this share and most are in
-a tenth of that, has data for names."""
+"""An object has data for names if it has at least `_MANY_KEYS` names over the sample, none is in more than this share
+of its objects, and most are in a tenth of that."""
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DATA = re.compile(
     r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|\d{4}-\d\d(-\d\d.*)?|\d+|(?=.*\d)[0-9a-fA-F]{12,}"

@@ -146,7 +146,7 @@ def deletions(
 ) -> Iterator[Deletion]:
     """The deletions that begin within `notice` ms, or before the `needed` ms that landing takes have passed.
 
-    For a topic that keeps records for less than twice the notice, half of what it keeps is the notice. `rates` are the
+    For a topic with a retention of less than twice the notice, the notice is half of the retention. `rates` are the
     offsets a second produced into each partition. Topics without config are left out.
     """
     for o in pending:

@@ -69,7 +69,7 @@ def install(extra: str = "") -> str:
 
 
 def build_missing_error(package: str) -> SetupError:
-    """What to say where `package` is missing."""
+    """Returns the error for a missing package."""
     return SetupError(f"{package} is not installed", remedy=install(BRINGS[package]))
 
 

@@ -32,13 +32,13 @@ _about: ContextVar[Mapping[str, Any]] = ContextVar("about", default={})  # noqa:
 
 
 def as_json() -> bool:
-    """Whether this process logs JSON."""
+    """Returns true if this process logs JSON."""
     return os.environ.get(VARIABLE) == "json"
 
 
 @contextmanager
 def log_context(**what: str | int | None) -> Iterator[None]:
-    """Until the block ends, lines of this thread are about this, too. None says nothing."""
+    """Add these keys to the log lines of this thread until the block ends. None adds nothing."""
     before = _about.get()
     _about.set({**before, **{k: v for k, v in what.items() if v is not None}})
     try:
@@ -48,7 +48,7 @@ def log_context(**what: str | int | None) -> Iterator[None]:
 
 
 def get_context() -> Mapping[str, Any]:
-    """What lines of this thread are about: for `log_context` in a thread that works for it."""
+    """Returns the keys of this thread's log lines, for `log_context` in its helper threads."""
     return _about.get()
 
 
@@ -73,7 +73,7 @@ class JsonLines(logging.Formatter):
 
 @contextmanager
 def restore_handlers(log: logging.Logger) -> Iterator[None]:
-    """Until the block ends, what this logger and ours are told goes to stderr as JSON, where this process logs JSON."""
+    """Send records of this logger and ours to stderr as JSON until the block ends, if this process logs JSON."""
     if not as_json():
         yield
         return

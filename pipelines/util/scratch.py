@@ -2,7 +2,7 @@
 
     <temporary folder>/sluice-xxxxxxxx/held     locked for as long as the process lives
 
-Promises: the folder is gone when its process ends. The next process, or `clear`, removes what a killed one left. Only
+Promises: the folder is gone when its process ends. The next process, or `clear`, removes folders of killed ones. Only
 the lock shows that a process is dead, because the system releases it; a name, an age or a pid never does. A folder that
 has no lock file, belongs to another user or lies behind a link is not touched.
 """
@@ -63,7 +63,7 @@ def dead() -> list[Path]:
 
 
 def _is_dead(folder: Path) -> bool:
-    """Whether the folder is this user's, and nobody holds its lock any more."""
+    """Returns true if the folder is this user's, and no process holds its lock."""
     with suppress(OSError):
         here = folder.lstat()
         if not stat.S_ISDIR(here.st_mode) or here.st_uid != os.geteuid():

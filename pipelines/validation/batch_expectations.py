@@ -58,7 +58,7 @@ FUNCTIONS: Mapping[str, Callable[[Sequence[int]], float]] = {
 
 
 class NoHistoryError(Exception):
-    """A parameter has no value yet: it needs `needed` batches, and there are `there`. `strict`: what needs it fails."""
+    """A parameter has no value yet: it needs `needed` batches of the `there` ones. `strict` fails the expectation."""
 
     def __init__(self, strict: bool, needed: int, there: int) -> None:
         super().__init__(f"no history yet: {there} of {needed} batches")
@@ -102,7 +102,7 @@ def count_earlier_rows(state: State, request: Request, before: int) -> list[int]
 
 
 def _get_kind(request: Request) -> tuple[object, ...]:
-    """What requests must have in common to be compared: one window or several, and the same partitions."""
+    """Returns the key of comparable requests: their kind, one window or several, and the partitions."""
     return request.kind, request.until is None, request.only
 
 
@@ -130,9 +130,9 @@ def hold_whole(
 
 
 def is_between(value: Any, e: Expectation, low: Any, high: Any) -> bool:
-    """Whether the value lies within the bounds. A bound itself is inside unless the expectation is strict.
+    """Returns true if the value is within the bounds, which are inclusive unless the expectation is strict.
 
-    None and NaN never lie within.
+    None and NaN are never within.
     """
     if value is None or value != value:
         return False
@@ -309,7 +309,7 @@ def _check_quantiles(e: Expectation, table: StagedTable) -> Result:
 
 
 def _is_near(value: Number, low: Number | None, high: Number | None) -> bool:
-    """Whether the value lies in the range, or within Great Expectations' tolerance (1 in 10,000) of its ends."""
+    """Returns true if the value is in the range, or within Great Expectations' tolerance (1 in 10,000) of its ends."""
     number = float(value)
     low, high = (-math.inf if low is None else float(low)), (math.inf if high is None else float(high))
     return any(abs(number - end) <= 1e-8 + 1e-4 * abs(end) for end in (low, high) if math.isfinite(end)) or (

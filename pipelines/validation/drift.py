@@ -54,8 +54,8 @@ class Drifts:
 def sum_drift(receipts: Sequence[Receipt]) -> tuple[Drift, ...]:
     """The drift of several offset ranges together, sorted by kind and field.
 
-    A field is missing if it is missing in every range that landed rows. `first` is the smallest of the offsets,
-    whatever the partition.
+    A field is missing if it is missing in every range that landed rows. `first` is the smallest of the offsets
+    of all partitions.
     """
     drifts: dict[tuple[DriftKind, str], Drift] = {}
     ranges: dict[tuple[DriftKind, str], int] = {}

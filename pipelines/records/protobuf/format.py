@@ -102,7 +102,7 @@ class ProtobufTyper(BinaryTyper):
         self._enter_message(schema, path, self._check_writer(schema, path))
 
     def _check_writer(self, schema: int, path: int) -> int:
-        """Returns 0 if records of this message of a schema can be read, else the code below 0 that refuses them.
+        """Returns 0 if records of this message can be read, else the negative code that refuses them.
 
         Raises a SluiceError when the registry is out of reach.
         """

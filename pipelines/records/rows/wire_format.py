@@ -15,9 +15,11 @@ AVRO, JSON, PROTOBUF = "AVRO", "JSON", "PROTOBUF"
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """`id` is its number in the registry or its GUID, `type` AVRO, PROTOBUF or JSON. The last of `texts` is the schema;
-    before it is all that it refers to, each after what it refers to itself, and `names` are what it calls these.
-    `subject` and `version` are empty and 0 where the registry was asked by number.
+    """A schema of the registry with its references.
+
+    `id` is its number or GUID, `type` AVRO, PROTOBUF or JSON. The last of `texts` is the schema; its references precede
+    it, each after its own, and `names` are their names in the schema. `subject` and `version` are empty and 0 if the
+    registry was queried by number.
     """
 
     id: int | str
