@@ -51,7 +51,7 @@ LOGINS = {
 
 
 @pytest.mark.parametrize("cloud", LOGINS)
-def test_kafka_python_logs_in(cloud: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kafka_python_builds_the_login(cloud: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from kafka.net.sasl import get_sasl_mechanism
     from kafka.net.selector import NetworkSelector
 
@@ -136,7 +136,7 @@ def test_confluent_client_accepts_the_registry(tmp_path: Path) -> None:
     SchemaRegistryClient({"url": registry.url, "basic.auth.user.info": user})
 
 
-def test_boto3_accepts_the_glue_registry(tmp_path: Path) -> None:
+def test_glue_client_accepts_the_registry(tmp_path: Path) -> None:
     from sluice.resources.registry.confluent import client_of
 
     registry = build_feed("AWS Glue", tmp_path).registry

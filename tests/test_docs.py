@@ -130,12 +130,12 @@ def test_commands_in_text_exist_with_their_options(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", list(find_blocks("python")))
-def test_python_compiles(text: str) -> None:
+def test_python_examples_compile(text: str) -> None:
     compile(text, "page", "exec")
 
 
 @pytest.mark.parametrize("text", list(find_blocks("json")))
-def test_json_parses(text: str) -> None:
+def test_json_examples_parse(text: str) -> None:
     json.loads(text)
 
 
@@ -225,7 +225,7 @@ SECTIONS = {
 """Keys of a feed file that have keys of their own."""
 
 
-def test_the_page_of_feeds_lists_the_keys_of_every_section() -> None:
+def test_feeds_page_lists_the_keys_of_every_section() -> None:
     """The generated table lists sections that the example omits, from the schema of the models."""
     schema = build_schema("feed")["$defs"]
     sections = {

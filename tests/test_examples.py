@@ -47,7 +47,7 @@ def test_no_property_sets_a_deadline() -> None:
     assert [path.name for path, k in overrides if k.arg == "deadline"] == []
 
 
-def test_suppressed_health_checks_include_the_timed_one() -> None:
+def test_suppressed_health_checks_include_too_slow() -> None:
     for path, keyword in find_overrides():
         if keyword.arg == "suppress_health_check":
             text = ast.unparse(keyword.value)

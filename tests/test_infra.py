@@ -62,7 +62,7 @@ def test_deployments_run_the_same_processes(where: str) -> None:
     }
 
 
-def test_the_user_of_the_units_owns_the_project_and_dagsters_home() -> None:
+def test_unit_user_owns_the_project_and_the_dagster_home() -> None:
     """`install -d` leaves the folders above the last one to root, and the default lake is in /srv/sluice."""
     lines = (INFRA / "systemd" / "README.md").read_text().splitlines()
     (words,) = (line.split() for line in lines if "install -d " in line)
@@ -79,7 +79,7 @@ def get_code_port() -> int:
     return int(load_server()["port"])
 
 
-def test_the_workspace_is_read_by_dagster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dagster_reads_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     from dagster._core.workspace.load import location_origins_from_yaml_paths
 
     monkeypatch.setenv("SLUICE_CODE_HOST", "code.example")
@@ -95,7 +95,7 @@ def test_processes_use_the_address_of_the_code_server() -> None:
     assert all("SLUICE_CODE_HOST=127.0.0.1 " in unit for unit in UNITS.values())
 
 
-def test_services_and_probes_name_the_ports_that_processes_listen_on() -> None:
+def test_services_and_probes_use_the_ports_of_the_processes() -> None:
     ports = {"code": get_code_port(), "web": VALUES["dagsterWebserver"]["service"]["port"], "metrics": metrics.PORT}
     for m in (m for m in MANIFESTS if m["kind"] == "Service"):
         name = m["metadata"]["name"].removeprefix("sluice-")
@@ -142,7 +142,7 @@ def test_no_process_runs_as_root_or_with_extra_privileges() -> None:
     assert all("User=sluice\n" in unit and "NoNewPrivileges=yes\n" in unit for unit in UNITS.values())
 
 
-def test_versions_agree() -> None:
+def test_deployed_versions_match_the_package() -> None:
     versions = {path.name: set(re.findall(r"\bsluice[:-](\d+\.\d+\.\d+)", path.read_text())) for path in DEPLOYED}
     assert set().union(*versions.values()) == {__version__}
     assert {d["image"]["tag"] for d in (VALUES["dagsterWebserver"], VALUES["dagsterDaemon"], CODE)} == {__version__}
@@ -198,7 +198,7 @@ def test_each_process_gets_only_the_secrets_that_it_needs() -> None:
     assert mounts["/srv/dagster/dagster.yaml"] in CODE["volumeMounts"]
 
 
-def test_a_process_without_the_database_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_database_error_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLUICE_DAGSTER_DATABASE", raising=False)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     shutil.copy(INFRA / "dagster.yaml", tmp_path)
@@ -207,7 +207,7 @@ def test_a_process_without_the_database_names_the_variable(tmp_path: Path, monke
         pass
 
 
-def test_invalid_settings_of_dagster_name_the_command_that_shows_them(
+def test_invalid_dagster_settings_error_names_the_diagnostic_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
@@ -325,7 +325,7 @@ def test_the_pod_of_the_code_server_is_valid() -> None:
     kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_dagster_accepts_the_instance_of_the_chart() -> None:
+def test_chart_instance_settings_match_dagster_yaml() -> None:
     """The chart appends additionalInstanceConfig to dagster.yaml, and writes the rest as in infra/dagster.yaml."""
     instance = yaml.safe_load((INFRA / "dagster.yaml").read_text())
     more = VALUES["additionalInstanceConfig"]
@@ -346,7 +346,7 @@ def test_web_server_probe_uses_the_port_of_the_service() -> None:
     assert web["readinessProbe"]["httpGet"]["port"] == web["service"]["port"]
 
 
-def test_network_policies_select_run_pods() -> None:
+def test_network_policy_selects_run_pods() -> None:
     policy = next(m for m in MANIFESTS if m["kind"] == "NetworkPolicy" and m["metadata"]["name"] == "sluice-run")
     labels = build_job()["spec"]["template"]["metadata"]["labels"]
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()

@@ -66,7 +66,7 @@ def test_each_rule_reports_its_line(language: ModuleType) -> None:
     ]
 
 
-def test_code_of_pages_is_not_counted(language: ModuleType) -> None:
+def test_page_check_ignores_code_blocks(language: ModuleType) -> None:
     words, _ = language.load_settings(ROOT)
     page = "# Title\n\n```\nso many\n```\n\nIt says so.\n\n" + "word " * 151 + "\n"
     assert [(f.rule, f.line) for f in language.check_page(page, "x.md", words)] == [("phrases", 7), ("paragraphs", 9)]

@@ -59,7 +59,7 @@ def test_package_folders_are_links_to_root_folders() -> None:
     assert all((ROOT / folder).is_dir() and not (ROOT / folder).is_symlink() for folder in LINKED)
 
 
-def test_checkout_without_links_is_an_error(tmp_path: Path) -> None:
+def test_checkout_without_links_is_a_clear_error(tmp_path: Path) -> None:
     package = tmp_path / "sluice"
     package.mkdir()
     shutil.copy(ROOT / "src/sluice/__init__.py", package)
@@ -140,7 +140,7 @@ def _check_errors(errors: str) -> None:
 
 
 @pytest.mark.soak
-def test_a_plain_install_into_a_fresh_environment(tmp_path: Path) -> None:
+def test_plain_install_works_in_a_fresh_environment(tmp_path: Path) -> None:
     """Install the wheel with the locked versions of its requirements, then an extra that an error named."""
     wheel, fresh = build_wheel(tmp_path), tmp_path / "fresh"
     locked = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?(==[^\\\n]+)", (ROOT / "requirements.lock").read_text(), re.M)
@@ -163,7 +163,7 @@ def test_a_plain_install_into_a_fresh_environment(tmp_path: Path) -> None:
     assert 'sluice_up{feed="orders"} 0' in ask("metrics").stdout
 
 
-def test_a_missing_distutils_names_setuptools() -> None:
+def test_missing_distutils_error_names_setuptools() -> None:
     """PySpark 3.5 imports it, and Python 3.12 has none."""
     error = extras.explain_import_error(ModuleNotFoundError("No module named 'distutils'", name="distutils"))
     assert error is not None
@@ -190,7 +190,7 @@ DECODE = (
 """Modules of the pipelines that decode or encode Kafka records and may need the extra `kafka`."""
 
 
-def test_reading_modules_import_without_extras() -> None:
+def test_modules_without_decoding_import_without_extras() -> None:
     script = f"""import importlib, pkgutil, sys
 from fnmatch import fnmatch
 sys.modules |= dict.fromkeys({list_missing_modules()!r})

@@ -137,7 +137,7 @@ def test_badges_match_the_package() -> None:
     assert project["license"] == "Apache-2.0"
 
 
-def test_links_resolve() -> None:
+def test_readme_links_resolve() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)|src=\"([^\"]+)\"", README.read_text())
     assert links
     assert not [path for pair in links for path in pair if path and not (ROOT / path).exists()]

@@ -38,20 +38,20 @@ def run_git(folder: Path, *words: str) -> None:
     subprocess.run(["git", "-C", folder, *words], check=True, capture_output=True)
 
 
-def test_a_commit_without_a_tag_is_checked_without_one(release: ModuleType) -> None:
+def test_untagged_commit_is_checked_without_a_tag(release: ModuleType) -> None:
     assert release._find_tag() == ""
     assert release.check_version("") == "1.2.3, without a tag; 1 unreleased changes"
 
 
 @pytest.mark.parametrize("kind", [[], ["-a", "-m", "1.2.3"]], ids=["lightweight", "annotated"])
-def test_unsigned_tag_is_not_a_missing_tag(release: ModuleType, tmp_path: Path, kind: list[str]) -> None:
+def test_unsigned_tag_is_detected_and_refused(release: ModuleType, tmp_path: Path, kind: list[str]) -> None:
     run_git(tmp_path, *AUTHOR, "tag", *kind, "v1.2.3")
     assert release._find_tag() == "v1.2.3"
     with pytest.raises(release.StepFailed, match="no valid signature"):
         release.check_version(release._find_tag())
 
 
-def test_a_tag_of_another_version_or_without_a_section_is_refused(release: ModuleType, tmp_path: Path) -> None:
+def test_tag_of_another_version_or_without_changelog_section_is_refused(release: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(release.StepFailed, match="but version"):
         release.check_version("v1.2.4")
     run_git(tmp_path, *AUTHOR, "tag", "v1.2.3")
@@ -86,7 +86,7 @@ def test_actions_are_pinned_to_commits() -> None:
     assert not [u for u in uses if not re.fullmatch(r"[a-z-]+/[a-z-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", u)]
 
 
-def test_labels_of_forms_exist() -> None:
+def test_labels_of_issue_templates_exist() -> None:
     labels = {label["name"] for label in yaml.safe_load((GITHUB / "labels.yml").read_text())}
     forms = [path.read_text().split("---")[1] for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.md")]
     assert {yaml.safe_load(form)["labels"] for form in forms} <= labels

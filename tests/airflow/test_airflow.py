@@ -247,7 +247,7 @@ def count_compared(sluice: Sluice) -> int:
     return int(audit(sluice).document["compared"])
 
 
-def test_an_hour_lands_once(airflow: Airflow, sluice: Sluice) -> None:
+def test_complete_hour_is_not_landed_again(airflow: Airflow, sluice: Sluice) -> None:
     log = airflow.test("land_orders", hour=1)
     assert "state=success" in log, log
     assert count_compared(sluice) > 0
@@ -281,7 +281,7 @@ def test_hours_are_mapped_and_replaced_on_request(airflow: Airflow, sluice: Slui
         ("feed_gone", "no feed 'clicks' in"),
     ],
 )
-def test_a_wrong_task_fails_with_the_remedy(dag: str, message: str, airflow: Airflow, sluice: Sluice) -> None:
+def test_misconfigured_task_fails_and_reports_reason(dag: str, message: str, airflow: Airflow, sluice: Sluice) -> None:
     log = airflow.test(dag)
     assert message in log, log
     assert "state=failed" in log
@@ -292,7 +292,9 @@ def test_a_wrong_task_fails_with_the_remedy(dag: str, message: str, airflow: Air
     ("point", "sign"),
     [("before publish", signal.SIGTERM), ("after show", signal.SIGKILL), ("after publish", signal.SIGKILL)],
 )
-def test_the_next_run_finishes_a_killed_one(point: str, sign: signal.Signals, airflow: Airflow, sluice: Sluice) -> None:
+def test_next_run_completes_hour_of_killed_run(
+    point: str, sign: signal.Signals, airflow: Airflow, sluice: Sluice
+) -> None:
     killed = airflow.begin_test("land_orders", hour=1, KILL=point, SIGNAL=str(int(sign)), TESTS=str(ROOT))
     log = end(killed)
     assert killed.returncode == -sign or "KeyboardInterrupt" in log, log  # Airflow may handle SIGTERM
@@ -302,7 +304,7 @@ def test_the_next_run_finishes_a_killed_one(point: str, sign: signal.Signals, ai
     assert count_compared(sluice) > 0
 
 
-def test_one_of_two_runs_of_an_hour_lands(airflow: Airflow, sluice: Sluice) -> None:
+def test_concurrent_runs_of_an_hour_land_it_once(airflow: Airflow, sluice: Sluice) -> None:
     """Each has its own database: Airflow's has a race at a DAG's first run."""
     other = replace(airflow, home=airflow.home.with_name("other"))
     shutil.copytree(airflow.home, other.home, ignore=shutil.ignore_patterns("airflow.cfg"))
@@ -314,7 +316,7 @@ def test_one_of_two_runs_of_an_hour_lands(airflow: Airflow, sluice: Sluice) -> N
     assert count_compared(sluice) > 0
 
 
-def test_a_sensor_waits_for_another_scheduler(airflow: Airflow, sluice: Sluice) -> None:
+def test_sensor_waits_for_window_landed_by_other_scheduler(airflow: Airflow, sluice: Sluice) -> None:
     waiting = airflow.begin_test("waiting")
     lines = list[str]()
     assert waiting.stdout
@@ -329,7 +331,7 @@ def test_a_sensor_waits_for_another_scheduler(airflow: Airflow, sluice: Sluice) 
     assert "state=success" in log, (lines, log)
 
 
-def test_a_run_names_the_other_scheduler(airflow: Airflow, sluice: Sluice) -> None:
+def test_blocked_run_names_other_scheduler(airflow: Airflow, sluice: Sluice) -> None:
     """A run without Airflow waits before it publishes the hour."""
     command = [sys.executable, "-c", OTHER, "run", "orders", "--window", airflow.hours[0], "--no-dagster"]
     other = subprocess.Popen(
@@ -354,7 +356,7 @@ def test_a_run_names_the_other_scheduler(airflow: Airflow, sluice: Sluice) -> No
     assert count_compared(sluice) > 0
 
 
-def test_a_scheduler_lands_hours_and_finishes_cleared_ones(airflow: Airflow, sluice: Sluice) -> None:
+def test_scheduler_lands_hours_and_completes_cleared_tasks(airflow: Airflow, sluice: Sluice) -> None:
     """The tasks of two of the hours are killed."""
     with airflow.run_services():
         beats = airflow.kill_next_run(signal.SIGKILL, set())
@@ -373,6 +375,6 @@ def _wait_for(condition: Callable[[], object], every: float = 0.5) -> None:
         time.sleep(every)
 
 
-def test_provider_is_registered(airflow: Airflow) -> None:
+def test_provider_is_listed_by_airflow(airflow: Airflow) -> None:
     listed = json.loads(airflow.call("providers", "list", "--output", "json").strip().splitlines()[-1])
     assert "kafka-sluice" in {p["package_name"] for p in listed}

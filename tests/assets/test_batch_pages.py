@@ -14,7 +14,7 @@ def read_pages(world: World) -> dict[str, str]:
     return {p.rpartition("/")[2]: d.decode() for p, d in world.lake.files.items() if p.endswith(".html")}
 
 
-def test_a_run_leaves_a_report_of_its_batch(world: World, instance: dg.DagsterInstance) -> None:
+def test_run_writes_report_page_of_its_batch(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(0))
     (batch,) = world.state().batches
     page = read_pages(world)[f"{batch}.html"]
@@ -24,7 +24,7 @@ def test_a_run_leaves_a_report_of_its_batch(world: World, instance: dg.DagsterIn
     assert "127.0.0.1" not in page
 
 
-def test_refused_batch_leaves_a_report(world: World, instance: dg.DagsterInstance) -> None:
+def test_refused_batch_gets_report_page(world: World, instance: dg.DagsterInstance) -> None:
     (world.project.feeds_folder / "orders.yaml").write_text(STRICT)
     world.engine.bad = 5
     assert isinstance(world.run(in_hour(0)).error, QuarantineExceeded)
@@ -35,7 +35,7 @@ def test_refused_batch_leaves_a_report(world: World, instance: dg.DagsterInstanc
     assert "no JSON value begins here" in page
 
 
-def test_failed_batch_leaves_a_report(world: World, instance: dg.DagsterInstance) -> None:
+def test_partly_published_batch_gets_report_page(world: World, instance: dg.DagsterInstance) -> None:
     world.engine.failing = {P0}
     assert isinstance(world.run(in_hour(0)).error, BatchIncomplete)
     ((_, page),) = read_pages(world).items()
@@ -43,7 +43,7 @@ def test_failed_batch_leaves_a_report(world: World, instance: dg.DagsterInstance
     assert "does not match its CRC" in page
 
 
-def test_unwritable_report_does_not_fail_the_run(world: World, instance: dg.DagsterInstance) -> None:
+def test_failed_report_write_does_not_fail_the_run(world: World, instance: dg.DagsterInstance) -> None:
     put = world.lake.put
 
     def refuse_pages(path: str, data: bytes) -> None:

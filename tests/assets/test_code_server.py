@@ -37,7 +37,7 @@ def read_server_id(address: str) -> bytes:
     return b""
 
 
-def test_dead_process_is_replaced(tmp_path: Path, processes: Processes) -> None:
+def test_killed_code_server_process_is_replaced(tmp_path: Path, processes: Processes) -> None:
     socket = tmp_path / "s"
     address = f"unix:{socket}"
     options = ["--socket", str(socket), "-m", MODULE, "--location-name", LOCATION]

@@ -47,7 +47,7 @@ def landed(world: World) -> World:
     return world
 
 
-def test_job_merges_and_reports_figures(landed: World, instance: dg.DagsterInstance) -> None:
+def test_job_merges_files_and_reports_counts(landed: World, instance: dg.DagsterInstance) -> None:
     result = compact(landed, instance)
     assert result.success
     metadata = read_output_metadata(result)
@@ -57,7 +57,7 @@ def test_job_merges_and_reports_figures(landed: World, instance: dg.DagsterInsta
     assert (again["files_before"], again["batches"]) == (0, "none")
 
 
-def test_requested_windows_are_merged(landed: World, instance: dg.DagsterInstance) -> None:
+def test_job_merges_requested_windows_and_rejects_invalid_ranges(landed: World, instance: dg.DagsterInstance) -> None:
     metadata = read_output_metadata(compact(landed, instance, since=H0, until="2024-05-01T01"))
     assert (metadata["files_before"], metadata["files_after"]) == (10, 2)
     wrong_ends = ("", "2024-05-01T01:30", H0)
@@ -65,7 +65,7 @@ def test_requested_windows_are_merged(landed: World, instance: dg.DagsterInstanc
         assert not compact(landed, instance, **wrong).success
 
 
-def test_compaction_changes_no_data_version(landed: World, instance: dg.DagsterInstance) -> None:
+def test_compaction_changes_no_version_and_repeats_no_event(landed: World, instance: dg.DagsterInstance) -> None:
     before = {k: list_versions(instance, k, H0) for k in (LANDED, COMMITTED)}
     event_count, version = (
         len(read_metadata(instance, LANDED)),
@@ -79,7 +79,7 @@ def test_compaction_changes_no_data_version(landed: World, instance: dg.DagsterI
     assert len(landed.open_ledger_view().list_receipts(at_hour(0))) == 2
 
 
-def test_compacted_window_reported_later_names_its_landing_batch(world: World, instance: dg.DagsterInstance) -> None:
+def test_window_reported_after_compaction_names_landing_request(world: World, instance: dg.DagsterInstance) -> None:
     land_in_pieces(world)
     assert compact(world, instance).success
     assert world.run(in_hour(1)).error is None

@@ -83,12 +83,12 @@ def test_each_group_of_expectations_is_a_check(world: World) -> None:
     assert "(info)" in (numeric.description or "")
 
 
-def test_a_typed_feed_has_the_check_of_its_schema(root: Path) -> None:
+def test_typed_feed_has_schema_drift_check(root: Path) -> None:
     world = World(root, {"orders": TYPED})
     assert list_check_names(world) == {"schema_drift"}
 
 
-def test_a_raw_feed_with_a_contract_can_quarantine(world: World) -> None:
+def test_raw_feed_with_contract_has_quarantine_asset(world: World) -> None:
     assert QUARANTINED not in build(world.project).resolve_asset_graph().get_all_asset_keys()
     agree(world, *ALL)
     graph = build(world.project).resolve_asset_graph()
@@ -99,7 +99,7 @@ def test_a_raw_feed_with_a_contract_can_quarantine(world: World) -> None:
 # -- a window's run
 
 
-def test_broken_row_expectations_show_in_their_group(world: World, instance: dg.DagsterInstance) -> None:
+def test_violations_are_reported_in_check_of_their_group(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, *ALL)
     world.engine.bad, world.engine.refusal = (
         2,
@@ -136,7 +136,7 @@ def test_broken_row_expectations_show_in_their_group(world: World, instance: dg.
     assert read_cells(volume.metadata["expectations"].value)[0]["observed"] == "46 rows"
 
 
-def test_info_fails_no_check(world: World, instance: dg.DagsterInstance) -> None:
+def test_info_expectation_does_not_fail_its_check(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, KNOWN)
     world.engine.observe = build_tallies(7)
     evaluation = read_window_check(instance, world.run(in_hour(0)).run_id, "contract_numeric")
@@ -145,7 +145,7 @@ def test_info_fails_no_check(world: World, instance: dg.DagsterInstance) -> None
     assert evaluation.metadata["unexpected"].value == 14
 
 
-def test_landed_window_has_plottable_metadata(world: World, instance: dg.DagsterInstance) -> None:
+def test_landed_window_has_numeric_metadata_for_plots(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, *ALL)
     world.engine.bad, world.engine.refusal = (
         2,
@@ -165,7 +165,7 @@ def test_landed_window_has_plottable_metadata(world: World, instance: dg.Dagster
 # -- other windows
 
 
-def test_catch_up_reports_every_window_that_it_completes(world: World, instance: dg.DagsterInstance) -> None:
+def test_catch_up_evaluates_check_of_every_completed_window(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, NULLS)
     world.engine.observe = build_tallies(1)
     run = world.run().run_id
@@ -178,7 +178,9 @@ def test_catch_up_reports_every_window_that_it_completes(world: World, instance:
     assert evaluations[f"{DAY}03:00"].metadata["unexpected"].value == 2
 
 
-def test_window_is_checked_once(world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_window_is_evaluated_once_in_a_run(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agree(world, *ALL)
     world.engine.observe = build_tallies(5, 2, 1)
     judged, judge = list[int](), LedgerView._judge
@@ -192,7 +194,7 @@ def test_window_is_checked_once(world: World, instance: dg.DagsterInstance, monk
     assert sorted(judged) == [at_hour(0), at_hour(4)], "that one, and the quiet one, which is whole"
 
 
-def test_windows_of_dead_runs_are_checked_by_the_next(world: World, instance: dg.DagsterInstance) -> None:
+def test_windows_of_dead_runs_are_evaluated_by_next_run(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, NULLS)
     world.engine.observe = build_tallies(1)
     world.land_unrecorded(in_hour(0))
@@ -206,7 +208,7 @@ def test_windows_of_dead_runs_are_checked_by_the_next(world: World, instance: dg
     assert second[f"{DAY}00:00"].passed
 
 
-def test_window_result_names_the_contract_of_its_landing(world: World, instance: dg.DagsterInstance) -> None:
+def test_window_is_evaluated_by_contract_in_force_when_landed(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, OFFSETS, NULLS)
     world.engine.observe = build_tallies(0, 3)
     world.land_unrecorded(in_hour(0))
@@ -224,7 +226,7 @@ def test_window_result_names_the_contract_of_its_landing(world: World, instance:
     assert [(j.outcome.unexpected, j.contract) for j in second] == [(2, after.hash)]
 
 
-def test_a_window_that_landed_under_two_contracts_shows_both(world: World, instance: dg.DagsterInstance) -> None:
+def test_window_landed_under_two_contracts_shows_both_contracts(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, NULLS)
     world.engine.observe = build_tallies(1)
     world.land_unrecorded(in_hour(0, (P0,)))
@@ -240,7 +242,7 @@ def test_a_window_that_landed_under_two_contracts_shows_both(world: World, insta
     )
 
 
-def test_rows_landed_without_a_contract_have_no_result(world: World, instance: dg.DagsterInstance) -> None:
+def test_rows_landed_before_contract_existed_are_not_evaluated(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded(in_hour(0))
     agree(world, NULLS)
     world.engine.observe = build_tallies(1)
@@ -250,7 +252,7 @@ def test_rows_landed_without_a_contract_have_no_result(world: World, instance: d
     assert evaluation.description == "no expectation of this group applied to these rows"
 
 
-def test_replaced_window_has_the_result_of_the_newer_batch(world: World, instance: dg.DagsterInstance) -> None:
+def test_window_landed_again_is_evaluated_by_newer_batch(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, build_expectation("table_row_count_to_be_between", "warning", min_value=90))
     run = world.run(in_hour(0)).run_id
     assert not read_window_check(instance, run, "contract_volume").passed
@@ -265,7 +267,7 @@ def make_replace_request(number: int) -> Request:
     return replace(in_hour(number), replace=True)
 
 
-def test_a_run_has_the_checks_that_the_code_location_loaded(world: World, instance: dg.DagsterInstance) -> None:
+def test_run_has_checks_loaded_by_code_location(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, OFFSETS)
     loaded = {"sluice/checks": json.dumps({"orders/landed": ["contract_completeness"]})}
     with scoped_reconstruction_metadata(loaded):
@@ -281,7 +283,7 @@ def test_a_run_has_the_checks_that_the_code_location_loaded(world: World, instan
 
 
 @pytest.mark.parametrize("first", [(), (NULLS,)])
-def test_loaded_contracts_reach_the_runs_of_the_code_location(world: World, first: tuple[dict[str, Any], ...]) -> None:
+def test_checks_loaded_by_code_location_reach_its_runs(world: World, first: tuple[dict[str, Any], ...]) -> None:
     """Dagster builds a run's definitions with the reconstruction metadata of its code location."""
     if first:
         agree(world, *first)
@@ -297,7 +299,7 @@ def test_loaded_contracts_reach_the_runs_of_the_code_location(world: World, firs
 # -- the schema
 
 
-def test_drift_warns_with_fields_and_places(root: Path) -> None:
+def test_drift_warning_lists_fields_and_first_offsets(root: Path) -> None:
     world = World(root, {"orders": TYPED})
     new = Drift(DriftKind.NEW, "colour", 3, 4, "string")
     world.engine.observe = lambda s: ((), (new,) if s.tp == P1 and s.start == 0 else ())
@@ -319,7 +321,7 @@ def test_drift_warns_with_fields_and_places(root: Path) -> None:
 # -- a batch that must not be published
 
 
-def test_a_refused_batch_is_an_error_in_its_group(world: World, instance: dg.DagsterInstance) -> None:
+def test_refused_batch_is_an_error_in_check_of_its_group(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, NULLS, build_expectation("table_row_count_to_be_between", min_value=90))
     outcome = world.run(in_hour(0))
     assert isinstance(outcome.error, ContractBroken)
@@ -339,7 +341,7 @@ def test_a_refused_batch_is_an_error_in_its_group(world: World, instance: dg.Dag
     assert read_window_check(instance, again.run_id, "contract_volume").passed
 
 
-def test_too_many_quarantined_rows_are_an_error_in_their_group(root: Path) -> None:
+def test_exceeded_quarantine_limit_is_an_error_in_check_of_its_group(root: Path) -> None:
     world = World(root, {"orders": FEED + "policies: {quarantine_limit: {share: 0.01, at_least: 1}}\n"})
     agree(world, *ALL)
     world.engine.bad, world.engine.refusal = (
@@ -356,7 +358,7 @@ def test_too_many_quarantined_rows_are_an_error_in_their_group(root: Path) -> No
     assert row["examples"].startswith("orders:0:23")
 
 
-def test_drift_refused_by_the_feed_is_a_schema_error(root: Path) -> None:
+def test_refused_drift_is_an_error_of_schema_check(root: Path) -> None:
     world = World(root, {"orders": TYPED + "policies: {on_drift: fail}\n"})
     world.engine.observe = lambda s: ((), (Drift(DriftKind.WRONG, "n", 2, s.start),))
     outcome = world.run(in_hour(0))
@@ -368,7 +370,7 @@ def test_drift_refused_by_the_feed_is_a_schema_error(root: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [60])
-def test_long_contract_is_truncated_in_the_description(world: World, count: int) -> None:
+def test_long_contract_is_truncated_in_check_description(world: World, count: int) -> None:
     agree(
         world, *(build_expectation("column_values_to_be_between", column="offset", min_value=i) for i in range(count))
     )

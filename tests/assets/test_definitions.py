@@ -68,7 +68,7 @@ def test_lineage_goes_from_topic_to_committed_offsets(tmp_path: Path) -> None:
     assert graph.get(dg.AssetKey(["kafka", "orders"])).is_observable
 
 
-def test_jobs_run_in_one_process_and_the_schedule_is_off(tmp_path: Path) -> None:
+def test_jobs_run_in_process_and_schedule_is_stopped_by_default(tmp_path: Path) -> None:
     defs = build(make_project(tmp_path, orders=FEED))
     for job in ("land_orders", "catch_up_orders"):
         assert defs.resolve_job_def(job).executor_def is dg.in_process_executor
@@ -77,7 +77,7 @@ def test_jobs_run_in_one_process_and_the_schedule_is_off(tmp_path: Path) -> None
     assert schedule.job_name == "land_orders"
 
 
-def test_second_feed_with_the_same_table_shows_as_broken(tmp_path: Path) -> None:
+def test_second_feed_of_a_table_is_shown_as_broken(tmp_path: Path) -> None:
     table = "table: {iceberg: {name: db.orders%s}}\n"
     defs = build(make_project(tmp_path, one=FEED + table % "", other=FEED, two=FEED + table % "_windows"))
     assert {"one/table", "other/landed"} <= list_keys(defs)
@@ -86,7 +86,7 @@ def test_second_feed_with_the_same_table_shows_as_broken(tmp_path: Path) -> None
     assert not any(j.name == "land_two" for j in defs.resolve_all_job_defs())
 
 
-def test_a_broken_feed_shows_and_the_others_load(tmp_path: Path) -> None:
+def test_broken_feed_is_shown_and_other_feeds_load(tmp_path: Path) -> None:
     defs = build(
         make_project(
             tmp_path, orders=FEED, clicks="topics: [\n", refunds=FEED.replace("2024-05-01T00:00:00Z", "sometimes")
@@ -99,23 +99,23 @@ def test_a_broken_feed_shows_and_the_others_load(tmp_path: Path) -> None:
     assert not any(j.name == "land_clicks" for j in defs.resolve_all_job_defs())
 
 
-def test_duplicate_feed_or_group_shows_on_the_second_file(tmp_path: Path) -> None:
+def test_duplicate_feed_or_group_is_reported_on_later_file(tmp_path: Path) -> None:
     same_group = FEED + "group: sluice-orders\n"
     defs = build(make_project(tmp_path, orders=FEED, rivals=same_group, zorders="feed: orders\n" + FEED))
     assert "shared with feed `orders`" in get_description(defs, "rivals/landed")
     assert f"is `orders` in {tmp_path / 'feeds' / 'orders.yaml'} too" in get_description(defs, "zorders/landed")
 
 
-def test_project_without_a_valid_feed_is_a_clear_error(tmp_path: Path) -> None:
+def test_error_names_every_file_when_no_feed_loads(tmp_path: Path) -> None:
     with pytest.raises(FeedError, match=r"(?s)a\.yaml.*b\.yaml"):
         build(make_project(tmp_path, a="topics: [\n", b="start: never\n"))
 
 
-def test_project_without_feeds_is_not_an_error(tmp_path: Path) -> None:
+def test_project_without_feeds_loads(tmp_path: Path) -> None:
     assert list_keys(build(make_project(tmp_path))) == set()
 
 
-def test_missing_project_is_a_clear_error(tmp_path: Path) -> None:
+def test_missing_feeds_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no folder `feeds/`"):
         Project.find(tmp_path)
 
@@ -127,7 +127,7 @@ def leave_tip(sample: Project, tip: bytes) -> None:
     open_real_lake(RunSession(sample).feed("orders")).put(paths.tip_path("orders"), tip)
 
 
-def test_patterns_show_the_topics_in_the_ledger(tmp_path: Path) -> None:
+def test_pattern_feed_shows_topics_recorded_in_ledger(tmp_path: Path) -> None:
     sample = make_project(tmp_path, orders=PATTERN)
     assert list_keys(build(sample)) == {"orders/landed", "orders/committed"}
     leave_tip(sample, Tip("id", 3, Facts(0, ("orders.eu", "orders.us"))).dump())
@@ -145,13 +145,13 @@ def test_patterns_show_the_topics_in_the_ledger(tmp_path: Path) -> None:
         "[" * 100_000,
     ],
 )
-def test_damaged_tip_is_ignored(tmp_path: Path, text: str) -> None:
+def test_damaged_ledger_tip_is_ignored(tmp_path: Path, text: str) -> None:
     sample = make_project(tmp_path, orders=PATTERN)
     leave_tip(sample, text.encode())
     assert list_keys(build(sample)) == {"orders/landed", "orders/committed"}
 
 
-def test_unexpected_error_of_one_ledger_affects_no_other(root: Path) -> None:
+def test_unexpected_ledger_error_does_not_affect_other_feeds(root: Path) -> None:
     files = read_feeds(World(root, dict.fromkeys("abcdefghij", FEED)).project, {})
 
     def open_wrongly(feed: Feed) -> Lake:
@@ -165,7 +165,7 @@ def test_unexpected_error_of_one_ledger_affects_no_other(root: Path) -> None:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_unreachable_lake_is_a_warning(
+def test_unavailable_lake_is_logged_as_warning(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     (world.project.feeds_folder / "orders.yaml").write_text(FEED.replace("2024-05-01T00:00:00Z", "earliest"))
@@ -200,14 +200,16 @@ def test_unreachable_lake_is_a_warning(
         "lake: gs://lake/x\ngcs: {token: '${LAKE_OF_NOBODY}'}\n",
     ],
 )
-def test_unknown_lake_address_is_a_warning(lake: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_undefined_variable_in_lake_settings_is_logged_as_warning(
+    lake: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     sample = make_project(tmp_path, orders=FEED + lake)
     assert "orders/landed" in list_keys(build(sample))
     (warning,) = (r.getMessage() for r in caplog.records if "ledger" in r.getMessage())
     assert "LAKE_OF_NOBODY" in warning
 
 
-def test_definitions_hold_no_secret(tmp_path: Path) -> None:
+def test_definitions_contain_no_secret(tmp_path: Path) -> None:
     graph = build(make_project(tmp_path, orders=FEED)).resolve_asset_graph()
     nodes = [graph.get(k) for k in graph.get_all_asset_keys()]
     text = repr([(n.description, n.metadata, n.tags) for n in nodes])

@@ -57,7 +57,7 @@ LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
 # -- a whole run
 
 
-def test_broker_requests_are_plottable_metadata(world: World, instance: dg.DagsterInstance) -> None:
+def test_broker_traffic_is_reported_as_numeric_metadata(world: World, instance: dg.DagsterInstance) -> None:
     traffic = BrokerTraffic(1, "b1:9092", 4, 0, 3_000_000, Latency.of(250_000), throttled=1, throttle_ms=2000)
     other = BrokerTraffic(2, requests=1, errors={"no answer": 1})
     world.engine.traffic = (
@@ -122,7 +122,7 @@ def test_a_run_lands_records_and_commits(world: World, instance: dg.DagsterInsta
     assert read_checks(instance, outcome.run_id, NO_GAPS)[None].passed
 
 
-def test_read_ranges_are_observed(world: World, instance: dg.DagsterInstance) -> None:
+def test_run_records_observation_of_its_topic(world: World, instance: dg.DagsterInstance) -> None:
     world.run()
     (record,) = instance.fetch_observations(topic_key("orders"), limit=10).records
     assert record.asset_observation is not None
@@ -138,7 +138,7 @@ def test_next_run_lands_only_new_records(world: World, instance: dg.DagsterInsta
     assert read_cells(read_metadata(instance, LANDED)[1]["ranges"])[0]["start"] == 100
 
 
-def test_run_without_pending_offsets_reports_no_event(world: World, instance: dg.DagsterInstance) -> None:
+def test_run_without_pending_records_reports_no_materialization(world: World, instance: dg.DagsterInstance) -> None:
     world.run()
     outcome = world.run()
     assert outcome.exit_code == 0
@@ -147,7 +147,7 @@ def test_run_without_pending_offsets_reports_no_event(world: World, instance: dg
     assert len(read_metadata(instance, LANDED)) == 1
 
 
-def test_explicit_offsets_are_in_the_run_config(world: World, instance: dg.DagsterInstance) -> None:
+def test_explicit_offsets_are_stored_in_run_config(world: World, instance: dg.DagsterInstance) -> None:
     request = Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 40, 60),))
     outcome = world.run(request)
     run = instance.get_run_by_id(outcome.run_id)
@@ -162,13 +162,13 @@ def test_explicit_offsets_are_in_the_run_config(world: World, instance: dg.Dagst
     assert outcome.exit_code == 0
 
 
-def test_only_some_partitions(world: World) -> None:
+def test_catch_up_is_limited_to_selected_partitions(world: World) -> None:
     outcome = world.run(Request(RequestKind.CATCH_UP, only=(P1,)))
     assert outcome.landed is not None
     assert {s.tp for b in outcome.landed.batches for s in b.plan.offset_ranges} == {P1}
 
 
-def test_progress_is_sent_to_the_reporter(world: World) -> None:
+def test_progress_is_reported_by_stage(world: World) -> None:
     world.run()
     first = [p.stage for p in world.progress]
     assert {"plan", "land", "prove", "publish"} <= set(first)
@@ -180,7 +180,7 @@ def test_progress_is_sent_to_the_reporter(world: World) -> None:
 # -- failures
 
 
-def test_partial_batch_fails_the_run_and_commits_landed_ranges(world: World, instance: dg.DagsterInstance) -> None:
+def test_partial_batch_fails_run_and_landed_records_are_committed(world: World, instance: dg.DagsterInstance) -> None:
     world.engine.failing = {P1}
     outcome = world.run()
 
@@ -210,7 +210,7 @@ def test_partial_batch_fails_the_run_and_commits_landed_ranges(world: World, ins
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 100}
 
 
-def test_deleted_pending_records_block_no_other_partition_from_commit(
+def test_lost_pending_records_do_not_block_commit_of_other_partitions(
     world: World, instance: dg.DagsterInstance
 ) -> None:
     """Even if nothing new lands: records that an earlier run landed and could not commit are committed as well."""
@@ -228,7 +228,7 @@ def test_deleted_pending_records_block_no_other_partition_from_commit(
     assert len(read_metadata(instance, COMMITTED)) == 1
 
 
-def test_recreated_log_keeps_its_committed_offset(world: World) -> None:
+def test_truncated_log_keeps_its_committed_offset(world: World) -> None:
     """The frontier belongs to an earlier log of the same name."""
     world.run(Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 0, 50), AskedRange("orders", 1, 0, 50))))
     world.cluster.states[P1] = replace(world.cluster.states[P1], last_stable_offset=20, high_watermark=20)
@@ -241,7 +241,7 @@ def test_recreated_log_keeps_its_committed_offset(world: World) -> None:
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 50}
 
 
-def test_run_reports_both_landing_and_commit_failures(world: World) -> None:
+def test_failed_run_that_cannot_commit_reports_both_errors(world: World) -> None:
     world.engine.failing = {P1}
     world.group.others = [Member("m", "console", "/10.0.0.1")]
     outcome = world.run()
@@ -250,7 +250,7 @@ def test_run_reports_both_landing_and_commit_failures(world: World) -> None:
     assert isinstance(outcome.uncommitted, GroupHeld)
 
 
-def test_refused_batch_blocks_no_other_commit(root: Path) -> None:
+def test_refused_batch_does_not_block_commit_of_earlier_batch(root: Path) -> None:
     world = World(root, {"orders": FEED + "policies: {quarantine_limit: {at_least: 1}}\n"})
     world.group.others = [Member("m", "console", "/10.0.0.1")]
     world.run(in_hour(0))
@@ -260,7 +260,7 @@ def test_refused_batch_blocks_no_other_commit(root: Path) -> None:
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 25, P1: 25}
 
 
-def test_batch_of_a_dead_run_is_recorded_before_its_commit(world: World, instance: dg.DagsterInstance) -> None:
+def test_batch_of_dead_run_is_reported_and_committed_by_next_run(world: World, instance: dg.DagsterInstance) -> None:
     unrecorded = world.land_unrecorded()
     assert read_metadata(instance, LANDED) == []
 
@@ -277,7 +277,7 @@ def test_batch_of_a_dead_run_is_recorded_before_its_commit(world: World, instanc
     assert len(read_metadata(instance, LANDED)) == 1
 
 
-def test_rolled_forward_metadata_matches_that_of_the_run(world: World, instance: dg.DagsterInstance) -> None:
+def test_rolled_forward_metadata_has_keys_of_regular_metadata(world: World, instance: dg.DagsterInstance) -> None:
     world.run()
     world.grow(0, 150)
     world.land_unrecorded()
@@ -286,7 +286,7 @@ def test_rolled_forward_metadata_matches_that_of_the_run(world: World, instance:
     assert own.keys() == rolled.keys()
 
 
-def test_no_commit_without_the_evidence(world: World, instance: dg.DagsterInstance) -> None:
+def test_commit_requires_materialization_of_landed_batches(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded()
     with pytest.raises(Failed, match="no materialization of orders/landed for batch"):
         landed_metadata.require_reported(instance, world.open_ledger_view())
@@ -294,7 +294,7 @@ def test_no_commit_without_the_evidence(world: World, instance: dg.DagsterInstan
     landed_metadata.require_reported(instance, world.open_ledger_view())
 
 
-def test_evidence_of_another_ledger_is_ignored(world: World, instance: dg.DagsterInstance) -> None:
+def test_materialization_from_other_ledger_does_not_count(world: World, instance: dg.DagsterInstance) -> None:
     world.run()
     world.lake.files.clear()
     world.group.offsets.clear()
@@ -302,7 +302,7 @@ def test_evidence_of_another_ledger_is_ignored(world: World, instance: dg.Dagste
     assert landed_metadata.find_unreported_batches(instance, world.open_ledger_view()) != []
 
 
-def test_group_in_use_fails_the_commit_only(world: World, instance: dg.DagsterInstance) -> None:
+def test_group_with_foreign_member_fails_only_the_commit(world: World, instance: dg.DagsterInstance) -> None:
     world.group.others = [Member("m", "console", "/10.0.0.1")]
     outcome = world.run()
     assert isinstance(outcome.error, GroupHeld)
@@ -328,7 +328,7 @@ def test_an_error_keeps_its_remedy_and_exit_code(world: World, instance: dg.Dags
     assert failure_data.metadata["error"].value == "UsageError"
 
 
-def test_unexpected_error_is_raised_and_the_run_fails(world: World, instance: dg.DagsterInstance) -> None:
+def test_unexpected_exception_is_reraised_and_run_is_marked_failed(world: World, instance: dg.DagsterInstance) -> None:
     world.engine.raising = ZeroDivisionError("planted")
     with pytest.raises(ZeroDivisionError, match="planted"):
         world.run()
@@ -355,7 +355,7 @@ _OF_A_RUN += ["ASSET_MATERIALIZATION", "ASSET_CHECK_EVALUATION", "STEP_SUCCESS",
 
 
 @pytest.mark.parametrize("moment", _OF_A_RUN)
-def test_interrupt_between_steps_is_not_a_failure(
+def test_interrupt_between_steps_does_not_fail_the_run(
     moment: str, world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pending, done = _interrupt_at(moment, monkeypatch), moment == "PIPELINE_SUCCESS"
@@ -380,7 +380,7 @@ def _interrupt_at(moment: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return pending
 
 
-def test_failed_observation_after_landing_does_not_fail_the_run(
+def test_run_succeeds_when_observation_after_landing_fails(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raise_unavailable(*_: object) -> dict[str, str]:
@@ -399,7 +399,7 @@ def test_failed_observation_after_landing_does_not_fail_the_run(
     assert instance.fetch_observations(topic_key("orders"), limit=1).records == []
 
 
-def test_output_of_a_step_is_in_its_log_and_not_on_the_terminal(
+def test_step_output_goes_to_compute_log_and_not_to_terminal(
     world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = world.engine.run
@@ -416,7 +416,7 @@ def test_output_of_a_step_is_in_its_log_and_not_on_the_terminal(
     assert sorted(suffixes) == [".err", ".out"]
 
 
-def test_dagster_storage_contains_no_secret(world: World) -> None:
+def test_stored_files_contain_no_secret(world: World) -> None:
     world.engine.failing = {P1}
     world.run()
     files = [p for p in world.project.state.rglob("*") if p.is_file()]
@@ -424,7 +424,7 @@ def test_dagster_storage_contains_no_secret(world: World) -> None:
     assert not [p for p in files if SECRET.encode() in p.read_bytes()]
 
 
-def test_topics_of_a_pattern_are_stored(root: Path) -> None:
+def test_graph_shows_topics_that_pattern_matched_in_a_run(root: Path) -> None:
     text = FEED.replace("topics: orders", "topics: {include: ['ord.*']}")
     world = World(root, {"orders": text})
     world.run()
@@ -435,7 +435,7 @@ def test_topics_of_a_pattern_are_stored(root: Path) -> None:
 # -- observing by itself
 
 
-def test_observing_shows_ends_and_lag_of_every_reader(root: Path) -> None:
+def test_observation_shows_end_offsets_and_lag_of_every_feed(root: Path) -> None:
     world = World(root, {"orders": FEED, "audit": FEED})
     world.run(feed="orders")
     world.grow(0, 120)
@@ -446,7 +446,7 @@ def test_observing_shows_ends_and_lag_of_every_reader(root: Path) -> None:
     }  # fmt: skip
 
 
-def test_observing_shows_lag_in_time_and_records_at_risk(world: World) -> None:
+def test_observation_shows_time_lag_and_records_at_risk(world: World) -> None:
     world.land_unrecorded(in_hour(0))
     world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
     metadata = _observe(world, topic_key("orders"))
@@ -460,7 +460,7 @@ def test_observing_shows_lag_in_time_and_records_at_risk(world: World) -> None:
     assert "at_risk_orders" not in later
 
 
-def test_observing_fails_for_a_reader_without_a_ledger_and_shows_the_others(root: Path) -> None:
+def test_observation_fails_for_unreadable_ledger_and_shows_other_feeds(root: Path) -> None:
     world = World(root, {"orders": FEED, "audit": FEED})
     world.run(feed="orders")
 
@@ -479,7 +479,7 @@ def test_observing_fails_for_a_reader_without_a_ledger_and_shows_the_others(root
     assert "lag_audit" not in record.asset_observation.metadata
 
 
-def test_observing_names_missing_topics(root: Path) -> None:
+def test_observation_names_missing_topics(root: Path) -> None:
     world = World(root, {"orders": FEED.replace("topics: orders", "topics: [orders, refunds]")})
     with pytest.raises(dg.Failure, match="no topic refunds"):
         _observe(world, topic_key("orders"), topic_key("refunds"))
@@ -505,7 +505,7 @@ def _observe(world: World, *keys: dg.AssetKey) -> dict[str, Any]:
 
 
 @ON_FILES
-def test_instance_of_the_project_is_created_once(world: World) -> None:
+def test_project_instance_is_created_once_and_kept(world: World) -> None:
     home = prepare_home(world.project)
     assert (home / "dagster.yaml").read_text() == DAGSTER_YAML
     with open_instance(world.project) as instance:
@@ -529,7 +529,7 @@ for line in sys.stdin:
 
 
 @ON_FILES
-def test_processes_that_create_the_instance_at_once_can_all_use_it(tmp_path: Path) -> None:
+def test_instance_is_usable_when_created_concurrently(tmp_path: Path) -> None:
     start = partial(subprocess.Popen, [sys.executable, "-c", _OPEN_EACH], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with ExitStack() as stack:
         processes = [stack.enter_context(start(text=True, bufsize=1)) for _ in range(3)]
@@ -544,12 +544,12 @@ def test_processes_that_create_the_instance_at_once_can_all_use_it(tmp_path: Pat
             process.communicate(timeout=60)
 
 
-def test_user_instance_is_not_changed(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_dagster_home_is_unchanged(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "own"))
     assert list(prepare_home(world.project).iterdir()) == []
 
 
-def test_run_of_a_dead_process_is_marked_as_failed(world: World, instance: dg.DagsterInstance) -> None:
+def test_run_of_dead_process_is_marked_failed(world: World, instance: dg.DagsterInstance) -> None:
     home = prepare_home(world.project)
     job = build(world.project).resolve_job_def("land_orders")
     dead = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
@@ -563,7 +563,7 @@ def test_run_of_a_dead_process_is_marked_as_failed(world: World, instance: dg.Da
     assert bury_dead_runs(instance, home) == []
 
 
-def test_tables_are_bounded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_tables_are_truncated(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asset_specs, "MAX_ROWS", 3)
     world = World(root)
     for i in range(5):

@@ -16,7 +16,7 @@ SOON = timedelta(hours=1)
 
 
 @ON_FILES
-def test_logs_of_old_runs_are_removed_and_windows_stay_green(world: World, instance: dg.DagsterInstance) -> None:
+def test_old_run_logs_are_removed_and_windows_stay_green(world: World, instance: dg.DagsterInstance) -> None:
     ran = [world.run(in_hour(n)).run_id for n in (0, 1)]
     now = datetime.now(UTC)
     assert not list(storage.old_logs(instance, world.project, now - SOON))
@@ -36,7 +36,7 @@ def test_logs_of_old_runs_are_removed_and_windows_stay_green(world: World, insta
 
 
 @ON_FILES
-def test_a_run_that_has_not_ended_keeps_its_log(world: World, instance: dg.DagsterInstance) -> None:
+def test_unfinished_run_keeps_its_log(world: World, instance: dg.DagsterInstance) -> None:
     job = build(world.project).resolve_job_def("land_orders")
     run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
     instance.report_engine_event("begins", run)

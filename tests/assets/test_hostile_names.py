@@ -56,19 +56,19 @@ def test_plain_text_is_shown_without_markup(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", EVIL)
-def test_no_address_becomes_a_link(text: str) -> None:
+def test_address_does_not_become_a_link(text: str) -> None:
     assert list_markup_types(plain(text)) == set()
     assert "://" not in plain(text)
     assert "www.evil" not in plain(text)
 
 
-def test_common_text_is_readable_where_not_rendered() -> None:
+def test_usual_text_is_not_escaped() -> None:
     for text in ("user_id (int64) is not in the schema, 3 records", "orders:0 [1000, 1400) are gone (log start 1400)"):
         assert plain(text) == text
 
 
 @pytest.mark.parametrize("name", EVIL)
-def test_field_of_a_record_is_escaped_in_a_check(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+def test_record_field_name_is_escaped_in_checks(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     text = FEED + "format: json\nschema: {a: string}\n"
     world = World(tmp_path_factory.mktemp("project"), {"orders": text})
     drift = Drift(DriftKind.NEW, name, 1, 0, "string")
@@ -84,7 +84,7 @@ def test_field_of_a_record_is_escaped_in_a_check(tmp_path_factory: pytest.TempPa
 
 
 @pytest.mark.parametrize("text", EVIL)
-def test_error_of_a_catalog_is_escaped_in_a_check(text: str) -> None:
+def test_catalog_error_is_escaped_in_checks(text: str) -> None:
     error = CatalogUnavailable(f"the catalog answers {text}", remedy=f"see {text}")
     description = table_step._report_failure(error)["description"]
     assert list_markup_types(description) == set()
@@ -94,7 +94,7 @@ def test_error_of_a_catalog_is_escaped_in_a_check(text: str) -> None:
 @given(st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z"), include_characters=" "), max_size=60))
 @example(EVIL[0])
 @example(r"a\|b|c")
-def test_rows_of_a_report_preview_are_escaped(text: str) -> None:
+def test_report_preview_rows_are_plain_text(text: str) -> None:
     text = text.strip() or "x"
     blocks = UI.enable("table").parse(report_assets._format_table(pa.table({text: [text, None]})))
     cells = [b.children for b in blocks if b.type == "inline"]
@@ -103,7 +103,7 @@ def test_rows_of_a_report_preview_are_escaped(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVIL)
-def test_transactional_id_is_escaped_in_the_watch_check(name: str) -> None:
+def test_transaction_name_is_escaped_in_health_check(name: str) -> None:
     holder = OpenTransaction(40, 77, 3, 0, name)
     finding = Finding("hanging", f"orders:0 is held back by {holder}", "ask its owner")
     assert (

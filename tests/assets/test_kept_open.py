@@ -35,7 +35,7 @@ class SqliteEventLogStorage:
 class SqliteRunStorage: ...
 
 
-def test_storages_of_another_dagster_are_not_changed() -> None:
+def test_storages_of_other_dagster_versions_are_unchanged() -> None:
     instance: Any = SimpleNamespace(event_log_storage=SqliteEventLogStorage(), run_storage=SqliteRunStorage())
     with kept_open(instance, "a-run"):
         assert (vars(instance.event_log_storage), vars(instance.run_storage)) == ({}, {})
@@ -53,7 +53,7 @@ class OpenCounter:
         monkeypatch.setattr(sqlite3.dbapi2, "connect", connect_and_count)
 
 
-def test_each_feed_of_a_run_opens_no_more_files(
+def test_additional_feeds_of_a_run_open_no_more_files(
     fleet: Fleet,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -64,7 +64,7 @@ def test_each_feed_of_a_run_opens_no_more_files(
     assert counter.files == two
 
 
-def test_migrations_are_read_for_new_files_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrations_are_loaded_for_new_files_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_instance(world.project) as ours, kept_open(ours, "a-run"):
         pass
     names, load = list[str](), alembic.util.load_python_file
@@ -79,7 +79,7 @@ def test_migrations_are_read_for_new_files_only(world: World, monkeypatch: pytes
     assert len(names) == len({*names}), "each is read once, to stamp the new run's file"
 
 
-def test_stored_events_are_visible_to_others_and_files_are_released(world: World) -> None:
+def test_other_instances_read_events_during_and_after_the_run(world: World) -> None:
     with open_instance(world.project) as ours, open_instance(world.project) as other:
         with kept_open(ours, "a-run"), kept_open(ours, "a-run"):  # nested uses open the files once
             ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="one"))
@@ -115,7 +115,7 @@ def test_threads_that_outlive_the_run_store_their_events(world: World) -> None:
         assert ours.get_materialized_partitions(KEY) == {"early", "late"}
 
 
-def test_event_text_is_serialized_once_and_read_by_dagster(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_is_serialized_once_and_readable_by_dagster(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = list[object]()
     serialize = sql_event_log.serialize_value
 
@@ -137,7 +137,7 @@ def test_event_text_is_serialized_once_and_read_by_dagster(world: World, monkeyp
         assert by_asset.asset_entry.last_materialization_record == newest
 
 
-def test_event_rows_match_those_of_dagster(world: World) -> None:
+def test_events_have_same_rows_as_stored_by_dagster(world: World) -> None:
     with open_instance(world.project) as ours:
         ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="dagster's"))
         with kept_open(ours, "a-run"):
@@ -157,7 +157,7 @@ def test_event_rows_match_those_of_dagster(world: World) -> None:
             assert datetime.fromisoformat(f"{stamp}+00:00").timestamp() == pytest.approx(event.timestamp, abs=1e-5)
 
 
-def test_evaluation_rows_match_those_of_dagster(world: World) -> None:
+def test_evaluations_have_same_rows_as_stored_by_dagster(world: World) -> None:
     """A run has one row for each check and partition, with the result of its last evaluation."""
 
     def build(partition: str | None, *, passed: bool) -> dg.AssetCheckEvaluation:
@@ -198,9 +198,7 @@ def test_evaluation_rows_match_those_of_dagster(world: World) -> None:
     assert [row[2:4] for row in rows["kept-False"]] == [(None, "SUCCEEDED"), ("one", "FAILED")]
 
 
-def test_checks_name_the_newest_materialization_without_reading_it_back(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checks_name_newest_materialization_without_fetching(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_instance(world.project) as ours:
         ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="before"))
         with kept_open(ours, "a-run"):

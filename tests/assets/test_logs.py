@@ -58,7 +58,7 @@ def read_stored_lines(world: World) -> Lines:
     return [line for file in files for line in parse_lines(file.read_text())]
 
 
-def test_a_run_in_lines(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+def test_run_is_logged_as_json_lines(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     with log_as_command_line():
         outcome = world.run(in_hour(0))
     assert outcome.error is None
@@ -78,7 +78,7 @@ def test_a_run_in_lines(world: World, capfd: pytest.CaptureFixture[str]) -> None
     assert {line["message"] for line in in_dagster} <= {line["message"] for line in mine}
 
 
-def test_log_lines_of_concurrent_feeds_name_their_feed(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_name_their_feed_in_a_run_of_several_feeds(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     world.project.feeds_folder.joinpath("again.yaml").write_text(
         world.project.feeds_folder.joinpath("orders.yaml").read_text()
     )
@@ -90,13 +90,15 @@ def test_log_lines_of_concurrent_feeds_name_their_feed(world: World, capfd: pyte
     assert {line["feed"] for line in tasks} == {"orders", "again"}
 
 
-def test_text_stays_text(world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_text_format_logs_no_json(
+    world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv(logs.VARIABLE, "text")
     world.run(in_hour(0))
     assert "{" not in capfd.readouterr().err
 
 
-def test_malformed_log_message_ends_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_message_arguments_do_not_stop_logging(capfd: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("a library's")
     log.propagate = False  # pytest's own handler raises
     log.addHandler(logs.Line())

@@ -192,7 +192,7 @@ def get_step_key(feed: str) -> str:
     return f"{LAND}[{feed}]"
 
 
-def test_pending_ranges_of_many_feeds_land_and_commit_in_one_run(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_one_run_lands_and_commits_pending_records_of_many_feeds(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.gate = threading.Barrier(3)
     outcomes = fleet.land()
     assert [o.error for o in outcomes.values()] == [None] * 3, "in parallel: none passes the gate without the others"
@@ -208,9 +208,7 @@ def test_pending_ranges_of_many_feeds_land_and_commit_in_one_run(fleet: Fleet, i
         assert instance.fetch_materializations(dg.AssetKey([name, "committed"]), limit=1).records
 
 
-def test_a_feed_that_fails_stops_no_other_and_lands_with_the_next_run(
-    fleet: Fleet, instance: dg.DagsterInstance
-) -> None:
+def test_failed_feed_stops_no_other_feed_and_lands_in_next_run(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.away, fleet.bug = frozenset({"orders"}), "refunds"
     outcomes = fleet.land()
     assert isinstance(outcomes["orders"].error, KafkaUnavailable)
@@ -232,7 +230,7 @@ def test_a_feed_that_fails_stops_no_other_and_lands_with_the_next_run(
     assert count_outcomes(fleet) == first | {(name, "success", ""): 1 for name in NAMES}
 
 
-def test_uncommitted_feed_of_a_failed_run_is_not_done(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feeds_uncommitted_by_broken_run_are_reported_as_failed(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run breaks between steps when the first feed fails; the other feeds have no errors themselves."""
 
     def fail(self: Feeds, feed: str) -> None:
@@ -249,7 +247,7 @@ def test_uncommitted_feed_of_a_failed_run_is_not_done(fleet: Fleet, monkeypatch:
 
 
 @ON_FILES
-def test_a_database_that_refuses_the_events_of_a_feed_stops_no_other(
+def test_refused_events_of_a_feed_do_not_stop_other_feeds(
     fleet: Fleet, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite refuses so after half a minute of contention; even the step's failure cannot be stored."""
@@ -269,7 +267,7 @@ def test_a_database_that_refuses_the_events_of_a_feed_stops_no_other(
     assert (run.status, run.tags[FAILED_TAG]) == (dg.DagsterRunStatus.FAILURE, "refunds")
 
 
-def test_no_more_feeds_than_the_file_allows_read_from_one_kafka(fleet: Fleet) -> None:
+def test_per_kafka_limit_bounds_concurrent_feeds(fleet: Fleet) -> None:
     fleet.write_limits("per_kafka: 1\n")
     assert [o.error for o in fleet.land(request=in_hour(0)).values()] == [None] * 3
     assert fleet.most_at_once == 1
@@ -289,7 +287,7 @@ def test_each_step_is_looked_up_once(fleet: Fleet, monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_hanging_feed_is_ended_and_others_complete(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_hanging_feed_is_ended_and_other_feeds_complete(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.write_limits("feed_time: 10s\n")
     fleet.hung = "refunds"
     outcomes = fleet.land()
@@ -302,7 +300,7 @@ def test_hanging_feed_is_ended_and_others_complete(fleet: Fleet, instance: dg.Da
     assert fleet.land("refunds")["refunds"].error is None
 
 
-def test_feeds_that_a_run_does_not_reach_stay_pending_and_not_red(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_feeds_not_reached_by_a_run_are_skipped_and_not_failed(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.write_limits("deadline: 5s\nfeeds_at_once: 1\nfeed_time: 8s\n")
     fleet.hung = "orders"
     outcomes = fleet.land(request=in_hour(0))
@@ -336,7 +334,7 @@ def test_an_interrupt_reaches_every_feed(fleet: Fleet, instance: dg.DagsterInsta
 # -- without Dagster
 
 
-def test_without_dagster_feeds_land_concurrently(fleet: Fleet) -> None:
+def test_feeds_land_concurrently_without_dagster(fleet: Fleet) -> None:
     fleet.gate = threading.Barrier(3)
     outcomes = fleet.land_without_dagster()
     assert [*outcomes] == [*NAMES]
@@ -345,7 +343,7 @@ def test_without_dagster_feeds_land_concurrently(fleet: Fleet) -> None:
     assert all(o.committed for o in outcomes.values())
 
 
-def test_without_dagster_a_feed_that_fails_stops_no_other(fleet: Fleet) -> None:
+def test_failed_feed_stops_no_other_feed_without_dagster(fleet: Fleet) -> None:
     fleet.write_limits("per_kafka: 1\n")
     fleet.away, fleet.bug = frozenset({"orders"}), "refunds"
     outcomes = fleet.land_without_dagster()
@@ -355,7 +353,7 @@ def test_without_dagster_a_feed_that_fails_stops_no_other(fleet: Fleet) -> None:
     assert fleet.most_at_once == 1
 
 
-def test_without_dagster_a_run_ends_in_time(fleet: Fleet) -> None:
+def test_run_ends_by_its_deadline_without_dagster(fleet: Fleet) -> None:
     fleet.write_limits("deadline: 1s\nfeeds_at_once: 1\nfeed_time: 2s\n")
     fleet.hung = "orders"
     outcomes = fleet.land_without_dagster(request=in_hour(0))
@@ -365,7 +363,7 @@ def test_without_dagster_a_run_ends_in_time(fleet: Fleet) -> None:
     assert isinstance(outcomes["returns"].error, NotReached)
 
 
-def test_without_dagster_an_interrupt_reaches_every_feed(fleet: Fleet) -> None:
+def test_interrupt_reaches_every_feed_without_dagster(fleet: Fleet) -> None:
     interrupt_while_one_hangs(fleet, fleet.land_without_dagster)
     assert not fleet.at_work
 
@@ -373,7 +371,7 @@ def test_without_dagster_an_interrupt_reaches_every_feed(fleet: Fleet) -> None:
 # -- the code location
 
 
-def test_the_code_location_has_one_job_for_each_schedule_that_feeds_share(root: Path) -> None:
+def test_code_location_has_one_job_for_each_shared_schedule(root: Path) -> None:
     apart = {"hourly": "schedule: hourly\n", "own": "schedule: own\n"}
     fleet = Fleet(root, {name: build_feed(name, apart.get(name, "")) for name in (*NAMES, *apart)})
     location = build(fleet.project)
@@ -392,13 +390,13 @@ def test_the_code_location_has_one_job_for_each_schedule_that_feeds_share(root: 
     assert "land_hourly_windows" not in schedules
 
 
-def test_missing_feed_ends_the_run_before_any_step(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_unknown_feed_is_refused_before_any_run_starts(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     with pytest.raises(FeedError, match="no feed `ordres`"):
         fleet.land("orders", "ordres")
     assert not instance.get_runs()
 
 
-def test_invalid_fleet_file_is_reported(fleet: Fleet) -> None:
+def test_invalid_fleet_file_error_names_line_and_key(fleet: Fleet) -> None:
     fleet.write_limits("feeds_at_once: 0\nfeed_at_once: 2\n")
     with pytest.raises(FeedError) as error:
         fleet.project.fleet()
@@ -409,7 +407,7 @@ def test_invalid_fleet_file_is_reported(fleet: Fleet) -> None:
 # -- in the UI
 
 
-def test_only_windows_of_a_failed_feed_are_red_and_it_reruns_alone(
+def test_only_failed_feed_has_red_windows_and_is_reexecuted(
     fleet: Fleet, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet.away = frozenset({"refunds"})
@@ -447,7 +445,7 @@ def test_windows_of_many_feeds_are_landed_by_one_run(fleet: Fleet, instance: dg.
     assert hours == [[1, 2], [1, 2, 3], []]
 
 
-def test_unsettled_window_of_one_feed_stays_open(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_window_in_grace_period_does_not_fail_run_of_many_feeds(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     """A feed whose grace period has not passed does not fail a run of many feeds."""
     fleet.at(6, minutes=5)
     path = fleet.project.feeds_folder / "returns.yaml"
@@ -464,7 +462,7 @@ def test_unsettled_window_of_one_feed_stays_open(fleet: Fleet, instance: dg.Dags
 
 
 @pytest.mark.parametrize("wrong", [{"until": "2024-05-01T03:00"}, {"window": "tomorrow"}])
-def test_invalid_config_ends_the_run_before_any_feed(
+def test_invalid_run_config_fails_before_any_feed_starts(
     fleet: Fleet, instance: dg.DagsterInstance, wrong: dict[str, str]
 ) -> None:
     run = launch_run(fleet, instance, **wrong)
@@ -477,7 +475,7 @@ def list_windows(instance: dg.DagsterInstance, name: str) -> set[str]:
     return set(instance.get_materialized_partitions(dg.AssetKey([name, "landed"])))
 
 
-def test_reexecuted_run_does_not_keep_results_of_its_parent(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_reexecuted_run_does_not_keep_result_tags_of_parent(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     """Dagster copies the tags of the parent run."""
     feeds = Feeds(RunSession(fleet.project, fleet.open_ports))
     run = instance.create_run_for_job(many_job(feeds), tags={FAILED_TAG: "refunds", LEFT_TAG: "returns"})
@@ -486,7 +484,7 @@ def test_reexecuted_run_does_not_keep_results_of_its_parent(fleet: Fleet, instan
     assert (tags[FAILED_TAG], tags[LEFT_TAG]) == ("", "")
 
 
-def test_tags_of_a_thousand_feeds_fit_postgresql(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_tags_of_a_thousand_feeds_fit_postgresql_index(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     """Dagster indexes tags; a row of the index holds 2,704 bytes."""
     feeds = Feeds(RunSession(fleet.project, fleet.open_ports))
     names = {f"f{hashlib.sha256(bytes([n % 256, n // 256])).hexdigest()[:16]}" for n in range(1000)}
@@ -535,7 +533,7 @@ def test_tick_requests_one_run_for_pending_windows_oldest_first(fleet: Fleet, in
     assert "3 feeds checked: no closed window is pending" in read_skip_message(fleet, instance)
 
 
-def test_idle_tick_makes_few_requests_and_detects_another_ledger(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_idle_tick_sends_few_requests_and_detects_new_ledger(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.land()
     session = RunSession(fleet.project, fleet.open_ports)
     windows = load_windows(fleet)
@@ -557,7 +555,9 @@ def test_idle_tick_makes_few_requests_and_detects_another_ledger(fleet: Fleet, i
     assert list_feeds() == ["orders"], "its ledger begins again"
 
 
-def test_idle_tick_makes_two_s3_requests_per_feed_and_none_to_kafka(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_idle_tick_sends_two_s3_requests_per_feed_and_no_kafka_request(
+    fleet: Fleet, instance: dg.DagsterInstance
+) -> None:
     with LocalS3() as store:
         fleet.lake = S3Lake(store.lake, store.settings)  # type: ignore[assignment]
         fleet.land()
@@ -572,7 +572,7 @@ def test_idle_tick_makes_two_s3_requests_per_feed_and_none_to_kafka(fleet: Fleet
     assert not fleet.cluster.requests
 
 
-def test_feeds_closest_to_deletion_come_first(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_feeds_with_shortest_retention_come_first(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.land(request=in_hour(3))
     for name, hours in (("orders", 7 * 24), ("refunds", 12), ("returns", 6)):
         ledger = Ledger(fleet.lake, name, fleet.clock)
@@ -582,7 +582,7 @@ def test_feeds_closest_to_deletion_come_first(fleet: Fleet, instance: dg.Dagster
     assert [*feeds] == ["returns", "refunds", "orders"]
 
 
-def test_feed_far_behind_continues_in_the_next_run(
+def test_feed_far_behind_continues_in_next_run(
     fleet: Fleet, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "BATCH_RANGES", 2)
@@ -600,7 +600,7 @@ def test_feed_far_behind_continues_in_the_next_run(
     assert outcome.committed is not None, "landed records are committed"
 
 
-def test_invalid_file_and_unreachable_lake_stop_no_other_feed(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_invalid_file_and_unavailable_lake_stop_no_other_feed(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.land(request=in_hour(3))
     (fleet.project.feeds_folder / "returns.yaml").write_text("topics: [")
     fleet.no_lake = frozenset({"orders"})
@@ -611,7 +611,7 @@ def test_invalid_file_and_unreachable_lake_stop_no_other_feed(fleet: Fleet, inst
     assert "orders could not be checked: the store does not answer" in message
 
 
-def test_unreachable_lake_is_read_again_alone_at_the_next_tick(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_only_previously_unavailable_lake_is_read_at_next_tick(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     """It does not wait until another window closes, which may take an hour."""
     fleet.land(request=in_hour(3))
     defs, done = build(fleet.project, RunSession(fleet.project, fleet.open_ports)), dg.DagsterRunStatus.SUCCESS
@@ -636,7 +636,7 @@ def test_unreachable_lake_is_read_again_alone_at_the_next_tick(fleet: Fleet, ins
     assert "no window has closed since the last look" in ask(25)
 
 
-def test_active_feeds_and_feeds_with_own_schedule_are_skipped(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_tick_skips_running_feeds_and_feeds_with_own_schedule(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.land(request=in_hour(3))
     defs, started = build(fleet.project), dg.DagsterRunStatus.STARTED
     config = fleet_config(SHARED, {"orders": in_hour(0)})
@@ -650,9 +650,7 @@ def test_active_feeds_and_feeds_with_own_schedule_are_skipped(fleet: Fleet, inst
     assert "orders is left alone" in read_skip_message(fleet, instance)
 
 
-def test_window_that_failed_three_times_waits_and_killed_ones_come_last(
-    fleet: Fleet, instance: dg.DagsterInstance
-) -> None:
+def test_tick_skips_thrice_failed_window_and_puts_killed_feed_last(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.land(request=in_hour(3))
     job, failed = build(fleet.project).resolve_job_def(MANY), dg.DagsterRunStatus.FAILURE
 

@@ -86,9 +86,7 @@ def late(world: World) -> World:
     return world
 
 
-def test_finding_is_sent_when_it_appears_and_when_it_is_resolved(
-    late: World, instance: dg.DagsterInstance, chat: Chat
-) -> None:
+def test_finding_is_sent_when_new_and_when_resolved(late: World, instance: dg.DagsterInstance, chat: Chat) -> None:
     configure(late, webhook=chat.address)
     first = run_tick(late, instance)
     (text,) = chat.heard
@@ -101,7 +99,7 @@ def test_finding_is_sent_when_it_appears_and_when_it_is_resolved(
     assert "orders: passed: lag" in chat.heard[1]
 
 
-def test_undelivered_finding_is_sent_again_and_the_address_never_shown(
+def test_unsent_finding_is_retried_at_next_tick_and_url_is_redacted(
     late: World, instance: dg.DagsterInstance, chat: Chat
 ) -> None:
     configure(late, webhook=chat.address)
@@ -116,7 +114,7 @@ def test_undelivered_finding_is_sent_again_and_the_address_never_shown(
     assert second.cursor.unsent == ()
 
 
-def test_invalid_address_is_never_shown_and_stops_no_other_receiver(tmp_path: Path) -> None:
+def test_invalid_webhook_url_is_redacted_and_other_channels_are_used(tmp_path: Path) -> None:
     command = [sys.executable, "-c", f"open({str(tmp_path / 'lines')!r}, 'w').write(open(0).read())"]
     settings = NotifySettings.model_validate({"webhook": f"http://127.0.0.1:9/{TOKEN} x", "command": command})
     with pytest.raises(Failed, match="does not answer") as failure:
@@ -125,21 +123,21 @@ def test_invalid_address_is_never_shown_and_stops_no_other_receiver(tmp_path: Pa
     assert (tmp_path / "lines").read_text() == "a line\n"
 
 
-def test_no_receiver_waits_for_another(chat: Chat, tmp_path: Path) -> None:
+def test_channels_are_notified_concurrently(chat: Chat, tmp_path: Path) -> None:
     chat.waits_for = tmp_path / "ran"
     command = [sys.executable, "-c", f"open({str(chat.waits_for)!r}, 'w')"]
     notify(NotifySettings.model_validate({"webhook": chat.address, "command": command}), "Sluice:", ["a line"])
     assert chat.heard == ["Sluice:\n• a line"]
 
 
-def test_redirecting_webhook_counts_as_failed(chat: Chat) -> None:
+def test_webhook_redirect_counts_as_failure(chat: Chat) -> None:
     chat.answer = 301
     settings = NotifySettings.model_validate({"webhook": chat.address})
     with pytest.raises(Failed, match="the webhook answers 301"):
         notify(settings, "Sluice:", ["a line"])
 
 
-def test_names_that_are_not_unicode_are_sent(tmp_path: Path) -> None:
+def test_names_with_invalid_unicode_are_sent(tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     command = [sys.executable, "-c", f"open({str(lines)!r}, 'wb').write(open(0, 'rb').read())"]
     with mail.run_server(tmp_path, "none") as server:
@@ -183,7 +181,7 @@ def test_untrusted_mail_server_gets_no_password(late: World, instance: dg.Dagste
     assert (server.logins, server.letters) == ([], [])
 
 
-def test_password_without_tls_is_refused(late: World) -> None:
+def test_mail_password_without_tls_is_refused(late: World) -> None:
     email = {"server": mail.HOST, "security": "none", "user": "sluice", "password": TOKEN}
     configure(late, email={**email, "sender": "sluice@example.com", "to": ["data@example.com"]})
     with pytest.raises(FeedError, match="never sent without TLS") as raised:
@@ -191,7 +189,7 @@ def test_password_without_tls_is_refused(late: World) -> None:
     assert TOKEN not in str(raised.value)
 
 
-def test_dagster_mails_a_failed_run(
+def test_dagster_sends_email_for_failed_run(
     world: World, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sensor of Dagster itself, next to Sluice's definitions, as in docs/operating.md."""
@@ -217,7 +215,7 @@ def test_dagster_mails_a_failed_run(
     assert server.logins == [("sluice@example.com", TOKEN)]
 
 
-def test_a_command_gets_the_lines(late: World, instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_command_receives_findings_on_stdin(late: World, instance: dg.DagsterInstance, tmp_path: Path) -> None:
     output = tmp_path / "said"
     code = f"import sys, pathlib; pathlib.Path({str(output)!r}).write_text(sys.stdin.read())"
     configure(late, command=[sys.executable, "-c", code])
@@ -233,7 +231,7 @@ def test_a_command_gets_the_lines(late: World, instance: dg.DagsterInstance, tmp
         ([sys.executable, "-c", "raise SystemExit(3)"], "ended with 3"),
     ],
 )
-def test_failing_command_does_not_fail_the_sensor(
+def test_failing_command_does_not_fail_the_tick(
     late: World, instance: dg.DagsterInstance, command: list[str], reason: str
 ) -> None:
     configure(late, command=command)
@@ -243,7 +241,7 @@ def test_failing_command_does_not_fail_the_sensor(
     assert ended.cursor.unsent
 
 
-def test_findings_of_other_programs_send_nothing(world: World, instance: dg.DagsterInstance, chat: Chat) -> None:
+def test_feed_text_cannot_mention_a_channel(world: World, instance: dg.DagsterInstance, chat: Chat) -> None:
     configure(world, webhook=chat.address)
     (world.project.feeds_folder / "bad.yaml").write_text("topics: '<!channel>'\nstart: earliest\n")
     first = run_tick(world, instance)
@@ -253,7 +251,7 @@ def test_findings_of_other_programs_send_nothing(world: World, instance: dg.Dags
     assert len(chat.heard) == 1, "a file that stays wrong is reported once"
 
 
-def test_invalid_file_is_reported_without_secrets(late: World, instance: dg.DagsterInstance) -> None:
+def test_invalid_notify_file_is_reported_without_secret(late: World, instance: dg.DagsterInstance) -> None:
     configure(late, webhook=f"ftp://chat.example/{TOKEN}", to="me")
     ended = run_tick(late, instance)
     assert "notify.yaml" in ended.news[-1]
@@ -262,6 +260,6 @@ def test_invalid_file_is_reported_without_secrets(late: World, instance: dg.Dags
         late.project.notify()
 
 
-def test_nothing_is_sent_without_receivers(late: World, instance: dg.DagsterInstance) -> None:
+def test_nothing_is_sent_without_notify_file(late: World, instance: dg.DagsterInstance) -> None:
     assert late.project.notify() == NotifySettings()
     assert run_tick(late, instance).cursor.unsent == ()

@@ -43,7 +43,7 @@ def get_nodes(defs: dg.Definitions) -> dict[str, Any]:
     return {k.to_user_string(): graph.get(k) for k in graph.get_all_asset_keys()}
 
 
-def test_definitions_merge_with_those_of_a_project(tmp_path: Path) -> None:
+def test_feed_definitions_merge_with_project_definitions(tmp_path: Path) -> None:
     @dg.asset
     def theirs() -> None: ...
 
@@ -59,7 +59,7 @@ def test_definitions_merge_with_those_of_a_project(tmp_path: Path) -> None:
     assert {"theirs", "kafka/orders", "orders/landed", "orders/committed"} == get_nodes(both).keys()
 
 
-def test_definitions_of_two_folders_coexist(tmp_path: Path) -> None:
+def test_definitions_of_two_folders_merge(tmp_path: Path) -> None:
     for name in ("eu", "us"):
         (tmp_path / name).mkdir()
     eu = own.feed_definitions(write_feeds(tmp_path / "eu", orders_eu=FEED))
@@ -75,7 +75,7 @@ def test_definitions_of_two_folders_coexist(tmp_path: Path) -> None:
     assert [s.name for s in both.schedules or ()] == ["pending_of_many_feeds_windows"]
 
 
-def test_each_schedule_has_three_jobs_and_a_feed_with_own_schedule_one_more(tmp_path: Path) -> None:
+def test_each_schedule_has_three_jobs_and_own_schedule_adds_feed_jobs(tmp_path: Path) -> None:
     feeds = {f"orders{i}": FEED + f"group: g{i}\ntransactional_id: t{i}\n" for i in range(20)}
     feeds["alone"] = FEED + "group: a\nschedule: own\n"
     defs = own.feed_definitions(write_feeds(tmp_path, **feeds))
@@ -87,7 +87,7 @@ def test_each_schedule_has_three_jobs_and_a_feed_with_own_schedule_one_more(tmp_
     assert {s.name for s in defs.schedules or ()} == {"pending_of_many_feeds_windows", "land_alone_windows"}
 
 
-def test_variables_needed_only_by_runs_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_needed_only_by_runs_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Definitions load without secrets, as in CI or a web server; only settings that shape assets are needed."""
     monkeypatch.delenv("KAFKA_BOOTSTRAP", raising=False)
     secret = (
@@ -107,7 +107,7 @@ def test_variables_needed_only_by_runs_may_be_missing(tmp_path: Path, monkeypatc
         RunSession(own.definitions.find_feeds(feeds)).feed("orders")
 
 
-def test_missing_folder_is_a_clear_error(tmp_path: Path) -> None:
+def test_missing_folder_is_refused_and_parents_are_not_searched(tmp_path: Path) -> None:
     write_feeds(tmp_path, orders=FEED)
     below = tmp_path / "project" / "defs"
     below.mkdir(parents=True)
@@ -118,7 +118,7 @@ def test_missing_folder_is_a_clear_error(tmp_path: Path) -> None:
         own.feed_assets("refunds", tmp_path)
 
 
-def test_translator_changes_how_assets_are_shown(tmp_path: Path) -> None:
+def test_translator_sets_key_group_owners_and_tags_of_assets(tmp_path: Path) -> None:
     class PerFeed(own.FeedTranslator):
         def get_asset_spec(self, asset: own.FeedAsset) -> dg.AssetSpec:
             spec = super().get_asset_spec(asset)
@@ -198,7 +198,7 @@ def test_runs_report_under_translated_keys(project: Project, instance: dg.Dagste
     assert {k.path[0] for k in instance.get_asset_keys()} == {"raw"}
 
 
-def test_no_second_dagster_home_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_uses_home_of_dagster_and_creates_no_other_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`dg` and `dagster dev` create a temporary home if none is set; the run's lock is kept in it."""
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     for name in ("home", "project"):
@@ -233,7 +233,7 @@ def test_downstream_asset_reads_rows_of_complete_windows(
     assert project.executions == [(f"{DAY}02:00", 50), (f"{DAY}04:00", 0), (f"{DAY}00:00", 50)]
 
 
-def test_change_after_loading_reports_that_a_reload_is_needed(project: Project, instance: dg.DagsterInstance) -> None:
+def test_check_added_after_loading_is_logged_with_reload_hint(project: Project, instance: dg.DagsterInstance) -> None:
     """Dagster accepts no result of a check that it has not loaded; the run lands nevertheless."""
     agree(project.world, ROWS)
     done = project.run("land_orders", 1)
@@ -244,7 +244,7 @@ def test_change_after_loading_reports_that_a_reload_is_needed(project: Project, 
     assert project.run("land_orders", 2).success
 
 
-def test_component_wraps_the_landing_steps(world: World, instance: dg.DagsterInstance) -> None:
+def test_component_wraps_landing_steps(world: World, instance: dg.DagsterInstance) -> None:
     calls: list[str] = []
 
     class Wrapped(own.FeedsComponent):
@@ -296,7 +296,7 @@ def test_owners_tags_and_group_come_from_the_feed_file(tmp_path: Path) -> None:
         ("gs://bucket/p", "gcs: {token: '${UNSET}'}"),
     ],
 )
-def test_store_secret_needed_only_by_runs_may_be_missing(tmp_path: Path, lake: str, store: str) -> None:
+def test_missing_store_secret_does_not_break_feed_definitions(tmp_path: Path, lake: str, store: str) -> None:
     write_feeds(
         tmp_path, orders=f"kafka: {{bootstrap: 'a:1'}}\ntopics: orders\nstart: earliest\nlake: {lake}\n{store}\n"
     )
@@ -335,7 +335,7 @@ def test_dg_finds_the_component() -> None:
     } == own.FeedsComponent.get_model_cls().model_fields.keys()
 
 
-def test_the_component_translates_in_yaml(tmp_path: Path) -> None:
+def test_component_accepts_translation_in_yaml(tmp_path: Path) -> None:
     write_feeds(tmp_path, orders=FEED)
     translation: Mapping[str, Any] = {
         "key_prefix": "raw",

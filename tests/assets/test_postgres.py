@@ -27,7 +27,7 @@ def world(root: Path, postgres: Postgres) -> World:
     return World(root)
 
 
-def test_runs_checks_and_pages_match_those_on_sqlite(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_checks_and_pages_work_on_postgresql(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window lands, a run over it fails, and the pages are the same as with SQLite."""
     good = world.run(in_hour(0))
     with monkeypatch.context() as patched:
@@ -41,7 +41,7 @@ def test_runs_checks_and_pages_match_those_on_sqlite(world: World, monkeypatch: 
         assert "EXECUTION_FAILED" not in pages.read_check_statuses(LANDED).values()
 
 
-def test_dagster_accepts_the_production_file(
+def test_production_dagster_yaml_is_accepted_by_dagster(
     tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = f"postgresql:///{postgres.create_database()}?host={postgres.folder}&user={postgres.user}"
@@ -53,7 +53,7 @@ def test_dagster_accepts_the_production_file(
         assert instance.run_monitoring_enabled
 
 
-def test_unreachable_database_is_one_error(world: World, postgres: Postgres) -> None:
+def test_unavailable_database_is_reported_as_one_error(world: World, postgres: Postgres) -> None:
     assert world.run(in_hour(0)).error is None
     config = world.project.dagster_home / "dagster.yaml"
     config.write_text(config.read_text().replace(str(postgres.folder), str(postgres.folder / "elsewhere")))

@@ -51,7 +51,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
         monkeypatch.setattr(SqliteEventLogStorage, call, raise_not_callable)
 
 
-def test_refusals_match_the_dagster_plus_package() -> None:
+def test_simulated_refusals_match_dagster_cloud_package() -> None:
     """Skipped without dagster-cloud. Its agent is not started, since it needs an account."""
     if (package := importlib.util.find_spec("dagster_cloud")) is None or package.origin is None:
         pytest.skip("dagster-cloud is not installed")
@@ -67,7 +67,7 @@ def test_refusals_match_the_dagster_plus_package() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("calls", [REFUSED_BY_AGENTS, FOR_PICTURES], ids=["as agents do", "all for pictures"])
-def test_a_run_keeps_its_result_and_its_cause(
+def test_run_keeps_its_result_and_error_when_calls_are_refused(
     calls: tuple[str, ...], world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse(monkeypatch, *calls)
@@ -93,7 +93,9 @@ def test_a_run_keeps_its_result_and_its_cause(
     assert "2024-05-01T00:00" in read_windows(instance, COMMITTED)
 
 
-def test_schedule_and_sensor_tick(world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedule_and_sensor_tick_when_calls_are_refused(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.run(in_hour(0))
     refuse(monkeypatch, *FOR_PICTURES)
     assert run_tick(world, instance) == ["01:00-04:00"]
@@ -105,7 +107,7 @@ def test_schedule_and_sensor_tick(world: World, instance: dg.DagsterInstance, mo
     assert free_leaked_slots(instance) == ()
 
 
-def test_the_failure_shows_in_the_check(
+def test_failed_run_is_shown_in_health_check(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as refusing:
@@ -118,7 +120,7 @@ def test_the_failure_shows_in_the_check(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", internals.PRIVATE)
-def test_feeds_land_without_any_single_private_name(
+def test_feeds_land_when_a_private_name_is_missing(
     name: str,
     fleet: Fleet,  # noqa: F811 - the fixture
     monkeypatch: pytest.MonkeyPatch,
@@ -129,7 +131,7 @@ def test_feeds_land_without_any_single_private_name(
     assert fleet.run(in_hour(5)).error is None
 
 
-def test_dagster_without_the_private_names_lands(
+def test_feeds_land_when_all_private_names_are_missing(
     fleet: Fleet,  # noqa: F811 - the fixture
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

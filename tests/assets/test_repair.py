@@ -103,7 +103,7 @@ def test_a_run_is_judged_by_its_lock_then_its_heartbeat_then_its_process(
     }  # fmt: skip
 
 
-def test_run_that_never_started_is_dead_after_the_limit_of_dagster(
+def test_run_that_never_started_is_dead_after_start_timeout(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched, _ = create_run(instance, Status.NOT_STARTED), create_run(instance, Status.SUCCESS)
@@ -113,14 +113,14 @@ def test_run_that_never_started_is_dead_after_the_limit_of_dagster(
     assert judge_runs(instance, world) == {launched: True}
 
 
-def test_only_the_runs_of_a_feed(world: World, instance: dg.DagsterInstance) -> None:
+def test_runs_are_filtered_by_feed(world: World, instance: dg.DagsterInstance) -> None:
     mine, _ = create_run(instance), create_run(instance, job=other)
     assert list(judge_runs(instance, world, feed="orders")) == [mine]
 
 
 @pytest.mark.parametrize(("stood", "became"), [(Status.STARTED, Status.FAILURE), (Status.CANCELING, Status.CANCELED)])
 @ON_FILES
-def test_ending_a_dead_run_records_the_cause_and_frees_its_slots(
+def test_ending_a_dead_run_logs_reason_and_frees_its_slots(
     world: World, instance: dg.DagsterInstance, stood: Status, became: Status
 ) -> None:
     run = create_run(instance, stood)
@@ -138,7 +138,7 @@ def test_ending_a_dead_run_records_the_cause_and_frees_its_slots(
     assert judge_runs(instance, world) == {}
 
 
-def test_slots_of_runs_that_have_ended_are_freed(world: World, instance: dg.DagsterInstance) -> None:
+def test_slots_of_ended_runs_are_freed(world: World, instance: dg.DagsterInstance) -> None:
     ended, alive = create_run(instance, Status.FAILURE), create_run(instance)
     log = instance.event_log_storage
     log.set_concurrency_slots("sluice_orders", 2)
@@ -151,7 +151,7 @@ def test_slots_of_runs_that_have_ended_are_freed(world: World, instance: dg.Dags
 # -- locks
 
 
-def test_lock_never_appears_free_while_its_run_lives(world: World, instance: dg.DagsterInstance) -> None:
+def test_lock_is_not_released_before_its_run_ends(world: World, instance: dg.DagsterInstance) -> None:
     home, run = prepare_home(world.project), create_run(instance)
     assert is_held(home, run) is None
     with holding(home, run):
@@ -163,9 +163,7 @@ def test_lock_never_appears_free_while_its_run_lives(world: World, instance: dg.
     assert list((home / "attended").iterdir()) == []
 
 
-def test_a_lock_of_another_container_is_judged_and_one_of_another_machine_is_not(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_lock_is_judged_across_containers_but_not_across_machines(world: World, instance: dg.DagsterInstance) -> None:
     home, run, boot = prepare_home(world.project), create_run(instance), machine().partition(" ")[0]
     (home / "attended").mkdir(exist_ok=True)
     other = boot[::-1]
@@ -174,7 +172,7 @@ def test_a_lock_of_another_container_is_judged_and_one_of_another_machine_is_not
         assert is_held(home, run) is (False if is_ours else None)
 
 
-def test_a_lock_from_before_a_reboot_is_judged(
+def test_lock_from_before_reboot_is_judged_only_on_same_host(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a power failure; also in a container, which restarts under the same name."""
@@ -191,7 +189,7 @@ def test_a_lock_from_before_a_reboot_is_judged(
     assert bury_dead_runs(instance, home) == [run]
 
 
-def test_a_home_that_no_run_has_used_is_only_read(world: World, instance: dg.DagsterInstance) -> None:
+def test_unused_home_is_not_written_to(world: World, instance: dg.DagsterInstance) -> None:
     """A code server may have a read-only home if its runs execute on other machines."""
     home = prepare_home(world.project)
     assert bury_dead_runs(instance, home) == []
@@ -200,9 +198,7 @@ def test_a_home_that_no_run_has_used_is_only_read(world: World, instance: dg.Dag
     assert not (home / "attended").exists()
 
 
-def test_run_whose_process_continues_without_a_step_process_is_alive(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_run_is_alive_after_process_of_a_step_died(world: World, instance: dg.DagsterInstance) -> None:
     """Dagster's multiprocess executor goes on with other steps."""
     home, alive, dead = prepare_home(world.project), create_run(instance), create_run(instance)
     (home / "attended").mkdir(exist_ok=True)
@@ -217,7 +213,7 @@ def test_run_whose_process_continues_without_a_step_process_is_alive(
     assert list((home / "attended").iterdir()) == []
 
 
-def test_lock_of_a_killed_step_is_taken_over_by_the_next_step(world: World, instance: dg.DagsterInstance) -> None:
+def test_lock_of_killed_step_is_taken_over_by_next_step(world: World, instance: dg.DagsterInstance) -> None:
     home, run = prepare_home(world.project), create_run(instance)
     holder = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom sluice.assets.instance.instance import holding\n"
@@ -232,7 +228,7 @@ def test_lock_of_a_killed_step_is_taken_over_by_the_next_step(world: World, inst
     assert list((home / "attended").iterdir()) == []
 
 
-def test_step_launched_by_dagster_holds_the_run_lock(world: World, instance: dg.DagsterInstance) -> None:
+def test_step_launched_by_dagster_holds_lock_of_its_run(world: World, instance: dg.DagsterInstance) -> None:
     """Runs from the UI and schedules are not started by Sluice, so each step holds the lock."""
     from sluice.assets.factory import build
 
@@ -253,7 +249,7 @@ def test_step_launched_by_dagster_holds_the_run_lock(world: World, instance: dg.
 # -- takeover of batches
 
 
-def test_owner_of_a_run_ended_in_dagster_is_dead_at_once(world: World, instance: dg.DagsterInstance) -> None:
+def test_owner_of_run_that_ended_in_dagster_is_dead_immediately(world: World, instance: dg.DagsterInstance) -> None:
     failed, alive = create_run(instance, Status.FAILURE), create_run(instance)
     heartbeats = MemoryLiveness(dead={"beatless"}, suspects={"suspect"})
     with world.open_ports(world.make_session().feed("orders")) as edges:
@@ -269,7 +265,7 @@ def test_owner_of_a_run_ended_in_dagster_is_dead_at_once(world: World, instance:
     assert watched == at_once | {"suspect": Verdict(Life.ALIVE, "set by the test")}
 
 
-def test_edges_under_the_key_of_dagster_are_equal(world: World, instance: dg.DagsterInstance) -> None:
+def test_with_dagster_liveness_changes_only_the_liveness_port(world: World, instance: dg.DagsterInstance) -> None:
     with world.open_ports(world.make_session().feed("orders")) as edges:
         informed = with_dagster_liveness(edges, instance)
     assert isinstance(informed.liveness, Informed)
@@ -279,7 +275,7 @@ def test_edges_under_the_key_of_dagster_are_equal(world: World, instance: dg.Dag
 # -- the event log compared with the ledger
 
 
-def test_landed_windows_are_reported_to_a_new_dagster_home(world: World, instance: dg.DagsterInstance) -> None:
+def test_landed_windows_are_reported_to_fresh_dagster_home(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded(in_hour(0))
     world.land_unrecorded(in_hour(1))
     repairs = list(reconcile(instance, world.open_ledger_view(), dry_run=True))
@@ -292,7 +288,7 @@ def test_landed_windows_are_reported_to_a_new_dagster_home(world: World, instanc
     assert list(reconcile(instance, world.open_ledger_view())) == []
 
 
-def test_windows_recorded_only_in_dagster_are_named(world: World, instance: dg.DagsterInstance) -> None:
+def test_windows_recorded_only_in_dagster_are_reported(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(0))
     world.run(in_hour(1))
     assert list(reconcile(instance, world.open_ledger_view())) == []
@@ -310,7 +306,7 @@ def test_windows_recorded_only_in_dagster_are_named(world: World, instance: dg.D
     assert len(list_versions(instance, LANDED, "2024-05-01T01:00")) == 2
 
 
-def test_windows_left_red_by_a_killed_run_are_reported_again(world: World, instance: dg.DagsterInstance) -> None:
+def test_window_left_red_by_killed_run_is_reported_again(world: World, instance: dg.DagsterInstance) -> None:
     world.run()
     create_killed_run(world, instance, "2024-05-01T01:00")
     bury_dead_runs(instance, prepare_home(world.project))

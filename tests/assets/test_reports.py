@@ -56,7 +56,7 @@ def run_report(
     return result
 
 
-def test_a_report_of_a_whole_window(reporting: World, instance: dg.DagsterInstance) -> None:
+def test_report_over_complete_window_writes_parquet_file(reporting: World, instance: dg.DagsterInstance) -> None:
     reporting.run(in_hour(0))
     run_report(reporting, instance, f"{DAY}00:00")
 
@@ -76,16 +76,14 @@ def test_a_report_of_a_whole_window(reporting: World, instance: dg.DagsterInstan
     assert len(set(list_versions(instance, REPORT, f"{DAY}00:00"))) == 1
 
 
-def test_preview_has_times_out_of_range_for_python() -> None:
+def test_preview_shows_timestamps_beyond_python_range() -> None:
     late = pa.array([1_764_000_000_000_000_000, 0], pa.int64())
     columns = [late.cast(pa.timestamp("us", "UTC")), pa.array([1, 2])]
     text = _format_table(pa.Table.from_arrays(columns, names=["same", "same"]))
     assert text.splitlines()[2:] == ["| 1764000000000000000 us | 1 |", "| 1970-01-01 00:00:00+00:00 | 2 |"]
 
 
-def test_hours_that_landed_before_the_report_are_named_with_the_command(
-    reporting: World, instance: dg.DagsterInstance
-) -> None:
+def test_earlier_windows_without_report_are_named_with_command(reporting: World, instance: dg.DagsterInstance) -> None:
     """Dagster's automation asks for windows that are new since its first tick."""
     reporting.run()
     run_report(reporting, instance, f"{DAY}00:00")
@@ -97,7 +95,7 @@ def test_hours_that_landed_before_the_report_are_named_with_the_command(
     assert "--select key:reports/rows --partition 2024-05-01T01:00" in metadata["missing"]
 
 
-def test_columns_added_later_are_in_rows_of_an_older_window(tmp_path: Path) -> None:
+def test_rows_of_older_window_have_later_columns(tmp_path: Path) -> None:
     drifting = Drifting(tmp_path)
     feed = drifting.make_feed(SCHEMA, "evolve")
     drifting.land_records(feed, {"id": 1, "coupon": "x"})
@@ -107,7 +105,7 @@ def test_columns_added_later_are_in_rows_of_an_older_window(tmp_path: Path) -> N
     assert rows.arrow(["id", "coupon"]).to_pylist() == [{"id": 1, "coupon": None}]
 
 
-def test_partial_window_is_refused(reporting: World, instance: dg.DagsterInstance) -> None:
+def test_report_over_incomplete_window_is_refused(reporting: World, instance: dg.DagsterInstance) -> None:
     reporting.engine.failing = {P1}
     reporting.run(in_hour(0))
     result = run_report(reporting, instance, f"{DAY}00:00", ok=False)
@@ -118,7 +116,7 @@ def test_partial_window_is_refused(reporting: World, instance: dg.DagsterInstanc
     assert not [p for p in reporting.lake.files if p.startswith("reports/")]
 
 
-def test_report_runs_once_when_a_window_is_complete(reporting: World, instance: dg.DagsterInstance) -> None:
+def test_report_is_requested_once_when_window_becomes_complete(reporting: World, instance: dg.DagsterInstance) -> None:
     def find_requested(cursor: dg.AutomationConditionCursor | None) -> tuple[set[str], object]:  # type: ignore[name-defined]
         result = dg.evaluate_automation_conditions(build_definitions(reporting), instance, cursor=cursor)
         return {k for k in result.get_requested_partitions(REPORT) if k}, result.cursor
@@ -142,7 +140,7 @@ def test_report_runs_once_when_a_window_is_complete(reporting: World, instance: 
     assert find_requested(cursor)[0] == {f"{DAY}00:00"}
 
 
-def test_definitions_show_reports_and_their_errors(reporting: World) -> None:
+def test_definitions_show_reports_and_error_of_invalid_report(reporting: World) -> None:
     folder = reporting.project.root / "reports"
     (folder / "lost.sql").write_text("-- feed: nobody\nSELECT 1\n")
     (folder / "notes.txt").write_text("not a report")
@@ -172,7 +170,7 @@ def test_definitions_show_reports_and_their_errors(reporting: World) -> None:
         ("a.sql", "-- feed: orders\n\udcff", "cannot be read"),
     ],
 )
-def test_invalid_report_file(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_invalid_report_file_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(FeedError, match=message):
         load_report(tmp_path / name)

@@ -65,9 +65,7 @@ def list_hours(*numbers: int) -> list[str]:
     return [f"{n:02}:00" for n in numbers]
 
 
-def test_pending_windows_are_requested_oldest_first_adjacent_ones_in_one_run(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_consecutive_pending_windows_are_requested_by_one_run(world: World, instance: dg.DagsterInstance) -> None:
     assert run_tick(world, instance) == list_hours(4), "no ledger yet: the newest window that is closed"
     world.land_unrecorded(in_hour(3))
     assert run_tick(world, instance) == ["00:00-03:00"]
@@ -81,7 +79,7 @@ def test_pending_windows_are_requested_oldest_first_adjacent_ones_in_one_run(
     assert run_tick(world, instance) == list_hours(12)
 
 
-def test_long_outage_is_requested_in_parts_and_reported(
+def test_backlog_above_limit_is_requested_in_part_and_tagged(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.land_unrecorded(in_hour(3))
@@ -90,7 +88,7 @@ def test_long_outage_is_requested_in_parts_and_reported(
     assert (format_request(request), request.tags[MORE_TAG]) == ("00:00-02:00", "1")
 
 
-def test_window_of_an_active_run_is_not_requested(world: World, instance: dg.DagsterInstance) -> None:
+def test_window_with_active_run_is_not_requested(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded(in_hour(2))
     started = dg.DagsterRunStatus.STARTED
     create_run(world, instance, started, "00:00")
@@ -100,9 +98,7 @@ def test_window_of_an_active_run_is_not_requested(world: World, instance: dg.Dag
     assert "3 windows are pending, all under way or failed 3 times" in run_tick(world, instance)
 
 
-def test_a_run_that_was_killed_with_the_code_server_is_marked_as_failed(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_run_killed_with_the_code_server_is_marked_as_failed(world: World, instance: dg.DagsterInstance) -> None:
     """It would keep its slot in the pool, and the schedule would wait for it."""
     world.land_unrecorded(in_hour(3))
     create_run(world, instance, dg.DagsterRunStatus.STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}02:00"})
@@ -116,7 +112,7 @@ def test_a_run_that_was_killed_with_the_code_server_is_marked_as_failed(
     assert run_tick(world, instance) == ["00:00-03:00"], "what Dagster has not retried by then"
 
 
-def test_run_never_launched_by_dagster_blocks_no_window(world: World, instance: dg.DagsterInstance) -> None:
+def test_unlaunched_run_is_marked_failed_and_window_requested_again(world: World, instance: dg.DagsterInstance) -> None:
     """The daemon was killed before the launch; the window would wait forever."""
     world.land_unrecorded(in_hour(3))
     create_run(world, instance, dg.DagsterRunStatus.NOT_STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}03:00"})
@@ -129,7 +125,7 @@ def test_run_never_launched_by_dagster_blocks_no_window(world: World, instance: 
     assert run_tick(world, instance) == ["00:00-03:00"]
 
 
-def test_run_with_a_live_process_is_not_ended(world: World, instance: dg.DagsterInstance) -> None:
+def test_run_of_live_process_is_not_marked_as_failed(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded(in_hour(3))
     create_run(world, instance, dg.DagsterRunStatus.STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}02:00"})
     (run,) = instance.get_runs()
@@ -138,22 +134,22 @@ def test_run_with_a_live_process_is_not_ended(world: World, instance: dg.Dagster
     assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.STARTED
 
 
-def test_active_run_over_several_windows_defers_requests(world: World, instance: dg.DagsterInstance) -> None:
+def test_nothing_is_requested_during_run_over_several_windows(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded(in_hour(3))
     create_run(world, instance, dg.DagsterRunStatus.STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}02:00"})
     assert "at work on the windows of orders from 2024-05-01T00:00 on" in run_tick(world, instance)
 
 
-def test_active_backfill_of_adjacent_windows_defers_requests(world: World, instance: dg.DagsterInstance) -> None:
+def test_nothing_is_requested_during_backfill_of_consecutive_windows(
+    world: World, instance: dg.DagsterInstance
+) -> None:
     world.land_unrecorded(in_hour(3))
     row = dict(zip(RANGE_TAGS, (f"{DAY}00:00", f"{DAY}01:00"), strict=True))
     create_run(world, instance, dg.DagsterRunStatus.STARTED, None, backfill=True, tags=row)
     assert "at work on the windows of orders from 2024-05-01T00:00 on" in run_tick(world, instance)
 
 
-def test_failed_window_is_requested_alone_and_waits_after_three_failures(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_failed_window_is_requested_separately_until_third_failure(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded(in_hour(4))
     failed, succeeded = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS
     for _ in range(3):
@@ -169,7 +165,7 @@ def test_failed_window_is_requested_alone_and_waits_after_three_failures(
     assert run_tick(world, instance) == ["01:00-03:00", "03:00"], "succeeded since; passes by itself; once"
 
 
-def test_runs_that_never_started_are_not_counted(world: World, instance: dg.DagsterInstance) -> None:
+def test_runs_that_never_started_do_not_count_as_failures(world: World, instance: dg.DagsterInstance) -> None:
     """As when the code server has no time to start them; the window is requested at each tick."""
     world.land_unrecorded(in_hour(2))
     for _ in range(4):
@@ -177,7 +173,7 @@ def test_runs_that_never_started_are_not_counted(world: World, instance: dg.Dags
     assert run_tick(world, instance) == ["00:00-04:00"]
 
 
-def test_tick_surveys_when_windows_close_and_after_incomplete_runs(world: World, instance: dg.DagsterInstance) -> None:
+def test_tick_checks_when_windows_close_and_after_incomplete_run(world: World, instance: dg.DagsterInstance) -> None:
     def is_due(hours: int, minutes: int) -> bool:
         world.at(hours, minutes)
         return looks.is_due(instance, world.time())
@@ -201,9 +197,7 @@ def test_tick_surveys_when_windows_close_and_after_incomplete_runs(world: World,
     assert is_due(14, 40), "ticks were missed"
 
 
-def test_window_that_closes_later_by_the_code_server_clock_waits_no_hour(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_clock_skew_of_code_server_does_not_delay_window_by_an_hour(world: World, instance: dg.DagsterInstance) -> None:
     """With the daemon's clock two seconds ahead of the code server's, the first tick finds the window open."""
 
     def is_due(hours: int, minutes: int) -> bool:
@@ -214,7 +208,9 @@ def test_window_that_closes_later_by_the_code_server_clock_waits_no_hour(
     assert [is_due(*at) for at in ((10, 12), (11, 10), (11, 15), (11, 20))] == [True, True, True, False]
 
 
-def test_next_tick_surveys_again_after_a_failed_or_empty_one(world: World, instance: dg.DagsterInstance) -> None:
+def test_next_tick_checks_again_after_failed_check_or_dropped_request(
+    world: World, instance: dg.DagsterInstance
+) -> None:
     away = True
 
     @contextmanager
@@ -279,7 +275,7 @@ def find_first_partition(world: World, monkeypatch: pytest.MonkeyPatch) -> str:
     return partitions.get_first_partition_key() or ""
 
 
-def test_new_home_shows_and_lands_by_the_ledger(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_home_shows_and_requests_windows_by_the_ledger(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs' home and the code server's share the lake alone."""
     here, there = root / "code-server", root / "run"
     for home in (here, there):
@@ -299,7 +295,7 @@ def test_new_home_shows_and_lands_by_the_ledger(root: Path, monkeypatch: pytest.
     assert [*here.rglob("seen")] == []
 
 
-def test_windows_earlier_than_the_loaded_ones_are_requested_by_tag(world: World, instance: dg.DagsterInstance) -> None:
+def test_windows_before_loaded_partitions_are_requested_by_tag(world: World, instance: dg.DagsterInstance) -> None:
     """The first run found records older than the windows with which the location was loaded."""
     (world.project.feeds_folder / "orders.yaml").write_text(EARLIEST)
     session = RunSession(world.project, world.open_ports)  # its lake has no ledger: loaded before the first run
@@ -322,9 +318,7 @@ def test_windows_earlier_than_the_loaded_ones_are_requested_by_tag(world: World,
         ("{granularity: op}", {"others": 5}),  # a killed run would keep the only slot
     ],
 )
-def test_tick_limits_only_the_pools_of_its_feeds(
-    pools: str, limits: dict[str, int], world: World, tmp_path: Path
-) -> None:
+def test_tick_limits_only_pools_of_its_feeds(pools: str, limits: dict[str, int], world: World, tmp_path: Path) -> None:
     (tmp_path / "dagster.yaml").write_text(f"concurrency: {{pools: {pools}}}\n")
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         instance.event_log_storage.set_concurrency_slots("others", 5)

@@ -70,7 +70,7 @@ def get_metadata(evaluation: dg.AssetCheckEvaluation) -> Mapping[str, Any]:
 # -- reported once
 
 
-def test_feed_without_runs_and_healthy_feed_have_no_findings(world: World, sensor: Sensor) -> None:
+def test_new_feed_and_healthy_feed_have_no_findings(world: World, sensor: Sensor) -> None:
     summary, checks = sensor.run_tick()
     assert (summary, checks["orders"].passed) == ("1 feed checked; no findings", True)
     world.run()
@@ -101,7 +101,7 @@ def test_lag_is_reported_once_and_again_when_resolved(world: World, sensor: Sens
     assert "orders: passed: lag" in summary
 
 
-def test_a_materialization_has_the_check_evaluated_again(
+def test_check_is_evaluated_again_after_materialization(
     world: World, sensor: Sensor, instance: dg.DagsterInstance
 ) -> None:
     world.run(in_hour(2))
@@ -126,7 +126,7 @@ def test_damaged_cursor_is_ignored(text: str) -> None:
 # -- each finding
 
 
-def test_lag_threshold_is_set_by_the_feed(world: World, sensor: Sensor) -> None:
+def test_lag_threshold_is_configured_by_feed(world: World, sensor: Sensor) -> None:
     write(world, orders=FEED + "alerts: {lag: 1d}\n")
     world.land_unrecorded()
     world.grow(1, 130)
@@ -134,7 +134,7 @@ def test_lag_threshold_is_set_by_the_feed(world: World, sensor: Sensor) -> None:
     assert sensor.find_evaluation().passed
 
 
-def test_records_about_to_be_deleted(world: World, sensor: Sensor) -> None:
+def test_records_about_to_be_deleted_are_reported(world: World, sensor: Sensor) -> None:
     world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
     world.land_unrecorded(in_hour(0))
     evaluation = sensor.find_evaluation()
@@ -147,7 +147,7 @@ def test_records_about_to_be_deleted(world: World, sensor: Sensor) -> None:
     assert get_metadata(evaluation)["ranges_at_risk"] == 2
 
 
-def test_hidden_settings_are_reported_once(world: World, sensor: Sensor) -> None:
+def test_denied_topic_settings_are_reported_with_acl_command(world: World, sensor: Sensor) -> None:
     world.cluster.settings = Configs(denied=("orders",))
     world.land_unrecorded(in_hour(0))
     evaluation = sensor.find_evaluation()
@@ -158,7 +158,7 @@ def test_hidden_settings_are_reported_once(world: World, sensor: Sensor) -> None
     assert remedy.endswith("--operation DescribeConfigs --topic orders")
 
 
-def test_deleted_records(world: World, sensor: Sensor) -> None:
+def test_lost_records_are_reported_with_accept_command(world: World, sensor: Sensor) -> None:
     world.land_unrecorded(in_hour(0))
     world.cluster.states[P1] = replace(world.cluster.states[P1], log_start=60)
     (text, remedy), *_ = list_findings(sensor.find_evaluation())
@@ -166,7 +166,7 @@ def test_deleted_records(world: World, sensor: Sensor) -> None:
     assert "sluice accept orders lost" in remedy
 
 
-def test_new_partitions_and_new_topics(world: World, sensor: Sensor) -> None:
+def test_new_partitions_and_topics_are_reported(world: World, sensor: Sensor) -> None:
     write(world, orders=FEED.replace("topics: orders", "topics: {include: ['orders.*']}"))
     world.land_unrecorded()
     world.cluster.write(TopicPartition("orders", 2), [])
@@ -182,7 +182,7 @@ def test_new_partitions_and_new_topics(world: World, sensor: Sensor) -> None:
     assert sensor.find_evaluation().passed
 
 
-def test_recreated_and_deleted_topics(world: World, sensor: Sensor) -> None:
+def test_recreated_topic_and_missing_topic_are_reported(world: World, sensor: Sensor) -> None:
     world.land_unrecorded()
     before = dict(world.cluster.states)
     for tp in (P0, P1):
@@ -200,14 +200,14 @@ def test_recreated_and_deleted_topics(world: World, sensor: Sensor) -> None:
     assert sensor.find_evaluation().passed
 
 
-def test_another_cluster_behind_the_address(world: World, sensor: Sensor) -> None:
+def test_other_cluster_at_bootstrap_address_is_reported(world: World, sensor: Sensor) -> None:
     world.land_unrecorded()
     world.cluster.id = "cluster-2"
     ((text, _),) = list_findings(sensor.find_evaluation())
     assert "the bootstrap address answers as cluster-2" in text
 
 
-def test_hanging_transaction_is_named_with_the_command_that_ends_it(world: World, sensor: Sensor) -> None:
+def test_hanging_transaction_is_reported_with_abort_command(world: World, sensor: Sensor) -> None:
     world.land_unrecorded(in_hour(0))
     world.cluster.hold(P1, 40)
     world.cluster.open[P1] = OpenTransaction(40, 77, 3, last_written=at_hour(6) + 59 * 60_000, name="billing-7")
@@ -224,7 +224,7 @@ def test_hanging_transaction_is_named_with_the_command_that_ends_it(world: World
     )
 
 
-def test_a_window_that_stays_partial(world: World, sensor: Sensor) -> None:
+def test_window_that_stays_partial_is_reported(world: World, sensor: Sensor) -> None:
     world.engine.failing.add(P1)
     world.land_unrecorded(in_hour(1))
     world.engine.failing.clear()
@@ -278,7 +278,7 @@ def test_each_kafka_is_queried_once(world: World, instance: dg.DagsterInstance) 
     assert (tick.looked, len(tick.events), counter.requests) == (6, 6, 2)
 
 
-def test_unreachable_kafka_stops_only_its_feeds(world: World, instance: dg.DagsterInstance) -> None:
+def test_unavailable_kafka_affects_only_its_feeds(world: World, instance: dg.DagsterInstance) -> None:
     write_feeds(world, 2)
 
     @contextmanager
@@ -297,7 +297,7 @@ def test_unreachable_kafka_stops_only_its_feeds(world: World, instance: dg.Dagst
     assert tick.cursor.reported["other"] == (0, ("lag",)), "its reported findings stay"
 
 
-def test_unexpected_error_stops_only_its_feed(world: World, instance: dg.DagsterInstance) -> None:
+def test_unexpected_error_affects_only_its_feed(world: World, instance: dg.DagsterInstance) -> None:
     """A failing tick stores no cursor: the next one would fail at the same feed and never reach those after it."""
     write_feeds(world, 2)
 
@@ -314,7 +314,7 @@ def test_unexpected_error_stops_only_its_feed(world: World, instance: dg.Dagster
     assert tick.news == ["feed0 could not be checked: unforeseen RuntimeError"]
 
 
-def test_tick_out_of_time_continues_at_the_next_one(world: World, instance: dg.DagsterInstance) -> None:
+def test_tick_that_runs_out_of_time_continues_at_next_tick(world: World, instance: dg.DagsterInstance) -> None:
     write_feeds(world, 3)
     now = 0.0
 
@@ -332,7 +332,7 @@ def test_tick_out_of_time_continues_at_the_next_one(world: World, instance: dg.D
     assert checked == [["feed0", "feed1"], ["feed2", "other"], []]
 
 
-def test_broken_feed_file_is_reported_and_others_are_checked(world: World, instance: dg.DagsterInstance) -> None:
+def test_broken_feed_file_is_reported_and_other_feeds_are_checked(world: World, instance: dg.DagsterInstance) -> None:
     (world.project.feeds_folder / "bad.yaml").write_text("topics: [\n")
     tick = Tick(RunSession(world.project, world.open_ports), SensorCursor())
     tick.run(instance, lambda: 0.0)
@@ -343,7 +343,7 @@ def test_broken_feed_file_is_reported_and_others_are_checked(world: World, insta
 # -- the check outside the sensor
 
 
-def test_manual_check_runs_at_once(world: World, instance: dg.DagsterInstance) -> None:
+def test_manual_check_run_evaluates_immediately(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded()
     world.grow(1, 130)
     world.at(9)
@@ -360,7 +360,7 @@ def test_manual_check_runs_at_once(world: World, instance: dg.DagsterInstance) -
     assert "alerts.lag" in (evaluation.description or "")
 
 
-def test_window_landed_from_the_ui_is_checked_afterwards(world: World, instance: dg.DagsterInstance) -> None:
+def test_health_check_runs_after_window_is_landed_from_ui(world: World, instance: dg.DagsterInstance) -> None:
     """The job behind `Materialize` also runs the check, after the window; the check has no partitions and passes."""
     session = RunSession(world.project, world.open_ports)
     job = build(world.project, session).resolve_implicit_job_def_def_for_assets([landed_key("orders")])
@@ -374,7 +374,7 @@ def test_window_landed_from_the_ui_is_checked_afterwards(world: World, instance:
     assert FEED_HEALTH in evaluations
 
 
-def test_no_secret_is_reported(world: World, sensor: Sensor) -> None:
+def test_findings_contain_no_secret(world: World, sensor: Sensor) -> None:
     world.land_unrecorded(in_hour(0))
     world.cluster.hold(P1, 40)
     world.cluster.open[P1] = OpenTransaction(40, 77, 3, last_written=0)

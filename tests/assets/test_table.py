@@ -36,9 +36,7 @@ def world(root: Path) -> World:
     return memory_world
 
 
-def test_run_updates_the_table_and_an_unreachable_catalog_stops_nothing(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_run_syncs_table_and_survives_unavailable_catalog(world: World, instance: dg.DagsterInstance) -> None:
     catalog = world.project.root / ".sluice" / "catalog.db"
     catalog.mkdir()
     away = world.run(in_hour(0))
@@ -76,7 +74,7 @@ def test_files_removed_by_the_next_sync_are_reported() -> None:
     )
 
 
-def test_next_run_adds_files_of_a_run_that_could_not_commit(
+def test_uncommitted_files_are_added_to_table_by_next_run(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as away:
@@ -88,7 +86,7 @@ def test_next_run_adds_files_of_a_run_that_could_not_commit(
     assert (metadata["dagster/row_count"], metadata["added_files"]) == (100, 4)
 
 
-def test_run_holds_its_lock_until_its_table_is_updated(
+def test_run_holds_its_lock_during_table_sync(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is killed during the sync is then recognized as dead."""

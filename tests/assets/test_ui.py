@@ -53,7 +53,7 @@ def list_runs_of_job(pages: Pages, job: str) -> list[str]:
     return [r["runId"] for r in pages.ask(JOB, job=job)["pipelineOrError"]["runs"]]
 
 
-def test_run_of_the_command_line_looks_like_one_of_the_ui(
+def test_command_line_run_is_listed_and_reexecutable_in_ui(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catch_up, window = world.run().run_id, world.run(in_hour(0)).run_id
@@ -72,7 +72,7 @@ def test_run_of_the_command_line_looks_like_one_of_the_ui(
             assert again["run"]["stepKeysToExecute"] is None, "all of them"
 
 
-def test_failed_run_is_reexecuted_from_the_failure(
+def test_failed_run_is_reexecuted_from_failed_step(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.group.others = [Member("m", "console", "/10.0.0.1")]
@@ -124,7 +124,7 @@ GOOD = {
 }
 
 
-def test_all_is_green_after_a_first_run(
+def test_landed_checks_pass_after_first_successful_run(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_pages(instance, world.project, monkeypatch) as pages:
@@ -139,7 +139,7 @@ def test_all_is_green_after_a_first_run(
         assert all(text.startswith("Passes when ") for text in texts.values()), texts
 
 
-def test_complete_window_stays_green_through_later_failures(
+def test_complete_window_stays_green_when_later_run_fails(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.run()
@@ -156,7 +156,7 @@ def test_complete_window_stays_green_through_later_failures(
 
 
 @pytest.mark.parametrize("by", [in_hour(4), CATCH_UP])
-def test_failed_run_shows_in_the_watch_check_without_the_sensor(
+def test_failed_run_is_shown_in_health_check_without_sensor(
     by: Request, world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The result of the last successful run does not cover the hours that failed since."""
@@ -189,7 +189,7 @@ def find_latest_evaluation(instance: dg.DagsterInstance, name: str) -> dg.AssetC
     return evaluation
 
 
-def test_later_refused_commit_keeps_the_earlier_commit(world: World, instance: dg.DagsterInstance) -> None:
+def test_later_refused_commit_leaves_committed_windows_green(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(0))
     world.land_unrecorded(in_hour(1))
     world.group.others = [Member("m", "console", "/10.0.0.1")]
@@ -203,7 +203,7 @@ def test_later_refused_commit_keeps_the_earlier_commit(world: World, instance: d
         assert "the last run failed: " in (find_latest_evaluation(instance, "feed_health").description or "")
 
 
-def test_events_of_a_killed_run_are_reported_by_the_next(world: World, instance: dg.DagsterInstance) -> None:
+def test_windows_left_red_by_killed_run_become_green_again(world: World, instance: dg.DagsterInstance) -> None:
     world.run()
     with open_in_process(instance, world.project) as pages:
         create_killed_run(world, instance, "2024-05-01T01:00")
@@ -240,7 +240,7 @@ def test_events_of_a_killed_run_are_reported_by_the_next(world: World, instance:
     assert len(set(list_versions(instance, LANDED, "2024-05-01T02:00"))) == 1, "nothing runs again because of it"
 
 
-def test_checks_name_their_materialization(world: World, instance: dg.DagsterInstance) -> None:
+def test_feed_checks_name_their_target_materialization(world: World, instance: dg.DagsterInstance) -> None:
     """Otherwise Dagster compares times, which SQLite stores in whole seconds: events within one would be ignored."""
     world.run()
     create_killed_run(world, instance, "2024-05-01T01:00")
@@ -267,7 +267,7 @@ def test_pending_window_stays_red(world: World, instance: dg.DagsterInstance, mo
 # -- one home, one name
 
 
-def test_the_location_is_named_as_in_workspace_yaml(tmp_path: Path) -> None:
+def test_location_name_matches_workspace_yaml(tmp_path: Path) -> None:
     (ours,) = yaml.safe_load(WORKSPACE.read_text())["load_from"]
     assert ours["python_module"]["module_name"] == internals.MODULE
     assert ours["python_module"]["location_name"] == internals.LOCATION
@@ -275,7 +275,7 @@ def test_the_location_is_named_as_in_workspace_yaml(tmp_path: Path) -> None:
     assert served["grpc_server"]["location_name"] == internals.LOCATION
 
 
-def test_temporary_dagster_home_names_the_variable_to_set(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_dagster_home_is_refused_with_variable_to_set(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_PROJECT", str(world.project.root))
     assert internals.TEMPORARY == TMP_DAGSTER_HOME_PREFIX
     monkeypatch.setattr(sys, "argv", ["dagster", "--instance-ref", f'{{"dir": "/x/{TMP_DAGSTER_HOME_PREFIX}3"}}'])

@@ -58,7 +58,7 @@ LANDED, QUARANTINED, COMMITTED = landed_key("orders"), quarantined_key("orders")
 DAY = "2024-05-01T"
 
 
-def test_a_window_is_a_run_of_its_partition(world: World, instance: dg.DagsterInstance) -> None:
+def test_window_run_materializes_its_partition(world: World, instance: dg.DagsterInstance) -> None:
     outcome = world.run(in_hour(0))
 
     run = instance.get_run_by_id(outcome.run_id)
@@ -89,7 +89,7 @@ def test_the_log_reports_offsets_of_another_committer(world: World, instance: dg
     assert any("is not used in 1 of 2 partitions" in m and "give the feed a group" in m for m in messages)
 
 
-def test_a_feed_that_commits_nothing_warns(world: World, instance: dg.DagsterInstance) -> None:
+def test_offsets_check_fails_when_feed_commits_nothing(world: World, instance: dg.DagsterInstance) -> None:
     file = world.project.root / "feeds" / "orders.yaml"
     file.write_text(file.read_text() + "commit: none\n")
     outcome = world.run(in_hour(0))
@@ -97,7 +97,7 @@ def test_a_feed_that_commits_nothing_warns(world: World, instance: dg.DagsterIns
     assert (check.passed, check.description) == (False, "nothing is committed: the feed has `commit: none`")
 
 
-def test_searched_boundary_warns_in_the_adjacent_windows(world: World, instance: dg.DagsterInstance) -> None:
+def test_searched_boundary_is_a_warning_in_adjacent_windows(world: World, instance: dg.DagsterInstance) -> None:
     world.cluster.hidden[P1] = 25
     outcome = world.run(CATCH_UP)
     evaluations = read_checks(instance, outcome.run_id, BOUNDARIES)
@@ -110,9 +110,7 @@ def test_searched_boundary_warns_in_the_adjacent_windows(world: World, instance:
     assert not read_checks(instance, outcome.run_id, BOUNDARIES)[f"{DAY}01:00"].passed, "pinned boundaries stay"
 
 
-def test_windows_landed_in_any_order_are_committed_when_the_gap_closes(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_windows_landed_out_of_order_are_committed_when_gap_closes(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(0))
     late = world.run(in_hour(2))
     waiting = read_checks(instance, late.run_id, OFFSETS_COMMITTED)[f"{DAY}02:00"]
@@ -133,7 +131,7 @@ def test_windows_landed_in_any_order_are_committed_when_the_gap_closes(
     assert world.group.offsets[P0].offset == 75
 
 
-def test_window_beyond_the_committed_offset_warns(world: World, instance: dg.DagsterInstance) -> None:
+def test_window_beyond_committed_offsets_is_a_warning(world: World, instance: dg.DagsterInstance) -> None:
     """A new feed's first run lands the newest hour, as the UI offers it first; nothing of it is committed."""
     newest = world.run(in_hour(3))
     frontier, account = (read_checks(instance, newest.run_id, name) for name in (OFFSETS_COMMITTED, NO_GAPS))
@@ -145,7 +143,7 @@ def test_window_beyond_the_committed_offset_warns(world: World, instance: dg.Dag
     assert read_cells(account[None].metadata["account"].value)[0]["holes"] == "[0, 75)"
 
 
-def test_complete_quiet_hour_is_not_committed(world: World, instance: dg.DagsterInstance) -> None:
+def test_empty_window_is_not_committed_before_earlier_windows(world: World, instance: dg.DagsterInstance) -> None:
     first = world.run(in_hour(0))
     assert {w: c.passed for w, c in read_checks(instance, first.run_id, OFFSETS_COMMITTED).items()} == {
         f"{DAY}00:00": True,
@@ -155,7 +153,7 @@ def test_complete_quiet_hour_is_not_committed(world: World, instance: dg.Dagster
     assert read_checks(instance, rest.run_id, OFFSETS_COMMITTED)[f"{DAY}04:00"].passed
 
 
-def test_accepted_hole_is_a_warning(world: World, instance: dg.DagsterInstance) -> None:
+def test_partly_landed_hole_is_a_warning(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(3))
     world.run(in_hour(0, only=(P1,)))
     again = world.run(in_hour(3))
@@ -164,7 +162,7 @@ def test_accepted_hole_is_a_warning(world: World, instance: dg.DagsterInstance) 
     assert not read_checks(instance, again.run_id, OFFSETS_COMMITTED)[f"{DAY}03:00"].passed
 
 
-def test_catch_up_reports_every_window_that_it_completes(world: World, instance: dg.DagsterInstance) -> None:
+def test_catch_up_reports_every_completed_window(world: World, instance: dg.DagsterInstance) -> None:
     world.grow(0, 110)  # it is six, and hour 5 is in its grace period: new records may still belong to it
     outcome = world.run()
 
@@ -183,7 +181,7 @@ def test_catch_up_reports_every_window_that_it_completes(world: World, instance:
     assert read_windows(instance, LANDED)[f"{DAY}05:00"]["rows"] == 10, "landed before, whole now"
 
 
-def test_complete_window_reported_again_is_equal(world: World, instance: dg.DagsterInstance) -> None:
+def test_repeated_run_of_complete_window_reports_same_metadata(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(0))
     before = read_windows(instance, LANDED)[f"{DAY}00:00"]
     again = world.run(in_hour(0))
@@ -193,7 +191,7 @@ def test_complete_window_reported_again_is_equal(world: World, instance: dg.Dags
     assert first == second
 
 
-def test_partial_hour_never_shows_green(world: World, instance: dg.DagsterInstance) -> None:
+def test_partly_landed_window_is_not_materialized(world: World, instance: dg.DagsterInstance) -> None:
     world.engine.failing = {P1}
     outcome = world.run(in_hour(0))
 
@@ -214,7 +212,7 @@ def test_partial_hour_never_shows_green(world: World, instance: dg.DagsterInstan
     assert world.group.offsets[P1].offset == 25
 
 
-def test_window_on_hold_fails_and_names_the_transaction(world: World, instance: dg.DagsterInstance) -> None:
+def test_blocked_window_fails_and_is_tagged_for_retry(world: World, instance: dg.DagsterInstance) -> None:
     world.cluster.hold(P0, 10)
     outcome = world.run(in_hour(0))
     assert isinstance(outcome.error, WindowHeld)
@@ -227,7 +225,7 @@ def test_window_on_hold_fails_and_names_the_transaction(world: World, instance: 
     assert run.tags[AGAIN_TAG] == "WindowHeld", "it passes by itself: the schedule goes on trying"
 
 
-def test_window_of_another_active_run_is_requested_without_limit(world: World, instance: dg.DagsterInstance) -> None:
+def test_window_of_another_active_run_is_tagged_for_retry(world: World, instance: dg.DagsterInstance) -> None:
     world.engine.raising = RuntimeError("it goes on elsewhere")
     with pytest.raises(RuntimeError):
         world.land_unrecorded(in_hour(0))
@@ -240,7 +238,7 @@ def test_window_of_another_active_run_is_requested_without_limit(world: World, i
 
 
 @pytest.mark.parametrize("error", [KafkaUnavailable("no answer"), CorruptBatch("its checksum is wrong")])
-def test_window_with_unreachable_kafka_is_requested_without_limit(
+def test_window_is_tagged_for_retry_only_if_kafka_is_unreachable(
     error: SluiceError, world: World, instance: dg.DagsterInstance
 ) -> None:
     """As in a cluster whose executors may not connect to the brokers, unlike the driver."""
@@ -252,7 +250,7 @@ def test_window_with_unreachable_kafka_is_requested_without_limit(
     assert run.tags.get(AGAIN_TAG, "") == ("BatchIncomplete" if isinstance(error, KafkaUnavailable) else "")
 
 
-def test_window_with_an_unanswered_entry_is_requested_without_limit(world: World, instance: dg.DagsterInstance) -> None:
+def test_window_is_tagged_for_retry_after_unconfirmed_ledger_write(world: World, instance: dg.DagsterInstance) -> None:
     """A store that is read-only for a while answers each run so."""
 
     def hang(path: str) -> None:
@@ -267,13 +265,13 @@ def test_window_with_an_unanswered_entry_is_requested_without_limit(world: World
     assert run.tags[AGAIN_TAG] == "Unknown"
 
 
-def test_run_ended_by_its_limits_leaves_the_window_partial(root: Path) -> None:
+def test_run_ended_by_its_limits_leaves_window_partial(root: Path) -> None:
     world = World(root, {"orders": FEED + "limits: {records: 30}\n"})
     errors = [world.run(in_hour(0)).error for _ in range(2)]
     assert [type(e) for e in errors] == [WindowIncomplete, type(None)]
 
 
-def test_some_partitions_of_a_window(world: World, instance: dg.DagsterInstance) -> None:
+def test_window_is_complete_once_every_partition_landed(world: World, instance: dg.DagsterInstance) -> None:
     assert world.run(in_hour(0, only=(P1,))).exit_code == 0
     assert f"{DAY}00:00" not in read_windows(instance, LANDED)
     assert world.run(in_hour(0, only=(P0,))).exit_code == 0
@@ -288,14 +286,14 @@ def test_some_partitions_of_a_window(world: World, instance: dg.DagsterInstance)
         (at_hour(-1), "Kafka holds no record"),
     ],
 )
-def test_invalid_window_is_refused_with_the_reason(world: World, window: int, message: str) -> None:
+def test_invalid_window_is_refused_with_reason(world: World, window: int, message: str) -> None:
     world.land_unrecorded(in_hour(0))
     outcome = world.run(in_hour(0).__class__(in_hour(0).kind, window=window))
     assert isinstance(outcome.error, UsageError | WindowOpen)
     assert message in outcome.error.message
 
 
-def test_windows_completed_by_a_dead_run_are_reported_by_the_next(world: World, instance: dg.DagsterInstance) -> None:
+def test_windows_completed_by_dead_run_are_reported_by_next_run(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded()
     world.run(in_hour(2))
     landed = read_windows(instance, LANDED)
@@ -308,7 +306,7 @@ def test_windows_completed_by_a_dead_run_are_reported_by_the_next(world: World, 
 TYPED = FEED + "format: json\nschema: {n: int64}\n"
 
 
-def test_quarantine_of_a_typed_feed_is_a_separate_asset(root: Path) -> None:
+def test_quarantine_of_typed_feed_is_reported_with_landed_windows(root: Path) -> None:
     world = World(root, {"orders": TYPED})
     world.engine.bad = 3
     graph = build(world.project).resolve_asset_graph()
@@ -331,7 +329,7 @@ def test_quarantine_of_a_typed_feed_is_a_separate_asset(root: Path) -> None:
 # -- an asset by itself
 
 
-def test_landing_alone_commits(world: World, instance: dg.DagsterInstance) -> None:
+def test_materializing_only_landed_asset_commits(world: World, instance: dg.DagsterInstance) -> None:
     """As from its own page, or in a backfill."""
     job = build(world.project, world.make_session()).resolve_implicit_job_def_def_for_assets([LANDED])
     assert job is not None
@@ -366,7 +364,7 @@ def run_backfill(world: World, instance: dg.DagsterInstance, keys: Sequence[dg.A
 
 
 @pytest.mark.parametrize("keys", [(LANDED, COMMITTED), (LANDED,)])
-def test_backfill_of_adjacent_windows_is_one_run(
+def test_backfill_of_consecutive_windows_is_one_run(
     world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
 ) -> None:
     world.run(in_hour(1))
@@ -393,7 +391,7 @@ def test_backfill_of_adjacent_windows_is_one_run(
     landed_metadata.require_reported(instance, world.open_ledger_view())
 
 
-def test_complete_windows_of_a_failed_backfill_are_green(
+def test_complete_windows_of_failed_backfill_are_green(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.cluster.hold(P1, 60)
@@ -431,7 +429,7 @@ def count_failed_partitions(pages: Pages) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("keys", [(LANDED, COMMITTED), (LANDED,)])
-def test_backfill_with_an_unsettled_last_window_lands_the_others(
+def test_backfill_skips_window_in_grace_period(
     world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
 ) -> None:
     world.at(6, minutes=5)
@@ -450,7 +448,7 @@ def test_backfill_with_an_unsettled_last_window_lands_the_others(
 
 
 @pytest.mark.parametrize("keys", [(LANDED, COMMITTED), (LANDED,)])
-def test_unsettled_window_is_skipped_and_landed_by_the_schedule(
+def test_window_in_grace_period_is_skipped_and_landed_by_schedule(
     world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
 ) -> None:
     world.at(6, minutes=5)
@@ -477,7 +475,7 @@ def test_unsettled_window_is_skipped_and_landed_by_the_schedule(
         assert count_failed_partitions(pages) == (0, 0)
 
 
-def test_run_of_several_windows_with_an_unsettled_last_one(world: World, instance: dg.DagsterInstance) -> None:
+def test_run_of_several_windows_skips_open_windows(world: World, instance: dg.DagsterInstance) -> None:
     world.at(6, minutes=5)
     job = build(world.project, world.make_session()).resolve_job_def("land_orders")
     config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}07:00"}}}}
@@ -487,7 +485,7 @@ def test_run_of_several_windows_with_an_unsettled_last_one(world: World, instanc
     assert {*read_observations(instance, LANDED)} == {f"{DAY}05:00", f"{DAY}06:00"}
 
 
-def test_landing_job_names_unsettled_windows(world: World, instance: dg.DagsterInstance) -> None:
+def test_catch_up_job_names_window_in_grace_period(world: World, instance: dg.DagsterInstance) -> None:
     world.at(6, minutes=5)
     job = build(world.project, world.make_session()).resolve_job_def("catch_up_orders")
     for first, settled in ((3, {f"{DAY}03:00", f"{DAY}04:00"}), (5, set())):
@@ -499,7 +497,7 @@ def test_landing_job_names_unsettled_windows(world: World, instance: dg.DagsterI
         assert f"{DAY}05:00" not in read_windows(instance, LANDED)
 
 
-def test_unsettled_window_of_a_failed_run_is_not_red(
+def test_failed_run_does_not_turn_open_window_red(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.at(6, minutes=5)
@@ -512,7 +510,7 @@ def test_unsettled_window_of_a_failed_run_is_not_red(
     assert f"{DAY}05:00" not in unmaterialized_partitions(instance, LANDED)
 
 
-def test_commit_within_the_run_is_done_once(world: World, instance: dg.DagsterInstance) -> None:
+def test_run_with_landed_and_committed_assets_commits_once(world: World, instance: dg.DagsterInstance) -> None:
     outcome = world.run(in_hour(0))
     materializations = instance.get_records_for_run(
         outcome.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
@@ -525,7 +523,7 @@ def test_commit_within_the_run_is_done_once(world: World, instance: dg.DagsterIn
     assert sorted(keys) == [COMMITTED, LANDED]
 
 
-def test_landed_asset_can_be_requested_without_its_quarantine(root: Path) -> None:
+def test_landed_asset_can_be_selected_without_quarantine(root: Path) -> None:
     """`dagster asset materialize --select 'key:"orders/landed"+'`."""
     world = World(root, {"orders": TYPED})
     world.engine.bad = 3
@@ -542,7 +540,7 @@ def test_landed_asset_can_be_requested_without_its_quarantine(root: Path) -> Non
 # -- the code location
 
 
-def test_partitions_start_with_the_feed(root: Path) -> None:
+def test_partitions_start_at_first_window_of_feed(root: Path) -> None:
     world = World(root, {"orders": FEED.replace("2024-05-01T00:00:00Z", "earliest"), "daily": FEED + "window: 1d\n"})
 
     def find_first_partition(feed: str) -> str:
@@ -566,7 +564,9 @@ def test_partitions_start_with_the_feed(root: Path) -> None:
         ("6h", "0 */6 * * *", "10 * * * *", ["00:00", "06:00"]),
     ],
 )
-def test_windows_of_any_length(tmp_path: Path, length: str, cron: str, closing: str, keys: list[str]) -> None:
+def test_partitions_and_schedule_follow_window_length(
+    tmp_path: Path, length: str, cron: str, closing: str, keys: list[str]
+) -> None:
     world = World(tmp_path, {"orders": FEED + f"window: {length}\n"})
     defs = build(world.project)
     partitions = defs.resolve_assets_def(LANDED).partitions_def
@@ -576,7 +576,7 @@ def test_windows_of_any_length(tmp_path: Path, length: str, cron: str, closing: 
     assert defs.resolve_schedule_def("land_orders_windows").cron_schedule == [closing, "*/5 * * * *"]
 
 
-def test_record_from_1970_reports_one_window_and_not_fifty_years(world: World, instance: dg.DagsterInstance) -> None:
+def test_record_from_1970_does_not_report_fifty_years_of_windows(world: World, instance: dg.DagsterInstance) -> None:
     feed = world.project.feeds_folder / "orders.yaml"
     feed.write_text(FEED.replace("start: 2024-05-01T00:00:00Z", "start: earliest"))
     world.cluster.stamps[P0][0] = 5
@@ -589,7 +589,7 @@ def test_record_from_1970_reports_one_window_and_not_fifty_years(world: World, i
     assert set(read_windows(instance, COMMITTED)) == set(landed)
 
 
-def test_window_landed_again_is_reported_with_a_new_version(world: World) -> None:
+def test_window_landed_again_is_reported_with_new_version(world: World) -> None:
     """Reports then run over it again. The catch-up job lands it, since the request is more than a window."""
     world.run(in_hour(1))
     with open_instance(world.project) as instance:
@@ -602,7 +602,7 @@ def test_window_landed_again_is_reported_with_a_new_version(world: World) -> Non
 
 
 @pytest.mark.parametrize("nth", [1, 3, 6])
-def test_interrupt_while_reporting_windows_loses_no_event(
+def test_interrupt_during_reporting_of_windows_loses_no_event(
     root: Path, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     """Events of the windows' earlier runs do not replace those of the interrupted run."""
@@ -640,9 +640,7 @@ def _interrupt_after(nth: int, patched: pytest.MonkeyPatch) -> None:
 # -- many windows at once
 
 
-def test_a_run_lands_the_windows_after_its_own_and_shows_all_of_them(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_run_lands_and_shows_windows_until_its_configured_end(world: World, instance: dg.DagsterInstance) -> None:
     job = build(world.project, world.make_session()).resolve_job_def("land_orders")
     config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}03:00"}}}}
     assert job.execute_in_process(instance=instance, partition_key=f"{DAY}00:00", run_config=config).success
@@ -651,7 +649,7 @@ def test_a_run_lands_the_windows_after_its_own_and_shows_all_of_them(
     assert len(world.state().batches) == 1
 
 
-def test_first_requested_windows_that_did_not_land_are_red(world: World, instance: dg.DagsterInstance) -> None:
+def test_requested_windows_that_did_not_land_are_red(world: World, instance: dg.DagsterInstance) -> None:
     world.engine.failing = {P0}
     job = build(world.project, world.make_session()).resolve_job_def("land_orders")
     config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}03:00"}}}}
@@ -668,7 +666,7 @@ def test_first_requested_windows_that_did_not_land_are_red(world: World, instanc
 # -- a Dagster that is new
 
 
-def test_past_windows_are_reported_to_a_new_dagster_in_portions_newest_first(
+def test_new_dagster_gets_past_windows_in_portions_newest_first(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(landed_metadata, "PORTION", 2)

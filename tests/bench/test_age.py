@@ -13,9 +13,7 @@ from bench import age
 from sluice.pipelines.batch import carry_out
 
 
-def test_young_feed_is_measured_and_the_next_hour_lists_few_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_age_benchmark_lists_few_names_in_next_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(age, "MONTH", 60)
     # Progress lists staging once a second while tasks work: how often depends on the machine.
     monkeypatch.setattr(carry_out, "report_progress", lambda *_: nullcontext())

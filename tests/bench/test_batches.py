@@ -50,7 +50,7 @@ def _read_records(batch: EncodedBatch) -> list[Any]:
 
 
 @given(_rows, st.integers(1, 5_000))
-def test_kafka_python_reads_packed_batches(rows: list[Row], batch_bytes: int) -> None:
+def test_kafka_python_reads_encoded_batches(rows: list[Row], batch_bytes: int) -> None:
     table = _build_table(rows, first=7)
     encoded = list(batches(table, "none", batch_bytes))
     read = [(batch.base + record.offset, record) for batch in encoded for record in _read_records(batch)]
@@ -67,14 +67,14 @@ def test_batches_close_once_they_are_full() -> None:
     assert all(1_000 <= len(b.data) < 1_300 for b in encoded[:-1])
 
 
-def test_kafka_python_reads_gzip() -> None:
+def test_kafka_python_reads_gzip_batches() -> None:
     rows: list[Row] = [(b"key-%d" % i, b"value" * i, i, None) for i in range(50)]
     read = [r for batch in batches(_build_table(rows), "gzip", 4_000) for r in _read_records(batch)]
     assert [(r.key, r.value) for r in read] == [(key, value) for key, value, _, _ in rows]
 
 
 @pytest.mark.kafka
-def test_nothing_is_sent_before_every_partition_has_a_leader(
+def test_producer_fails_unless_every_partition_has_a_leader(
     kafka: Any, fresh_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bench import produce
@@ -86,7 +86,7 @@ def test_nothing_is_sent_before_every_partition_has_a_leader(
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("codec", sorted(CODECS))
-def test_broker_and_java_consumer_accept_every_codec(codec: str, kafka: Any, fresh_topic: Any) -> None:
+def test_broker_and_console_consumer_accept_every_codec(codec: str, kafka: Any, fresh_topic: Any) -> None:
     from bench.produce import TopicProducer
 
     rows: list[Row] = [

@@ -29,7 +29,7 @@ def load_partition(workload: Workload) -> BufferedRange:
 @pytest.mark.parametrize(
     ("workload", "more"), [(ORDERS, []), (NESTED, ["type"]), (CHECKED_ORDERS, ["type", "validate"])]
 )
-def test_each_part_of_the_work_takes_some_of_the_time(workload: Workload, more: list[str], tmp_path: Path) -> None:
+def test_every_measured_part_takes_time(workload: Workload, more: list[str], tmp_path: Path) -> None:
     few = workload.of(8_000)
     task = PeerTask("127.0.0.1:1", "t", {0: 2_000}, 1, schema=dict(few.schema), contract=few.contract)
     records, spent = measure_parts(feed_of(task, tmp_path / "out"), [load_partition(few)])
@@ -39,7 +39,7 @@ def test_each_part_of_the_work_takes_some_of_the_time(workload: Workload, more: 
     assert not (tmp_path / "out").exists()
 
 
-def test_memory_for_a_topic_is_bounded_by_records_and_bytes() -> None:
+def test_buffered_ranges_are_bounded_by_records_and_bytes() -> None:
     many, large = (
         OffsetRange("t", 0, "", 0, 400_000, estimated_bytes=1),
         OffsetRange("t", 1, "", 5, 105, estimated_bytes=1 << 30),

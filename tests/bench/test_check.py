@@ -103,13 +103,13 @@ def test_missing_files_are_a_fault(tmp_path: Path) -> None:
         check_landed("peer", tmp_path, "t", EXPECTED)
 
 
-def test_rows_of_an_unknown_partition_are_a_fault(tmp_path: Path) -> None:
+def test_rows_of_partition_without_records_are_a_fault(tmp_path: Path) -> None:
     expected = {p: d for p, d in EXPECTED.items() if p != 3} | {3: Digest()}
     with pytest.raises(ProofFailed, match="t:3"):
         check_landed("peer", write_tables(tmp_path, *(make_rows(p) for p in PARTITIONS)), "t", expected)
 
 
-def test_a_workload_is_the_same_every_time_and_adds_up() -> None:
+def test_workload_is_deterministic_and_matches_its_counts() -> None:
     again = {p: digest_of_sent(p, chunk) for p in PARTITIONS for chunk in WORKLOAD.chunks(p)}
     assert again == EXPECTED
     assert sum(d.rows for d in EXPECTED.values()) == WORKLOAD.records == sum(WORKLOAD.counts)
@@ -136,7 +136,7 @@ def make_typed_rows(partition: int) -> pa.Table:
     return pa.table(columns | {f"kafka_{n}": raw.column(n) for n in raw.column_names if n != "value"})
 
 
-def test_typed_rows_are_compared_with_another_json_reader(tmp_path: Path) -> None:
+def test_typed_rows_are_compared_with_independent_json_reader(tmp_path: Path) -> None:
     schema = TYPED_ORDERS.schema
     expected = {p: digest_of_sent(p, chunk, schema) for p in PARTITIONS for chunk in WORKLOAD.chunks(p)}
     good = [make_typed_rows(p) for p in PARTITIONS]
@@ -150,7 +150,7 @@ def test_typed_rows_are_compared_with_another_json_reader(tmp_path: Path) -> Non
         check_landed("peer", write_tables(tmp_path / "wrong", wrong, *good[1:]), "t", expected, schema)
 
 
-def test_peer_without_headers_is_checked_for_the_rest(tmp_path: Path) -> None:
+def test_peer_without_headers_is_checked_on_all_other_columns(tmp_path: Path) -> None:
     bare = [make_rows(p).drop_columns("headers") for p in PARTITIONS]
     without = replace(RAW, headers="", files="part=*/*.parquet")
     check_landed("peer", write_tables(tmp_path, *bare), "t", EXPECTED, layout=without)
@@ -160,7 +160,7 @@ def test_peer_without_headers_is_checked_for_the_rest(tmp_path: Path) -> None:
         check_landed("peer", wrong, "t", EXPECTED, layout=without)
 
 
-def test_peer_without_keys_is_checked_for_the_rest(tmp_path: Path) -> None:
+def test_peer_without_key_column_is_checked_by_key_expression(tmp_path: Path) -> None:
     schema = TYPED_ORDERS.schema
     expected = {p: digest_of_sent(p, chunk, schema) for p in PARTITIONS for chunk in WORKLOAD.chunks(p)}
     folder = write_tables(tmp_path, *(make_typed_rows(p).drop_columns("kafka_key") for p in PARTITIONS))
@@ -195,7 +195,7 @@ def make_line(sku: str | None, quantity: int = 1) -> dict[str, object]:
     return {"sku": sku, "quantity": quantity, "price": Decimal("1.10")}
 
 
-def test_nested_rows_are_compared_with_another_json_reader(tmp_path: Path) -> None:
+def test_nested_rows_are_compared_with_independent_json_reader(tmp_path: Path) -> None:
     (rows,) = NESTED.of(400).chunks(0)
     expected = {0: digest_of_sent(0, rows, NESTED.schema)}
     check_landed("peer", write_tables(tmp_path, make_nested_rows()), "t", expected, NESTED.schema)
@@ -214,7 +214,7 @@ def test_nested_rows_are_compared_with_another_json_reader(tmp_path: Path) -> No
         ("tags", None),
     ],
 )
-def test_any_nested_fault_is_reported(tmp_path: Path, change: str, to: object) -> None:
+def test_any_fault_in_nested_fields_is_reported(tmp_path: Path, change: str, to: object) -> None:
     (rows,) = NESTED.of(400).chunks(0)
     expected = {0: digest_of_sent(0, rows, NESTED.schema)}
     with pytest.raises(ProofFailed, match="other rows than were sent"):
@@ -233,14 +233,14 @@ def test_null_list_empty_list_and_list_of_null_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("workload", "size"), [(SMALL, 50), (ORDERS, 190), (NESTED, 280), (ESCAPES, 205)])
-def test_values_are_json_of_the_stated_size(workload: Workload, size: int) -> None:
+def test_values_are_json_of_documented_size(workload: Workload, size: int) -> None:
     (rows,) = workload.of(400).chunks(0)
     values = rows.column("value").to_pylist()
     assert sum(map(len, values)) / len(values) == pytest.approx(size, rel=0.1)
     assert all({*json.loads(v)} >= {name for name, _ in workload.schema} for v in values)
 
 
-def test_rows_with_escapes_differ_in_both_ways() -> None:
+def test_every_escapes_row_has_escapes_and_reordered_keys() -> None:
     (rows,) = ESCAPES.of(400).chunks(0)
     for value in rows.column("value").to_pylist():
         assert "\\" in value

@@ -36,7 +36,7 @@ def test_requests_are_counted_by_api_and_passed_on() -> None:
             assert not counting.seen
 
 
-def test_single_runs_are_extrapolated_to_all_feeds() -> None:
+def test_sequential_figures_are_extrapolated_to_all_feeds() -> None:
     machine = {"cpu": "some processor", "cores": 2}
     took = (
         Took("one by one", 3, 1, 30.0, 36.0, 1.0, {"Metadata": 30}, 9),

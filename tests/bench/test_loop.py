@@ -31,7 +31,7 @@ def _make_lot(workload: Workload, partition: int) -> loop.Lot:
 
 
 @pytest.mark.parametrize("workload", [ORDERS, TYPED_ORDERS, NESTED, ESCAPES, SMALL], ids=lambda w: w.name)
-def test_loop_lands_the_sent_records(workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_lands_all_sent_records(workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "orjson", json)  # installed for peers only; `json` reads the same
     few = workload.of(400)
     partitions = range(len(few.counts))
@@ -42,7 +42,7 @@ def test_loop_lands_the_sent_records(workload: Workload, tmp_path: Path, monkeyp
     assert files == 1
 
 
-def test_types_in_the_spelling_of_spark() -> None:
+def test_types_are_written_in_spark_syntax() -> None:
     types = {f.name: spark_type(f.type) for f in fields(NESTED.schema + SMALL.schema)}
     assert types["lines"] == "array<struct<`sku`:string, `quantity`:int, `price`:decimal(9,2)>>"
     assert (types["customer"], types["tags"]) == ("struct<`id`:string, `country`:string>", "array<string>")

@@ -44,7 +44,7 @@ def finish_work(process: subprocess.Popen[str]) -> None:
     ],
     ids=["itself", "a child that has ended"],
 )
-def test_cpu_time_of_a_tree(code: str) -> None:
+def test_cpu_time_includes_child_processes(code: str) -> None:
     with run_python(code) as process, metering(process.pid) as meter:
         finish_work(process)
     cost = meter.cost
@@ -54,7 +54,7 @@ def test_cpu_time_of_a_tree(code: str) -> None:
     assert cost.machine_cpu >= cost.cpu - 0.1
 
 
-def test_other_processes_are_measured_separately() -> None:
+def test_cpu_time_of_broker_is_measured_separately() -> None:
     burn = _BURN.format(seconds=0.3) + "print('done', flush=True); input()"
     idle = "print('done', flush=True); input()"
     with run_python(burn) as broker, run_python(idle) as peer, metering(peer.pid, (broker.pid,)) as meter:
@@ -65,7 +65,7 @@ def test_other_processes_are_measured_separately() -> None:
     assert meter.cost.cpu < 0.25
 
 
-def test_cpu_time_by_kind_of_process() -> None:
+def test_cpu_time_is_measured_by_kind_of_process() -> None:
     burn = _BURN.format(seconds=0.3) + "print('ready', flush=True); input()"
     child = (
         f"import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', {burn!r}], stdin=-1, stdout=-1)\n"
@@ -78,7 +78,7 @@ def test_cpu_time_by_kind_of_process() -> None:
     assert meter.cost.cpus["driver"] < 0.25
 
 
-def test_peak_memory_by_kind_of_process() -> None:
+def test_peak_memory_is_measured_by_kind_of_process() -> None:
     hungry = "x = b'x' * 120_000_000; del x; print('ready', flush=True); input()"
     child = (
         f"import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', {hungry!r}], stdin=-1, stdout=-1)\n"

@@ -23,7 +23,7 @@ from sluice.pipelines.errors import Failed, UsageError
 NOWHERE = PeerTask("127.0.0.1:1", "t", {0: 10}, 1)
 
 
-def test_failed_peer_is_reported_with_its_output(tmp_path: Path) -> None:
+def test_error_output_of_ended_peer_is_reported(tmp_path: Path) -> None:
     broken = Peer("broken", "A broken peer", "bench.no_such_module")
     with (
         pytest.raises(Failed, match=r"A broken peer ended with 1(.|\n)*no_such_module"),
@@ -39,7 +39,7 @@ def test_unknown_names_are_refused_before_anything_starts(bench_request: BenchRe
     assert not (tmp_path / "data").exists()
 
 
-def test_peer_outside_the_benchmark_is_refused(tmp_path: Path) -> None:
+def test_peer_outside_requested_benchmarks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="dlt takes no part"):
         run(BenchRequest(names=("gzip", "flat"), peers=("dlt",), folder=tmp_path / "data"), [], print, print)
 
@@ -55,20 +55,20 @@ def test_peer_without_its_tool_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "install cargo" in refused.value.remedy
 
 
-def test_format_adds_the_options_of_its_values() -> None:
+def test_format_adds_its_packages_to_peers() -> None:
     spark, loop = find_peer("spark"), find_peer("confluent-kafka")
     assert spark.of("") is spark
     assert [a.name for a in spark.of("avro").artifacts] == [*(a.name for a in spark.artifacts), "spark-avro_2.13"]
     assert {*loop.of("avro").packages} - {*loop.packages} == {"fastavro==1.13.1"}
 
 
-def test_a_start_refuses_peers_that_cannot_land_typed_records(tmp_path: Path) -> None:
+def test_start_benchmark_refuses_peers_without_typed_records(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="daft takes no part in start"):
         run_start(BenchRequest(peers=("rust", "daft"), folder=tmp_path / "data"), print)
     assert not (tmp_path / "data").exists()
 
 
-def test_assignment_round_trips_through_the_pipe() -> None:
+def test_peer_task_survives_json_round_trip() -> None:
     assert PeerTask.from_json(NOWHERE.to_json()) == NOWHERE
 
 
@@ -76,7 +76,7 @@ def test_every_benchmark_compares_with_sluice() -> None:
     assert all(race.peers[0] is find_peer("sluice") and race.name == name for name, race in suite.SUITE.items())
 
 
-def test_main_benchmarks_are_the_default() -> None:
+def test_main_benchmarks_are_selected_by_default() -> None:
     assert [r.name for r in suite.races(())] == ["raw", "typed", "contract"]
     assert [r.name for r in suite.races(["gzip", "raw"])] == ["gzip", "raw"]
     assert suite.races(["all"]) == [*suite.SUITE.values(), *suite.flat()]
@@ -87,7 +87,7 @@ def test_main_benchmarks_are_the_default() -> None:
 @pytest.mark.parametrize(
     ("limit", "records"), [(None, [1_000_000, 3_000_000, 10_000_000]), (50_000_000, [1_000_000, 7_000_000, 50_000_000])]
 )
-def test_flat_grows_in_records_then_in_partitions(limit: int | None, records: list[int]) -> None:
+def test_flat_benchmark_grows_in_records_then_in_partitions(limit: int | None, records: list[int]) -> None:
     sizes = [(r.workload.records, len(r.workload.weights)) for r in suite.flat(limit)]
     assert sizes == [*((n, 4) for n in records), (1_000_000, 1), (1_000_000, 32), (1_000_000, 200)]
 
@@ -98,14 +98,14 @@ def test_help_names_every_benchmark_and_peer() -> None:
 
 
 @pytest.mark.parametrize("name", ["lake", "scale", "age"])
-def test_results_without_a_table_are_not_written(name: str) -> None:
+def test_write_is_refused_for_benchmarks_without_table(name: str) -> None:
     refused = CliRunner().invoke(app, [name, "--write"]).exception
     assert isinstance(refused, UsageError)
     assert "leave out --write" in refused.remedy
 
 
 @pytest.mark.kafka
-def test_topic_is_loaded_once_and_recreated_if_incomplete(kafka: Any, tmp_path: Path) -> None:
+def test_topic_is_loaded_once_and_replaced_when_modified(kafka: Any, tmp_path: Path) -> None:
     from kafka import KafkaProducer
 
     notes: list[str] = []
@@ -126,7 +126,7 @@ def test_topic_is_loaded_once_and_recreated_if_incomplete(kafka: Any, tmp_path: 
 @pytest.mark.spark
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["raw", "typed", "contract", "nested", "escapes", "dlt"])
-def test_every_peer_lands_the_sent_records(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_every_peer_lands_all_sent_records(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp() / "bench"  # one Kafka, and packages fetched once, for all of them
     reports: list[BenchReport] = []
     bench_request = BenchRequest(names=(name,), records=4_000, repeat=1, warm_ups=0, cores=2, folder=folder)

@@ -50,7 +50,7 @@ def make_report(cpu: float | None = 1.0) -> BenchReport:
     return BenchReport((make_race(cpu=cpu),))
 
 
-def test_medians_spread_and_ratios() -> None:
+def test_medians_spread_and_ratios_are_computed() -> None:
     ours, theirs = make_race().results
     assert (ours.seconds, ours.rate, ours.spread) == (2.0, 500_000, (250_000, 1_000_000))
     assert ours.cpu_ns == pytest.approx(1000)
@@ -63,7 +63,7 @@ def test_medians_spread_and_ratios() -> None:
     assert ours.peak("jvm") is None
 
 
-def test_total_next_to_the_sum_of_the_parts() -> None:
+def test_ratio_to_sum_of_parts_is_computed() -> None:
     assert (budget := make_race().budget)
     assert (budget.parts, budget.sum) == (make_parts(300), 500)
     # 1,000 ns of CPU each; 1, 4 and 2 s of two cores for a million records; the parts after them 300, 500 and 600 ns.
@@ -72,7 +72,7 @@ def test_total_next_to_the_sum_of_the_parts() -> None:
     assert replace(make_race(), budget=None).over_budget is None
 
 
-def test_cpu_time_is_split_like_wall_time() -> None:
+def test_cpu_time_is_split_in_proportion_to_wall_time() -> None:
     assert share_cpu(900, {"crc": 1, "decode": 2}) == {"crc": 300, "decode": 600}
     assert share_cpu(900, {"crc": 0}) == {"crc": 0}
 
@@ -88,13 +88,13 @@ def test_document_is_json_with_raw_and_derived_figures() -> None:
 
 
 @pytest.mark.parametrize("cpu", [1.0, None])
-def test_report_round_trips(cpu: float | None) -> None:
+def test_report_is_restored_from_its_document(cpu: float | None) -> None:
     document = json.loads(json.dumps(make_report(cpu).document()))
     assert BenchReport.from_document(document) == make_report(cpu)
     assert BenchReport.from_document(document | {"format": 1}) == BenchReport(())
 
 
-def test_rates_are_reported_without_cpu_times() -> None:
+def test_rates_are_reported_without_cpu_time() -> None:
     assert make_race(cpu=None).results[0].cpu_ns is None
     assert make_race(cpu=None).cpu_ratio(make_race(cpu=None).results[1]) is None
     assert "500,000" in to_markdown(make_report(cpu=None))
@@ -107,7 +107,7 @@ def print_race(report: BenchReport, width: int) -> str:
     return console.export_text()
 
 
-def test_terminal_and_markdown_agree() -> None:
+def test_terminal_and_markdown_show_same_figures() -> None:
     facts = ("500,000", "4.0×", "9.0×")
     expected = {print_race(make_report(), 250): ("checksums 20 + codec 80", "= 500 ns", "(2.0× the sum)", "(6.7×)")}
     expected[to_markdown(make_report())] = set()
@@ -116,7 +116,7 @@ def test_terminal_and_markdown_agree() -> None:
 
 
 @pytest.mark.parametrize("width", [110, 120])
-def test_tables_fit_a_terminal(width: int) -> None:
+def test_nothing_is_truncated_at_usual_terminal_width(width: int) -> None:
     ours, theirs = make_result("sluice", [2.7, 3.4, 2.9], 4.1), make_result("spark", [24.0, 30.0, 27.0], 33.0)
     peers = tuple(replace(r, title="Spark's Kafka connector", records=3_000_000) for r in (ours, theirs))
     grown = replace(make_flat_race(50_000_000, 200), results=(replace(ours, records=50_000_000),))
@@ -130,14 +130,14 @@ def make_flat_race(records: int, partitions: int) -> RaceResult:
     return replace(make_race(name), records=records, partitions=partitions, results=(replace(ours, records=records),))
 
 
-def test_sizes_are_columns_of_one_table() -> None:
+def test_sizes_of_flat_are_shown_in_one_table() -> None:
     both = BenchReport((make_race(), make_flat_race(1_000_000, 4), make_flat_race(10_000_000, 4)))
     for text in (print_race(both, 120), to_markdown(both)):
         assert text.count("partitions", text.index("flat")) <= 2
         assert "10,000,000" in text
 
 
-def test_results_are_written_between_the_marks_of_the_page(tmp_path: Path) -> None:
+def test_results_are_written_between_page_markers(tmp_path: Path) -> None:
     page = tmp_path / "performance.md"
     page.write_text("before\n<!-- results -->\nold\n<!-- /results -->\nafter\n")
     for _ in range(2):
@@ -151,7 +151,7 @@ def test_results_are_written_between_the_marks_of_the_page(tmp_path: Path) -> No
     ElementTree.fromstring((tmp_path / PLOT).read_text())
 
 
-def test_earlier_results_stay_unless_measured_again(tmp_path: Path) -> None:
+def test_earlier_results_stay_until_measured_again(tmp_path: Path) -> None:
     (tmp_path / "performance.md").write_text("<!-- results -->\n<!-- /results -->\n")
     write(BenchReport((make_flat_race(1_000_000, 4), make_race("typed"))), tmp_path)
     write(BenchReport((make_race("raw", when="2026-02-02T00:00:00+00:00"), make_race("gzip"))), tmp_path)
@@ -165,7 +165,7 @@ def test_earlier_results_stay_unless_measured_again(tmp_path: Path) -> None:
     assert "\n| gzip, flat | 2026-01-01 | " in text
 
 
-def test_plot_has_a_bar_for_each_peer_and_no_external_content() -> None:
+def test_plot_has_a_bar_for_each_peer_and_no_external_references() -> None:
     image = plot((make_race("raw"), make_race("a < b")))
     root = ElementTree.fromstring(image)
     bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("class") in ("ours", "others")]
@@ -178,7 +178,7 @@ def test_plot_has_a_bar_for_each_peer_and_no_external_content() -> None:
 
 
 @pytest.mark.parametrize(("ends", "code"), [(KeyboardInterrupt(), 130), (Failed("spark ended"), 1)])
-def test_failed_benchmark_keeps_earlier_results(
+def test_earlier_results_are_printed_when_later_benchmark_aborts(
     ends: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def run(request: object, words: object, note: object, keep: Keep) -> BenchReport:
@@ -192,7 +192,7 @@ def test_failed_benchmark_keeps_earlier_results(
     assert [json.loads(line)["exit_code"] for line in others] == ([code] if code == 1 else [])
 
 
-def test_page_without_marks_is_not_changed(tmp_path: Path) -> None:
+def test_page_without_markers_is_unchanged(tmp_path: Path) -> None:
     (tmp_path / "performance.md").write_text("mine")
     with pytest.raises(UsageError):
         write(make_report(), tmp_path)

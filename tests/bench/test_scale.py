@@ -11,7 +11,7 @@ from sluice.pipelines.util.units import DAY
 SMALL = Topology(partitions=12, brokers=3)
 
 
-def test_small_topology_is_measured_from_plan_to_proof() -> None:
+def test_small_topology_is_measured_from_first_plan_to_file_proof() -> None:
     (scaled,) = run(lambda text: None, [SMALL]).scaled
     assert {"plan at first", "plan an hour", "first: publish", "hour: prove", "proof of a file"} <= set(scaled.cpu)
     assert scaled.requests["plan an hour"]["DescribeLogDirs"] == 3
@@ -20,7 +20,7 @@ def test_small_topology_is_measured_from_plan_to_proof() -> None:
     assert scaled.peak_bytes > 0
 
 
-def test_the_balance_of_a_plan() -> None:
+def test_balance_of_a_plan_is_computed() -> None:
     ranges = [OffsetRange("t", p, "id", 0, 10, estimated_bytes=size) for p, size in enumerate((300, 100, 200))]
     tasks = (Task(0, 1, (ranges[0],)), Task(1, 2, (ranges[1], ranges[2])), Task(2, 3, ()))
     plan = Plan("f", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, tasks)
@@ -28,7 +28,7 @@ def test_the_balance_of_a_plan() -> None:
     assert (balance.tasks, balance.offset_ranges, balance.heaviest, balance.most_ranges) == (3, 3, 1.5, 2)
 
 
-def test_each_leader_gets_one_request_per_lookup() -> None:
+def test_each_leader_gets_one_request_for_each_query() -> None:
     cluster = EvenCluster(partitions=100, brokers=4, topics=2, begins=BEGINS, day_bytes=1 << 30)
     cluster.now += DAY
     states = cluster.partitions(cluster.topics(), Isolation.READ_COMMITTED)

@@ -29,7 +29,7 @@ def print_report(*peers: PeerSends) -> str:
     return out.getvalue()
 
 
-def test_figures_are_per_additional_record() -> None:
+def test_figures_are_marginal_costs_of_a_record() -> None:
     ours, theirs = make_peer("ours", [2.1, 2.0, 2.0], [1.0, 1.0, 1.1]), make_peer("theirs", [4.0], [1.0])
     assert ours.cpu == pytest.approx(1.0)
     assert ours.rate == pytest.approx(1_000_000)
@@ -50,7 +50,7 @@ def test_figures_are_per_additional_record() -> None:
         ([2.9, 1.4, 1.4], [1.0, 1.0, 1.0]),
     ],
 )
-def test_difference_within_start_up_noise_is_not_reported(many: list[float], few: list[float]) -> None:
+def test_difference_within_start_variation_gives_no_figure(many: list[float], few: list[float]) -> None:
     unmeasured, measured = make_peer("untold", many, few), make_peer("told", [3.0], [1.0])
     assert (unmeasured.cpu, unmeasured.rate) == (None, None)
     text = print_report(measured, unmeasured)

@@ -16,7 +16,7 @@ class Port:
         raise ValueError("no")
 
 
-def test_timed_port_returns_the_same_and_adds_up() -> None:
+def test_timed_port_forwards_calls_and_sums_time() -> None:
     timed = Timed(Port())
     assert timed.answer(question=1) == 2
     once = timed.seconds
@@ -25,7 +25,7 @@ def test_timed_port_returns_the_same_and_adds_up() -> None:
     assert 0 < once < timed.seconds
 
 
-def test_medians_are_shown_next_to_the_first_run_of_a_project() -> None:
+def test_medians_are_shown_next_to_first_run_of_project() -> None:
     cold = tuple(Cold(s, s / 2, {"start": 1.0, "leave": s - 1}) for s in (30.0, 10.0, 12.0))
     plain = (Cold(2.0, 1.0, {"connect": 0.5, "leave": 1.5}),)
     report = StartReport(cold, plain, (Warm(1.2, 0.4), Warm(1.0, 0.4)), (PlanTiming(2.0, 0.5, 0.4),))

@@ -24,7 +24,7 @@ _RUN = (
 )
 
 
-def test_each_process_has_a_lane_with_the_times_at_which_it_used_a_core(tmp_path: Path) -> None:
+def test_each_process_has_a_lane_with_its_cpu_times(tmp_path: Path) -> None:
     timeline = watch([sys.executable, "-c", _RUN], tmp_path, os.environ)
     assert [p.name for p in timeline.processes] == ["command", "pool", "worker"]
     assert all(0 <= p.began <= a < b <= p.ended <= timeline.seconds for p in timeline.processes for a, b in p.busy)
@@ -36,7 +36,7 @@ def test_each_process_has_a_lane_with_the_times_at_which_it_used_a_core(tmp_path
     assert any("plan & <land>" in t for t in text)
 
 
-def test_process_active_before_its_first_sample_has_no_empty_bar() -> None:
+def test_process_busy_before_first_sample_has_no_empty_bar() -> None:
     process = Process("worker", 1.0, 1.0)
     process.see(1.0, 0.2)
     process.see(1.1, 0.3)

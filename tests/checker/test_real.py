@@ -52,7 +52,7 @@ def produce(project: FeedProject, notes: Path, name: str, compression: str | Non
     transactional.close()
 
 
-def test_real_landing_passes_and_planted_faults_fail(
+def test_correct_feed_passes_and_planted_duplicate_fails(
     project: FeedProject, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     notes, feed = tmp_path / "produced.jsonl", project.write_feed()

@@ -436,9 +436,7 @@ BROKEN: list[tuple[int, Plant, Where]] = [
 
 
 @pytest.mark.parametrize(("invariant", "plant", "where"), BROKEN, ids=[p.__name__ for _, p, _ in BROKEN])
-def test_a_planted_fault_breaks_its_invariant_and_no_other(
-    sound: Sound, invariant: int, plant: Plant, where: Where
-) -> None:
+def test_planted_fault_breaks_only_its_invariant(sound: Sound, invariant: int, plant: Plant, where: Where) -> None:
     plant(sound)
     verdict = sound.check(healed=False)
     assert set(verdict.first) == {invariant}, str(verdict)
@@ -459,7 +457,7 @@ ONCE_HEALED: list[tuple[int, Plant, Where]] = [
 
 
 @pytest.mark.parametrize(("invariant", "plant", "where"), ONCE_HEALED, ids=[p.__name__ for _, p, _ in ONCE_HEALED])
-def test_invariants_after_the_end_of_faults(sound: Sound, invariant: int, plant: Plant, where: Where) -> None:
+def test_fault_that_remains_after_healing_is_detected(sound: Sound, invariant: int, plant: Plant, where: Where) -> None:
     assert set(sound.check().first) == set()
     plant(sound)
     verdict = sound.check()
@@ -471,7 +469,7 @@ def test_invariants_after_the_end_of_faults(sound: Sound, invariant: int, plant:
 # -- unusual but correct feeds
 
 
-def test_entries_lost_and_accepted_as_lost(sound: Sound) -> None:
+def test_lost_entries_recorded_in_a_gap_entry_are_accepted(sound: Sound) -> None:
     """The last commit's entry is missing; the one in its place names it as lost, and numbers continue above it."""
     (*_, last) = sound.list_numbers("commit")
     write = sound.write_lake().read_entries()[last]["write"]
@@ -484,7 +482,7 @@ def test_entries_lost_and_accepted_as_lost(sound: Sound) -> None:
 
 
 @pytest.mark.parametrize(("number", "holds"), [(3, True), (2, False)])
-def test_group_taken_over_from_another_ledger(sound: Sound, number: int, holds: bool) -> None:
+def test_group_takeover_is_accepted_up_to_recorded_mark(sound: Sound, number: int, holds: bool) -> None:
     """A takeover covers marks up to the accepted number only."""
     marks = [{"ledger": "another", "number": number}]
     sound.append("take", marks=marks, committed=[], origins=[], begin="start", reason="planted")
@@ -492,7 +490,7 @@ def test_group_taken_over_from_another_ledger(sound: Sound, number: int, holds: 
     assert sound.check(healed=False).holds is holds
 
 
-def test_intact_feed_passes_with_every_invariant_decided(sound: Sound) -> None:
+def test_correct_feed_passes_and_no_invariant_is_undecided(sound: Sound) -> None:
     verdict = sound.check()
     assert verdict.holds, str(verdict)
     assert set(verdict.decided) == {*range(1, 15), 16}
@@ -500,7 +498,7 @@ def test_intact_feed_passes_with_every_invariant_decided(sound: Sound) -> None:
     assert verdict.counts["records compared with the log"] == 19
 
 
-def test_segments_of_old_entries(sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sluice_segments_are_read_and_other_segments_are_ignored(sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker reads the product's segments with its own reader, and ignores a segment of another log."""
     monkeypatch.setattr(segments, "ENTRIES", 4)
     monkeypatch.setattr(log, "CHECKPOINT_EVERY", 1)
@@ -516,26 +514,26 @@ def test_segments_of_old_entries(sound: Sound, monkeypatch: pytest.MonkeyPatch) 
     assert verdict.counts["segments of another log"] == 1
 
 
-def test_invariants_without_input_are_undecided(sound: Sound) -> None:
+def test_invariants_without_evidence_are_undecided(sound: Sound) -> None:
     bare = replace(sound.collect_evidence(), logs={}, produced=None, offsets=None)
     verdict = sound.check(bare)
     assert verdict.holds
     assert {1, 3, 7, 8, 13, 14} <= set(verdict.undecided)
 
 
-def test_landed_again(sound: Sound) -> None:
+def test_range_landed_again_is_accepted(sound: Sound) -> None:
     sound.land(request_range(12, 14, again=True))
     assert sound.check().holds, str(sound.check())
 
 
-def test_range_skipped_by_name(sound: Sound) -> None:
+def test_explicitly_skipped_offsets_are_accepted(sound: Sound) -> None:
     sound.produce(ZERO, 6)
     sound.land(skip=Skip(None, "a test"))
     sound.commit()
     assert sound.check().holds, str(sound.check())
 
 
-def test_partial_batches_and_the_closing_of_their_hole(sound: Sound) -> None:
+def test_partial_batch_and_batch_closing_its_hole_are_accepted(sound: Sound) -> None:
     sound.produce(ZERO, 6)
     sound.produce(ONE, 2, "aborted")
     sound.land(drops=frozenset([0]))
@@ -545,14 +543,14 @@ def test_partial_batches_and_the_closing_of_their_hole(sound: Sound) -> None:
     assert sound.check().holds, str(sound.check())
 
 
-def test_retention_deletes_landed_records(sound: Sound) -> None:
+def test_landed_rows_expired_from_log_are_accepted(sound: Sound) -> None:
     sound.world.topic.log_start = 13
     verdict = sound.check()
     assert verdict.holds, str(verdict)
     assert verdict.counts["rows that the log no longer holds"] == 14
 
 
-def test_open_transaction_limits_the_last_stable_offset(sound: Sound) -> None:
+def test_feed_behind_an_open_transaction_is_accepted(sound: Sound) -> None:
     sound.produce(ZERO, 2)
     sound.produce(ZERO, 2, "open")
     sound.world.topic.open_at[ZERO] = 20
@@ -563,7 +561,7 @@ def test_open_transaction_limits_the_last_stable_offset(sound: Sound) -> None:
     sound.world.topic.end_transaction(ZERO, ABORT, sound.world.now)
 
 
-def test_manually_moved_offsets_are_not_a_violation(sound: Sound) -> None:
+def test_manually_moved_offsets_are_accepted_only_if_declared(sound: Sound) -> None:
     sound.add_committed(ZERO, 3)
     assert set(sound.check(healed=False).first) == {8}
     sound.hands.append((tuple(ZERO), 3))  # type: ignore[arg-type]
@@ -571,7 +569,7 @@ def test_manually_moved_offsets_are_not_a_violation(sound: Sound) -> None:
     assert sound.check().holds, str(sound.check())
 
 
-def test_a_lagging_transactional_producer(sound: Sound) -> None:
+def test_lagging_transactional_producer_is_accepted(sound: Sound) -> None:
     for minutes in (30, 20):
         sound.produce(ZERO, 2, "committed", lag=minutes * 60_000)
     sound.land()
@@ -580,7 +578,7 @@ def test_a_lagging_transactional_producer(sound: Sound) -> None:
     assert verdict.holds, str(verdict)
 
 
-def test_unordered_records_may_be_next_to_a_searched_boundary(sound: Sound) -> None:
+def test_out_of_order_records_at_searched_boundary_are_accepted(sound: Sound) -> None:
     sound.produce(ZERO, 1)
     sound.produce(ZERO, 2, lag=3_600_000)
     sound.produce(ZERO, 1)
@@ -593,7 +591,7 @@ def test_unordered_records_may_be_next_to_a_searched_boundary(sound: Sound) -> N
     assert 16 in sound.check().first
 
 
-def test_contradictory_sources_decide_nothing(sound: Sound) -> None:
+def test_contradicting_evidence_is_refused(sound: Sound) -> None:
     evidence = sound.collect_evidence()
     records = evidence.logs["orders", 0].records
     assert records is not None

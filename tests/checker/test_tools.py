@@ -31,7 +31,7 @@ def format_batches(*batches: tuple[int, int, int, str | None]) -> bytes:
     return out.encode()
 
 
-def test_batches_and_markers_of_a_segment() -> None:
+def test_batches_and_markers_of_a_segment_are_parsed() -> None:
     batches = list(
         parse_batches(format_batches((0, 1, 7, None), (2, 2, 7, "COMMIT"), (3, 4, 8, None), (5, 5, 8, "ABORT")))
     )
@@ -49,12 +49,12 @@ def test_header_that_looks_like_a_record_is_detected() -> None:
         list(parse_batches(hostile))
 
 
-def test_a_compacted_batch_without_records() -> None:
+def test_compacted_batch_without_records_is_parsed() -> None:
     empty = BATCH.format(4, 9, 0, 7, "false", "false").encode()
     assert [(b["base"], b["last"], b["offsets"]) for b in parse_batches(empty)] == [(4, 9, [])]
 
 
-def test_the_classes_of_offsets_follow_from_the_markers(tmp_path: Path) -> None:
+def test_offset_classes_are_derived_from_markers(tmp_path: Path) -> None:
     text = format_batches((0, 1, 7, None), (2, 3, 8, None), (4, 4, 8, "ABORT"), (5, 5, 7, "COMMIT"), (6, 7, 9, None))
     partition = {"topic": "t", "partition": 0, "topic_id": "id"}
     dump = facts.write_lines(
@@ -80,7 +80,7 @@ def format_committed(offset: int, metadata: str = "") -> str:
     )
 
 
-def test_committed_offsets_take_effect_when_their_transaction_does() -> None:
+def test_committed_offsets_take_effect_with_their_transaction() -> None:
     def format_batch(
         base: int, producer: int, content: str, transactional: str = "true", control: str = "false"
     ) -> str:
@@ -104,7 +104,7 @@ def test_committed_offsets_take_effect_when_their_transaction_does() -> None:
     assert last.mark == ("abc", 4, "id")
 
 
-def test_consumed_record_round_trips() -> None:
+def test_consumed_record_is_parsed_byte_for_byte() -> None:
     row = parse_consumed(
         "t", [b"CreateTime:17", b"Partition:2", b"Offset:7", b"h:x\n<H>n:<N>", b"k\t0", b"\xff\x00\n"], b"<H>", b"<N>"
     )
@@ -113,7 +113,7 @@ def test_consumed_record_round_trips() -> None:
     assert [(base64.b64decode(h), null) for h, null in row["headers"]] == [(b"h:x\n", False), (b"n:", True)]
 
 
-def test_nulls_and_missing_headers() -> None:
+def test_nulls_and_missing_headers_are_parsed() -> None:
     row = parse_consumed(
         "t", [b"NO_TIMESTAMP", b"Partition:2", b"Offset:7", b"NO_HEADERS", b"<N>", b"<N>"], b"<H>", b"<N>"
     )
@@ -128,12 +128,12 @@ def test_nulls_and_missing_headers() -> None:
         b'{"producer":"p-1","sequence":7,"x":1',
     ],
 )
-def test_value_names_its_producer(value: bytes) -> None:
+def test_producer_and_sequence_are_read_from_record(value: bytes) -> None:
     assert facts.find_value_id(None, value) == ("p-1", 7)
     assert facts.find_value_id(value, None) == ("p-1", 7)
 
 
-def test_notes_of_producers(tmp_path: Path) -> None:
+def test_producer_notes_are_read_and_duplicates_refused(tmp_path: Path) -> None:
     common = {"producer": "p", "topic": "t", "partition": 0, "outcome": "acknowledged"}
     lines: list[dict[str, Any]] = [
         common | {"sequence": 0, "offset": 4, "transaction": "a"},

@@ -50,7 +50,7 @@ def by_files(world: landed_world.World, root: Path) -> Verdict:
     return check(write_files(world.lake.files, root), Evidence(), HEALED)
 
 
-def test_compaction(tmp_path: Path) -> None:
+def test_compacted_lake_is_accepted(tmp_path: Path) -> None:
     world = landed_world.World(tmp_path)
     world.land(*split_offsets(A, 10), *split_offsets(B, 25), bad=1, gaps=2)
     world.compact()
@@ -59,7 +59,7 @@ def test_compaction(tmp_path: Path) -> None:
     assert verdict.counts["live offset ranges"] == 4
 
 
-def test_expiry(tmp_path: Path) -> None:
+def test_lake_with_expired_windows_is_accepted(tmp_path: Path) -> None:
     world = landed_world.World(tmp_path)
     world.land(*split_offsets(A, 25), *split_offsets(B, 50))
     expire(world.reopen_ledger(), world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
@@ -68,7 +68,7 @@ def test_expiry(tmp_path: Path) -> None:
     assert verdict.counts["rows"] == 200
 
 
-def test_replay_with_fixed_records(tmp_path: Path) -> None:
+def test_replay_with_fixed_records_is_accepted(tmp_path: Path) -> None:
     world = test_replay.Typed(tmp_path)
     world.land(*split_offsets(A, 50))
     world.write_feed(test_replay.WIDER)
@@ -82,13 +82,13 @@ def test_replay_with_fixed_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["window", "record_time"])
-def test_layouts(tmp_path: Path, layout: str) -> None:
+def test_lake_of_each_layout_is_accepted(tmp_path: Path, layout: str) -> None:
     sound = Sound(tmp_path, f"landing: {{layout: {layout}}}\n")
     sound.grow()
     assert sound.check().holds, str(sound.check())
 
 
-def test_accepted_loss(tmp_path: Path) -> None:
+def test_recorded_loss_is_accepted(tmp_path: Path) -> None:
     sound = Sound(tmp_path)
     sound.grow()
     sound.produce(ZERO, 6)
@@ -102,7 +102,7 @@ def test_accepted_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("event", "life"), [(AcceptEvent.RECREATED, "id-2"), (AcceptEvent.TRUNCATED, "id-1#1")])
-def test_another_life_of_the_log(tmp_path: Path, event: AcceptEvent, life: str) -> None:
+def test_recreated_or_truncated_log_is_accepted(tmp_path: Path, event: AcceptEvent, life: str) -> None:
     sound = Sound(tmp_path)
     sound.grow()
     topic = sound.world.topic
@@ -164,7 +164,7 @@ def typed(tmp_path: Path) -> tuple[test_drift.World, Evidence]:
     return world, Evidence({tuple(tp): make_log(world.topic, tp) for tp in PARTITIONS})  # type: ignore[misc]
 
 
-def test_a_typed_feed_with_its_quarantine(typed: tuple[test_drift.World, Evidence], tmp_path: Path) -> None:
+def test_typed_feed_with_quarantine_is_accepted(typed: tuple[test_drift.World, Evidence], tmp_path: Path) -> None:
     verdict = check(Folder(tmp_path / "lake", "orders"), typed[1], HEALED)
     assert verdict.holds, str(verdict)
     assert verdict.counts["records compared with the log"] == 9
@@ -191,7 +191,7 @@ def test_a_typed_feed_with_its_quarantine(typed: tuple[test_drift.World, Evidenc
         ("quarantine", "value", b"{}", "orders:0:7 in .*: its value is b'{}', the log's b'no json'"),
     ],
 )
-def test_a_forged_field(
+def test_forged_field_is_detected(
     typed: tuple[test_drift.World, Evidence], tmp_path: Path, folder: str, column: str, value: Any, message: str
 ) -> None:
     lake = Folder(tmp_path / "lake", "orders")
@@ -220,7 +220,7 @@ def update_ledger(lake: Folder, path: str) -> None:
         entry_path.write_text(json.dumps(entry))
 
 
-def test_records_dropped_by_policy_are_only_counted(tmp_path: Path) -> None:
+def test_more_missing_records_than_counted_drops_are_detected(tmp_path: Path) -> None:
     world = test_drift.World(tmp_path)
     path = world.make_feed(SCHEMA).name
     text = (tmp_path / "feeds" / f"{path}.yaml").read_text().replace("on_drift: extra", "on_undecodable: drop")
@@ -265,7 +265,7 @@ histories = st.builds(
 
 @settings(max_examples=15)
 @given(history=histories, shared=st.booleans())
-def test_histories_of_sluice_raise_no_alarm(
+def test_random_history_of_sluice_is_accepted(
     tmp_path_factory: pytest.TempPathFactory, history: Any, shared: bool
 ) -> None:
     verdict = RandomHistory(tmp_path_factory.mktemp("any"), *history, shared=shared).check()
@@ -274,7 +274,7 @@ def test_histories_of_sluice_raise_no_alarm(
 
 @settings(max_examples=15)
 @given(history=histories, choose=st.integers(0, 99), lost=st.booleans())
-def test_lost_and_duplicate_rows_are_detected_in_any_history(
+def test_lost_or_duplicate_row_is_detected_in_random_history(
     tmp_path_factory: pytest.TempPathFactory, history: Any, choose: int, lost: bool
 ) -> None:
     random_history = RandomHistory(tmp_path_factory.mktemp("any"), *history)

@@ -59,7 +59,7 @@ def map_says_twice(new: Contents, entries: list[MapEntry]) -> None:
     entries.append(entries[0])
 
 
-def test_valid_republish_passes() -> None:
+def test_correct_republish_is_accepted() -> None:
     new, entries = make_republish()
     assert find_problems(OLD, new, entries, REQUESTED, same_partition=True) == []
 
@@ -78,7 +78,7 @@ def test_valid_republish_passes() -> None:
         (map_says_twice, "names an old record twice"),
     ],
 )
-def test_planted_faults_are_detected(plant: Callable[[Contents, list[MapEntry]], None], message: str) -> None:
+def test_planted_fault_is_detected(plant: Callable[[Contents, list[MapEntry]], None], message: str) -> None:
     new, entries = make_republish()
     plant(new, entries)
     assert any(message in text for text in find_problems(OLD, new, entries, REQUESTED, same_partition=True))

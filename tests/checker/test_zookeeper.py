@@ -15,7 +15,7 @@ MARK = {"sluice": "l", "n": 7, "i": "id"}
 
 
 @pytest.mark.kafka
-def test_zookeeper_log_contains_each_offset(tmp_path: Path) -> None:
+def test_transaction_log_contains_each_committed_offset(tmp_path: Path) -> None:
     server = LocalZooKeeper(tmp_path / "zookeeper").start()
     try:
         server.put("g", "orders", {0: "4"})

@@ -17,7 +17,7 @@ def no_rescan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "_rescan", lambda session, feed, edges, ledger, report: report)
 
 
-def test_strict_audit_reports_its_checks(world: World, invoke: Invoke) -> None:
+def test_strict_audit_reports_compared_offsets_and_windows(world: World, invoke: Invoke) -> None:
     world.run()
     result = invoke(audit.audit, "orders", strict=True)
     assert (result.code, result.document["reconciled"]) == (0, True)
@@ -27,7 +27,7 @@ def test_strict_audit_reports_its_checks(world: World, invoke: Invoke) -> None:
     assert "Compared with the ledger: the committed offsets of 2 partitions and 5 windows" in result.text
 
 
-def test_broken_file_is_reported_with_its_remedy(world: World, invoke: Invoke) -> None:
+def test_damaged_file_is_reported_with_remedy(world: World, invoke: Invoke) -> None:
     world.run()
     path = next(p for p in world.lake.list("data/orders") if p.endswith(".parquet"))
     world.lake.put(path, b"")
@@ -40,7 +40,7 @@ def test_broken_file_is_reported_with_its_remedy(world: World, invoke: Invoke) -
     assert "not reconciled: 1 problem\n" in result.text
 
 
-def test_contradictory_offsets_fail_only_a_strict_audit(world: World, invoke: Invoke) -> None:
+def test_mismatched_offsets_fail_only_a_strict_audit(world: World, invoke: Invoke) -> None:
     world.run()
     world.group.offsets[P0] = CommittedOffset(500)
     result = invoke(audit.audit, "orders", strict=True)
@@ -51,7 +51,7 @@ def test_contradictory_offsets_fail_only_a_strict_audit(world: World, invoke: In
     assert invoke(audit.audit, "orders").code == 0
 
 
-def test_gaps_in_a_topic_without_compaction_are_a_warning(world: World, invoke: Invoke) -> None:
+def test_gaps_in_uncompacted_topic_are_reported(world: World, invoke: Invoke) -> None:
     """Control and aborted records are in batches, so that only compaction leaves offsets without a batch."""
     world.engine.absent = 2
     world.run()
@@ -81,7 +81,7 @@ def test_gaps_in_a_topic_without_compaction_are_a_warning(world: World, invoke: 
     ],
     ids=["compact,delete", "compact", "may not be asked"],
 )
-def test_gaps_that_compaction_may_explain(
+def test_gaps_possibly_due_to_compaction_are_not_reported_as_lost(
     world: World, invoke: Invoke, topics: dict[str, TopicConfig], compacted: bool | None, says: str
 ) -> None:
     world.engine.absent = 1
@@ -94,7 +94,7 @@ def test_gaps_that_compaction_may_explain(
     assert "lost" not in result.text
 
 
-def test_kafka_is_not_queried_without_gaps(world: World, invoke: Invoke) -> None:
+def test_audit_without_gaps_sends_no_kafka_request(world: World, invoke: Invoke) -> None:
     world.run()
     before = world.cluster.requests.copy()
     result = invoke(audit.audit, "orders")

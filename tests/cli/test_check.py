@@ -44,7 +44,7 @@ def test_a_window_of_lost_records_is_complete_and_not_empty(world: World, invoke
     assert "50 lost" in answer.text
 
 
-def test_a_pending_window_fails_and_names_the_command_that_lands_it(world: World, invoke: Invoke) -> None:
+def test_pending_window_fails_and_suggests_run_command(world: World, invoke: Invoke) -> None:
     world.run(in_hour(0))
     answer = invoke(check.check, "orders", f"{DAY}T01")
     assert (answer.code, answer.document["complete"]) == (1, False)
@@ -53,7 +53,7 @@ def test_a_pending_window_fails_and_names_the_command_that_lands_it(world: World
     assert f"→ land it: sluice run orders --window {DAY}T01:00" in answer.text
 
 
-def test_a_partial_window_names_the_failure_and_the_rest(world: World, invoke: Invoke) -> None:
+def test_partial_window_reports_failure_and_pending_range(world: World, invoke: Invoke) -> None:
     world.engine.failing = {P1}
     world.run()
     answer = invoke(check.check, "orders", f"{DAY}T01")
@@ -65,7 +65,7 @@ def test_a_partial_window_names_the_failure_and_the_rest(world: World, invoke: I
     assert rest["remedy"] == f"complete it: sluice run orders --window {DAY}T01:00"
 
 
-def test_an_open_window_names_the_time_from_which_it_lands(world: World, invoke: Invoke) -> None:
+def test_open_window_reports_when_it_can_be_landed(world: World, invoke: Invoke) -> None:
     world.run()
     answer = invoke(check.check, "orders", f"{DAY}T06")
     (reason,) = answer.document["reasons"]
@@ -73,7 +73,7 @@ def test_an_open_window_names_the_time_from_which_it_lands(world: World, invoke:
     assert f"it is open until {DAY}T07:00:00Z, and lands from {DAY}T07:10:00Z on" in reason["text"]
 
 
-def test_check_defaults_to_the_newest_window_due(world: World, invoke: Invoke) -> None:
+def test_newest_due_window_is_checked_by_default(world: World, invoke: Invoke) -> None:
     answer = invoke(check.check, "orders", text=False)
     (reason,) = answer.document["reasons"]
     assert (answer.code, answer.document["window"]) == (1, f"{DAY}T04:00")
@@ -97,7 +97,7 @@ def test_an_unknown_window_or_column_is_an_error(
         invoke(check.check, "orders", window, key=key)
 
 
-def test_a_window_that_a_transaction_blocks_names_it_and_the_remedy(world: World, invoke: Invoke) -> None:
+def test_window_blocked_by_transaction_is_reported_with_remedy(world: World, invoke: Invoke) -> None:
     world.cluster.hold(P0, 30)
     world.cluster.open[P0] = OpenTransaction(30, 7, 0, 0, "payments")
     world.run()
@@ -108,7 +108,7 @@ def test_a_window_that_a_transaction_blocks_names_it_and_the_remedy(world: World
     assert "kafka-transactions.sh" in blocked["remedy"]
 
 
-def test_check_without_kafka_uses_the_ledger_and_names_the_gap(
+def test_check_answers_from_ledger_when_kafka_is_unavailable(
     world: World, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.run(in_hour(0))
@@ -125,7 +125,7 @@ def test_check_without_kafka_uses_the_ledger_and_names_the_gap(
 
 
 @pytest.mark.parametrize("width", [60, 120])
-def test_check_fits_one_screen(width: int, world: World, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_fits_on_one_screen(width: int, world: World, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     world.run()
     monkeypatch.setenv("COLUMNS", str(width))
     lines = invoke(check.check, "orders", f"{DAY}T01").text.splitlines()

@@ -71,7 +71,7 @@ def run(project: Path, *options: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_cold_run_imports_no_more_modules(project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
+def test_cold_run_imports_no_more_modules_than_recorded(project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
     topic = f"orders-{secrets.token_hex(4)}"
     (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka=kafka.bootstrap, topic=topic))
     produce = ("produce", "orders", "-n", "300", "--seed", "7", "--bootstrap", kafka.bootstrap)
@@ -83,7 +83,7 @@ def test_a_cold_run_imports_no_more_modules(project: Path, kafka: LocalKafka, sl
 
 
 @pytest.mark.slow
-def test_a_worker_imports_no_more_modules() -> None:
+def test_worker_imports_no_more_modules_than_recorded() -> None:
     local_engine.end()  # a pool of an earlier test has imported more
     try:
         (modules,) = LocalEngine().map("orders", "the modules", list_modules, 1)
@@ -93,7 +93,7 @@ def test_a_worker_imports_no_more_modules() -> None:
 
 
 @pytest.mark.slow
-def test_workers_that_read_times_import_no_pandas(project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
+def test_workers_with_record_time_layout_do_not_import_pandas(project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
     topic = f"orders-{secrets.token_hex(4)}"
     feed = FEED.format(kafka=kafka.bootstrap, topic=topic) + "window: 1h\nlanding: {layout: record_time}\n"
     (project / "feeds" / "orders.yaml").write_text(feed)

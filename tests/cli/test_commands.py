@@ -39,7 +39,7 @@ def test_plan_shows_origin_pending_and_tasks_and_writes_nothing(world: World, in
     assert world.lake.files == {}
 
 
-def test_plan_shows_unstable_offsets(world: World, invoke: Invoke) -> None:
+def test_plan_shows_offsets_that_are_not_stable_yet(world: World, invoke: Invoke) -> None:
     world.cluster.states[P1] = partition(number=1, last_stable_offset=80, high_watermark=100)
     result = invoke(plan.plan, "orders")
     assert result.document["partitions"][1]["pending"] == [[0, 80]]
@@ -57,7 +57,7 @@ def test_plan_names_the_exact_loss_and_exits_as_the_run_would(world: World, invo
     assert "on_loss: accept" in result.text
 
 
-def test_plan_reports_that_nothing_is_pending(world: World, invoke: Invoke) -> None:
+def test_plan_reports_when_nothing_is_pending(world: World, invoke: Invoke) -> None:
     world.run()
     result = invoke(plan.plan, "orders")
     assert (result.code, result.document["hash"], result.document["tasks"]) == (0, None, [])
@@ -75,7 +75,7 @@ def test_plan_covers_exactly_the_requested_offsets(invoke: Invoke) -> None:
 # -- run
 
 
-def test_run_lands_commits_and_reports(world: World, invoke: Invoke) -> None:
+def test_run_lands_commits_and_reports_result(world: World, invoke: Invoke) -> None:
     result = invoke(run.run, ["orders"], text=False)
     assert result.code == 0
     (batch,) = result.run["batches"]
@@ -93,7 +93,7 @@ def test_run_lands_commits_and_reports(world: World, invoke: Invoke) -> None:
     assert [p["ranges"] for p in again["batches"][0]["partitions"]] == [[[100, 130]]]
 
 
-def test_profile_shows_the_time_of_each_step(world: World, invoke: Invoke, capfd: pytest.CaptureFixture[str]) -> None:
+def test_profile_reports_time_by_activity(world: World, invoke: Invoke, capfd: pytest.CaptureFixture[str]) -> None:
     result = invoke(run.run, ["orders"], only=["orders:0"], profile=True, text=False)
     profile = result.run["profile"]
     assert (profile["records"], profile["offset_ranges"], profile["ns"]["encode"]) == (100, 4, 3000)
@@ -114,14 +114,14 @@ def test_profile_shows_the_time_of_each_step(world: World, invoke: Invoke, capfd
     assert "ns a record" in out
 
 
-def test_run_prints_landed_records_by_partition(invoke: Invoke) -> None:
+def test_run_is_limited_to_selected_partitions_and_offsets(invoke: Invoke) -> None:
     result = invoke(run.run, ["orders"], only=["orders:0"])
     assert "nothing is pending" in result.text  # the second call
     result = invoke(run.run, ["orders"], offsets=["orders:1:20-30"], text=False)
     assert result.run["request"] == "offsets orders:1:20-30"
 
 
-def test_a_partial_run_lands_the_rest_and_fails(
+def test_partial_run_lands_other_partitions_and_fails(
     world: World, invoke: Invoke, capfd: pytest.CaptureFixture[str]
 ) -> None:
     world.engine.failing.add(P1)
@@ -139,7 +139,7 @@ def test_a_partial_run_lands_the_rest_and_fails(
     assert "→" in err
 
 
-def test_fate_of_another_runs_batch_is_in_summary_and_document(world: World, invoke: Invoke) -> None:
+def test_outcome_of_batches_of_other_runs_is_reported(world: World, invoke: Invoke) -> None:
     """A killed replacement blocked its range, and the next catch-up succeeded without mentioning it."""
     world.run()
     (receipt,) = (
@@ -170,7 +170,7 @@ def test_fate_of_another_runs_batch_is_in_summary_and_document(world: World, inv
     assert invoke(run.run, ["orders"], text=False).run["other_batches"] == []
 
 
-def test_a_run_that_another_one_blocks_is_refused(world: World, invoke: Invoke) -> None:
+def test_run_lands_but_commit_is_refused_while_foreign_member_is_active(world: World, invoke: Invoke) -> None:
     world.group.others.append(make_member())
     result = invoke(run.run, ["orders"], text=False)
     assert result.code == 3
@@ -188,7 +188,7 @@ def make_member() -> Any:
 # -- status
 
 
-def test_status_by_feed_and_by_partition(world: World, invoke: Invoke) -> None:
+def test_status_reports_feeds_and_partitions(world: World, invoke: Invoke) -> None:
     before = invoke(status.status)
     assert before.document["feeds"][0]["last_batch"] is None
     assert "nothing landed yet" in before.text
@@ -205,7 +205,9 @@ def test_status_by_feed_and_by_partition(world: World, invoke: Invoke) -> None:
     assert "50 offsets behind, the oldest " in result.text
 
 
-def test_status_works_without_kafka(world: World, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_reports_ledger_when_kafka_does_not_answer(
+    world: World, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.run()
 
     def fail(*_: object) -> str:
@@ -223,7 +225,7 @@ def test_status_works_without_kafka(world: World, invoke: Invoke, monkeypatch: p
 # -- audit, explain
 
 
-def test_audit_balances_and_shows_only_occurring_classes(world: World, invoke: Invoke) -> None:
+def test_audit_reconciles_and_shows_only_classes_that_occur(world: World, invoke: Invoke) -> None:
     world.run()
     result = invoke(audit.audit, "orders")
     assert (result.code, result.document["reconciled"], result.document["rows"]) == (0, True, 200)
@@ -232,7 +234,7 @@ def test_audit_balances_and_shows_only_occurring_classes(world: World, invoke: I
     assert "quarantined" not in result.text
 
 
-def test_unbalanced_audit_exits_with_1(world: World, invoke: Invoke) -> None:
+def test_audit_that_does_not_reconcile_exits_with_1(world: World, invoke: Invoke) -> None:
     world.run()
     victim = next(p for p in world.lake.files if p.startswith("data/"))
     del world.lake.files[victim]
@@ -261,7 +263,7 @@ def test_no_secret_is_ever_shown(world: World, invoke: Invoke) -> None:
         assert SECRET not in result.text + json.dumps(result.document)
 
 
-def test_status_of_all_feeds_reports_unreadable_feeds_on_their_lines(project, sluice, monkeypatch):
+def test_status_reports_problem_of_each_unchecked_feed_on_one_line(project, sluice, monkeypatch):
     folder = project / "feeds"
     (folder / "broken.yaml").write_text("topics: [")
     (folder / "remote.yaml").write_text(f"{FEED}lake: s3://bucket/lake\ngroup: another\n")

@@ -34,7 +34,7 @@ def landed(world: World) -> World:
 # -- compact
 
 
-def test_dry_run_lists_merges_and_changes_nothing(landed: World, invoke: Invoke) -> None:
+def test_dry_run_reports_merge_and_changes_nothing(landed: World, invoke: Invoke) -> None:
     before = dict(landed.lake.files)
     result = invoke(compact.compact, "orders", dry_run=True)
     assert landed.lake.files == before
@@ -44,7 +44,7 @@ def test_dry_run_lists_merges_and_changes_nothing(landed: World, invoke: Invoke)
     assert "A dry run: nothing was changed. 20 files would become 4." in result.text
 
 
-def test_compaction_reports_merged_files(landed: World, invoke: Invoke) -> None:
+def test_compaction_reports_merged_files_and_bytes(landed: World, invoke: Invoke) -> None:
     result = invoke(compact.compact, "orders", window=[f"{DAY}T01"], text=False)
     (batch,) = result.document["batches"]
     assert (result.document["files"], result.document["files_after"]) == (10, 2)
@@ -60,14 +60,14 @@ def test_compaction_reports_merged_files(landed: World, invoke: Invoke) -> None:
     assert invoke(audit.audit, "orders", hashes=True).code == 0
 
 
-def test_merge_summary_on_a_terminal(landed: World, invoke: Invoke, capfd: pytest.CaptureFixture[str]) -> None:
+def test_merged_windows_are_printed_as_text(landed: World, invoke: Invoke, capfd: pytest.CaptureFixture[str]) -> None:
     run_body(compact.compact, WorldSession(CommandOutput(), landed.project.root, False, landed), "orders")
     out = capfd.readouterr().out
     assert "20 files became 4" in out
     assert f"{DAY}T00:00" in out
 
 
-def test_skipped_windows_are_named(landed: World, invoke: Invoke) -> None:
+def test_skipped_incomplete_windows_are_named(landed: World, invoke: Invoke) -> None:
     landed.engine.failing.add(P1)
     for start in (50, 55):
         landed.land_unrecorded(Request(RequestKind.OFFSETS, (AskedRange("orders", 0, start, start + 5),)))
@@ -100,7 +100,7 @@ def test_expiry_needs_a_reason_and_a_confirmation(landed: World, invoke: Invoke)
 
 
 @pytest.mark.parametrize(("answer", "files"), [("y\n", 10), ("n\n", 20), ("", 20)])
-def test_expiry_asks_for_confirmation_on_a_terminal(
+def test_expiry_prompts_for_confirmation_on_a_terminal(
     landed: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], answer: str, files: int
 ) -> None:
     monkeypatch.setattr(CommandOutput, "interactive", True)
@@ -115,7 +115,7 @@ def test_expiry_asks_for_confirmation_on_a_terminal(
     assert sum(path.startswith("data/") and path.endswith(".parquet") for path in landed.lake.files) == files
 
 
-def test_expired_hours_are_reported_by_every_command(landed: World, invoke: Invoke) -> None:
+def test_commands_report_expired_window_as_retired(landed: World, invoke: Invoke) -> None:
     result = invoke(expire.expire, "orders", before=f"{DAY}T01", reason="kept for an hour", yes=True)
     assert (result.document["applied"], result.document["removed_files"]) == (True, 10)
     assert "no landed rows before that time" in result.text, "the second time"
@@ -139,7 +139,7 @@ def test_expired_hours_are_reported_by_every_command(landed: World, invoke: Invo
     assert "- 1 retired" in stands.text
 
 
-def test_retention_of_windows(landed: World, invoke: Invoke) -> None:
+def test_expiry_boundary_can_be_a_duration(landed: World, invoke: Invoke) -> None:
     result = invoke(expire.expire, "orders", before="5h", dry_run=True, text=False)
     assert result.document["before"] == show_window(at_hour(1))
 
@@ -153,7 +153,7 @@ def test_retention_of_windows(landed: World, invoke: Invoke) -> None:
         (f"{DAY}T03", WindowIncomplete, f"sluice run orders --window {DAY}T02:00"),
     ],
 )
-def test_windows_that_cannot_be_retired_are_refused(
+def test_expiry_is_refused_for_invalid_boundary_or_pending_window(
     before: str, error: type[Exception], says: str, landed: World, invoke: Invoke
 ) -> None:
     with pytest.raises(error) as refused:

@@ -44,7 +44,7 @@ def tab(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
     return complete
 
 
-def test_commands_and_feeds(tab: Tab, project: Path) -> None:
+def test_commands_and_feeds_are_completed(tab: Tab, project: Path) -> None:
     (project / "feeds" / "other.yaml").write_text("feed: payments\n]broken")
     (project / "feeds" / ".git").mkdir()
     (project / "feeds" / ".git" / "hidden.yaml").write_text("feed: hidden")
@@ -54,7 +54,7 @@ def test_commands_and_feeds(tab: Tab, project: Path) -> None:
     assert tab("run", "pay") == ["payments"]
 
 
-def test_ended_windows_newest_first(tab: Tab, project: Path) -> None:
+def test_ended_windows_are_completed_newest_first(tab: Tab, project: Path) -> None:
     now = time.time_ns() // 1_000_000
     lake = open_real_lake(Project(project).readable_feed("orders"))
     lake.put(paths.tip_path("orders"), Tip("id", 3, Facts(now // HOUR * HOUR - 4 * HOUR, ("orders",))).dump())
@@ -66,28 +66,28 @@ def test_ended_windows_newest_first(tab: Tab, project: Path) -> None:
     assert tab("run", "nosuch", "--window", "") == []
 
 
-def test_positions_complete_topics_of_feeds(tab: Tab, project: Path) -> None:
+def test_topics_of_feeds_are_completed_as_position_prefixes(tab: Tab, project: Path) -> None:
     (project / "feeds" / "many.yaml").write_text("topics: [shop.a, shop.b]\nstart: earliest\nkafka: {bootstrap: a:1}\n")
     assert tab("run", "many", "--only", "") == ["shop.a:", "shop.b:"]
     assert tab("explain", "many", "shop.b") == ["shop.b:"]
     assert tab("peek", "") == ["shop.a:", "shop.b:", "orders:"]
 
 
-def test_topics_of_a_kafka(tab: Tab, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> None:
+def test_topics_of_a_kafka_are_completed(tab: Tab, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> None:
     topic = fresh_topic(name="tab")
     assert topic in tab("init", "--bootstrap", kafka.bootstrap, "--topic", "tab")
 
 
-def test_unreachable_kafka_gives_no_completions_and_no_output(tab: Tab, unused_port: Callable[[], int]) -> None:
+def test_unreachable_kafka_gives_no_completions_and_no_error(tab: Tab, unused_port: Callable[[], int]) -> None:
     assert tab("init", "--bootstrap", f"127.0.0.1:{unused_port()}", "--topic", "") == []
 
 
-def test_no_completions_outside_a_project(tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_completed_outside_of_a_project(tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert tab("run", "") == []
 
 
-def test_help_and_completion_import_no_heavy_library(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_and_completion_do_not_import_heavy_modules(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMP_WORDS", "sluice\nrun\norders\n--window\n")
     monkeypatch.setenv("COMP_CWORD", "4")
     script = f"""import sys, os
@@ -102,14 +102,14 @@ except SystemExit: pass
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_its_script(shell: str, sluice: Sluice) -> None:
+def test_each_shell_has_its_completion_script(shell: str, sluice: Sluice) -> None:
     result = sluice("completion", shell)
     assert result.code == 0
     assert f"_SLUICE_COMPLETE=complete_{shell}" in result.out
     assert json.loads(sluice("completion", shell, "--json").out)["shell"] == shell
 
 
-def test_help_lists_every_command_once_common_ones_first(sluice: Sluice) -> None:
+def test_menu_lists_every_command_once_and_daily_commands_first(sluice: Sluice) -> None:
     from sluice.cli.app.invocation import SECTIONS
 
     menu = sluice("--help").out
@@ -119,6 +119,6 @@ def test_help_lists_every_command_once_common_ones_first(sluice: Sluice) -> None
     assert all(f"\n  {name} " in menu for name in listed)
 
 
-def test_group_help_describes_commands_in_sentences(sluice: Sluice) -> None:
+def test_help_of_command_groups_is_not_truncated(sluice: Sluice) -> None:
     for group in ("feeds", "table", "offsets", "groups", "kafka", "quarantine", "schema", "contract"):
         assert "..." not in sluice(group, "--help").out.partition("Commands:")[2], group

@@ -46,7 +46,7 @@ def expect_between(column: str, low: Any, high: Any, **more: Any) -> Row:
 # -- the choice of the sample
 
 
-def test_sample_is_newest_and_even_over_partitions() -> None:
+def test_sample_is_even_and_short_partitions_are_compensated() -> None:
     partitions = [
         partition(number=n, last_stable_offset=end, high_watermark=end) for n, end in enumerate((10, 1000, 1000, 0))
     ]
@@ -57,13 +57,13 @@ def test_sample_is_newest_and_even_over_partitions() -> None:
     ]
 
 
-def test_sample_is_limited_by_bytes_that_brokers_report() -> None:
+def test_sample_is_bounded_by_bytes_when_log_size_is_available() -> None:
     partitions = [partition(last_stable_offset=1000, high_watermark=1000, log_bytes=1_000_000)]
     (chosen,) = choose_newest(to_offset_ranges(partitions), 1000, 100_000)
     assert (chosen.start, chosen.end, chosen.estimated_bytes) == (900, 1000, 100_000)
 
 
-def test_range_is_clipped_to_existing_and_stable_offsets() -> None:
+def test_range_is_cut_to_available_and_stable_offsets() -> None:
     partitions = [partition(log_start=50, last_stable_offset=80, high_watermark=100)]
     cut = to_offset_ranges(partitions, {TopicPartition("orders", 0): [Range(0, 60), Range(70, 200), Range(90, 95)]})
     assert [(s.start, s.end) for s in cut] == [(50, 60), (70, 80)]
@@ -72,13 +72,13 @@ def test_range_is_clipped_to_existing_and_stable_offsets() -> None:
 # -- refusals before any record is read
 
 
-def test_check_without_a_contract_names_the_first_command(project: Path, sluice: Sluice) -> None:
+def test_check_without_contract_suggests_init_command(project: Path, sluice: Sluice) -> None:
     result = sluice("contract", "check", "orders")
     assert result.code == 2
     assert "sluice contract init orders" in result.err
 
 
-def test_contract_is_next_to_the_feed_file(project: Path, sluice: Sluice) -> None:
+def test_contract_is_expected_next_to_the_feed_file(project: Path, sluice: Sluice) -> None:
     text = (project / "feeds" / "orders.yaml").read_text()
     (project / "feeds" / "orders.yaml").rename(project / "feeds" / "file.yaml").write_text(f"feed: sales\n{text}")
     assert "feeds/file.contract.json" in sluice("contract", "check", "sales").err
@@ -93,7 +93,7 @@ def test_every_problem_of_a_contract_is_named(project: Path, sluice: Sluice) -> 
     assert "expectations[1] expect_the_unexpected" in result.err
 
 
-def test_proposal_never_overwrites_a_file_or_an_active_contract(project: Path, sluice: Sluice) -> None:
+def test_proposal_is_refused_at_contract_path_and_over_existing_file(project: Path, sluice: Sluice) -> None:
     result = sluice("contract", "init", "orders", "--output", "feeds/orders.contract.json", "--force")
     assert (result.code, "feeds read contracts" in result.err) == (2, True)
     (project / "feeds" / "orders.contract.proposed.json").write_text("mine")
@@ -102,7 +102,7 @@ def test_proposal_never_overwrites_a_file_or_an_active_contract(project: Path, s
     assert (project / "feeds" / "orders.contract.proposed.json").read_text() == "mine"
 
 
-def test_refusals_of_great_expectations_name_the_position() -> None:
+def test_refusals_of_great_expectations_are_reported_by_index() -> None:
     wrong = {"type": "expect_column_values_to_be_in_set", "kwargs": {"column": "a"}}
     unknown = {"type": "expect_the_unexpected", "kwargs": {}}
     problems = [*refusals([expect_between("a", 0, 1), wrong, unknown])]
@@ -140,7 +140,7 @@ def _make_negative(events: Iterator[SampleEvent]) -> Iterator[SampleEvent]:
         yield event
 
 
-def test_contract_is_proposed_reviewed_and_tried_without_landing(shop: Path, sluice: Sluice) -> None:
+def test_contract_is_proposed_and_checked_without_landing(shop: Path, sluice: Sluice) -> None:
     proposed = sluice("contract", "init", "orders", "--json").document
     file = shop / "feeds" / "orders.contract.proposed.json"
     assert proposed["file"] == str(file)
@@ -195,7 +195,7 @@ def test_contract_is_proposed_reviewed_and_tried_without_landing(shop: Path, slu
     assert [*(shop / "scratch").iterdir()] == []
 
 
-def test_empty_topic_proposes_no_contract(shop: Path, sluice: Sluice) -> None:
+def test_contract_init_is_refused_for_empty_topic(shop: Path, sluice: Sluice) -> None:
     result = sluice("contract", "init", "empty")
     assert result.code == 1
     assert "has no stable record" in result.err

@@ -26,7 +26,7 @@ def test_pages_are_listed_and_printed(sluice: Sluice) -> None:
     assert sluice("docs", "docs/feeds.md", "--json").document == {"page": "feeds", "text": written}
 
 
-def test_missing_page_error_names_the_nearest(sluice: Sluice) -> None:
+def test_unknown_page_error_suggests_nearest_page(sluice: Sluice) -> None:
     result = sluice("docs", "fedes")
     assert result.code == 2
     assert "→ read sluice docs feeds" in result.err

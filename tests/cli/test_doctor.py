@@ -53,7 +53,7 @@ def feed(project: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> s
     return topic
 
 
-def test_healthy_project_has_no_findings(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
+def test_healthy_project_passes_all_checks(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
     before = sorted(str(p) for p in project.rglob("*"))
     result = sluice("doctor", "--json")
     assert (result.code, result.document["healthy"]) == (0, True)
@@ -75,7 +75,7 @@ def test_healthy_project_has_no_findings(feed: str, kafka: LocalKafka, project: 
     assert sorted(str(p) for p in project.rglob("*")) == before, "it reads only"
 
 
-def test_the_scheduler_of_the_project(project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheduler_of_the_project_is_reported(project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
     def read() -> str:
         return str(find_checks(sluice("doctor", "--json").document, "scheduler", "Project")[0]["found"])
 
@@ -90,7 +90,7 @@ def test_the_scheduler_of_the_project(project: Path, sluice: Sluice, monkeypatch
     assert "fleet.yaml" in read()
 
 
-def test_an_invalid_notify_file(project: Path, sluice: Sluice) -> None:
+def test_invalid_notify_file_is_reported_without_secret(project: Path, sluice: Sluice) -> None:
     (project / "notify.yaml").write_text("webhook: ftp://chat.internal/canary\n")
     (problem,) = find_checks(sluice("doctor", "--json").document, "notify", "Project")
     assert problem["health"] == "failed"
@@ -98,7 +98,7 @@ def test_an_invalid_notify_file(project: Path, sluice: Sluice) -> None:
     assert "canary" not in str(problem)
 
 
-def test_deprecated_keys(project: Path, sluice: Sluice) -> None:
+def test_deprecated_keys_are_reported_with_replacement(project: Path, sluice: Sluice) -> None:
     feed = FEED.format("127.0.0.1:9", "orders") + "window: {settle: 1m}\nlimits: {task_bytes: 64MiB}\n"
     (project / "feeds" / "orders.yaml").write_text(feed)
     (problem,) = find_checks(sluice("doctor", "--json").document, "orders: deprecated keys", "Project")
@@ -110,7 +110,7 @@ def test_deprecated_keys(project: Path, sluice: Sluice) -> None:
     assert problem["health"] == "warning"
 
 
-def test_check_that_fails_unexpectedly_is_a_finding(
+def test_check_with_unexpected_error_counts_as_failed(
     project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_check_keys", lambda project, files: 1 / 0)
@@ -120,7 +120,7 @@ def test_check_that_fails_unexpectedly_is_a_finding(
     assert "unexpected ZeroDivisionError" in problem["found"]
 
 
-def test_output_on_narrow_and_wide_terminals(
+def test_text_output_fits_narrow_and_wide_screens(
     feed: str, sluice: Sluice, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "feeds" / "broken.yaml").write_text("topics: x\n")
@@ -138,7 +138,7 @@ def test_output_on_narrow_and_wide_terminals(
         assert [line for line in words if len(line.split()[-1]) < int(columns) - 8] == []
 
 
-def test_unreachable_kafka(
+def test_unreachable_kafka_is_reported_and_other_checks_run(
     feed: str, kafka: LocalKafka, project: Path, sluice: Sluice, unused_port: Callable[[], int]
 ) -> None:
     """All other checks still run. One dead address of two is a warning: another answers."""
@@ -159,7 +159,9 @@ def test_unreachable_kafka(
     assert sluice("doctor", "nobody", "--json").code == 2
 
 
-def test_missing_package_of_a_feed(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
+def test_missing_topics_and_files_of_feeds_are_reported(
+    feed: str, kafka: LocalKafka, project: Path, sluice: Sluice
+) -> None:
     text = FEED.format(kafka.bootstrap, "nowhere")
     (project / "feeds" / "orders.yaml").write_text(f"{text}dead_letters: {{topic: no-letters}}\n")
     other = FEED.format(kafka.bootstrap, feed) + "group: g2\ntransactional_id: t2\n"
@@ -183,7 +185,9 @@ def test_missing_package_of_a_feed(feed: str, kafka: LocalKafka, project: Path, 
     assert read_health(sluice("doctor", "damaged", "--json").document, "feeds") == ["failed"]
 
 
-def test_group_in_use_and_timeouts_out_of_bounds(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
+def test_foreign_group_member_and_invalid_timeouts_are_reported(
+    feed: str, kafka: LocalKafka, project: Path, sluice: Sluice
+) -> None:
     from kafka import KafkaConsumer
 
     text = f"kafka: {{bootstrap: '{kafka.bootstrap}', transaction_timeout_ms: 86400000, session_timeout_ms: 100}}\n"
@@ -206,7 +210,7 @@ def test_group_in_use_and_timeouts_out_of_bounds(feed: str, kafka: LocalKafka, p
     assert "set kafka.session_timeout_ms in the feed to 500 at least" in session["remedy"]
 
 
-def test_read_only_lake(project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_lake_is_reported(project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path is a file; or the user has no right to write (by `os.access`, as root may always write)."""
     (project / "feeds" / "orders.yaml").write_text(f"{FEED.format('127.0.0.1:9', 'x')}lake: feeds/orders.yaml\n")
     assert read_health(sluice("doctor", "--json").document, "folder") == ["failed"]
@@ -234,7 +238,9 @@ def instance(project: Path) -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-def test_dagster_daemon(project: Path, sluice: Sluice, instance: dg.DagsterInstance) -> None:
+def test_stopped_dagster_daemon_is_reported_when_runs_are_queued(
+    project: Path, sluice: Sluice, instance: dg.DagsterInstance
+) -> None:
     import dagster as dg
     from dagster._daemon.types import DaemonHeartbeat
 
@@ -262,7 +268,7 @@ def test_dagster_daemon(project: Path, sluice: Sluice, instance: dg.DagsterInsta
     assert dead["found"] == "its last heartbeat is 2 h old, and 1 run is queued"
 
 
-def test_dagster_instance(project: Path, sluice: Sluice, instance: dg.DagsterInstance) -> None:
+def test_problems_of_dagster_instance_are_reported(project: Path, sluice: Sluice, instance: dg.DagsterInstance) -> None:
     import dagster as dg
 
     document = sluice("doctor", "--json").document
@@ -302,7 +308,7 @@ def test_dagster_instance(project: Path, sluice: Sluice, instance: dg.DagsterIns
     assert "battery" not in result.out
 
 
-def test_silent_service_times_out_and_an_interrupt_ends_the_check(project: Path) -> None:
+def test_silent_address_times_out_and_interrupt_ends_the_command(project: Path) -> None:
     """An address accepts connections and never answers: the report is still complete, and Ctrl-C ends the command."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -324,7 +330,7 @@ def test_silent_service_times_out_and_an_interrupt_ends_the_check(project: Path)
     assert (begun.returncode, err.decode().strip()) == (130, "interrupted")
 
 
-def test_outside_of_a_project(tmp_path: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_project_is_reported(tmp_path: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLUICE_PROJECT", raising=False)
     monkeypatch.chdir(tmp_path)
     result = sluice("doctor", "--json")
@@ -355,7 +361,7 @@ def read_rights(document: dict[str, Any]) -> dict[str, str]:
     return {re.split(",| is missing", c["found"])[0]: c["health"] for c in find_checks(document, "rights")}
 
 
-def test_each_right_is_reported_separately(locked: Feed, secured: LocalKafka, sluice: Sluice) -> None:
+def test_each_missing_right_is_reported_separately(locked: Feed, secured: LocalKafka, sluice: Sluice) -> None:
     needed = rights_of(locked)
     none = sluice("doctor", "orders", "--json")
     assert none.code == 1
@@ -385,7 +391,7 @@ def test_each_right_is_reported_separately(locked: Feed, secured: LocalKafka, sl
         revoke(secured, needed)
 
 
-def test_checking_a_transactional_id_does_not_abort_its_transaction(
+def test_checking_a_transactional_id_does_not_affect_its_transaction(
     locked: Feed, secured: LocalKafka, sluice: Sluice
 ) -> None:
     from kafka import KafkaProducer
@@ -405,7 +411,7 @@ def test_checking_a_transactional_id_does_not_abort_its_transaction(
         revoke(secured, needed)
 
 
-def test_refused_login(locked: Feed, project: Path, sluice: Sluice) -> None:
+def test_refused_login_is_reported(locked: Feed, project: Path, sluice: Sluice) -> None:
     path = project / "feeds" / "orders.yaml"
     text = path.read_text()
     (project / "wrong").write_text("hunter2-s3cr3t")
@@ -434,7 +440,9 @@ def land_records(project: Path, kafka: LocalKafka, topic: str) -> Path:
 
 
 @pytest.mark.slow
-def test_ledger_with_lost_entries_and_missing_lake(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
+def test_lost_ledger_entries_and_missing_lake_are_reported(
+    feed: str, kafka: LocalKafka, project: Path, sluice: Sluice
+) -> None:
     (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka.bootstrap, feed) + f"group: g-{feed}\n")
     lake = land_records(project, kafka, feed)
     sound = sluice("doctor", "--json")
@@ -469,7 +477,7 @@ def test_ledger_with_lost_entries_and_missing_lake(feed: str, kafka: LocalKafka,
 
 
 @pytest.mark.slow
-def test_a_renamed_feed(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
+def test_renamed_feed_is_reported(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
     (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka.bootstrap, feed) + f"group: g-{feed}\n")
     land_records(project, kafka, feed)
     (project / "feeds" / "orders.yaml").rename(project / "feeds" / "sales.yaml")
@@ -488,7 +496,7 @@ def test_a_renamed_feed(feed: str, kafka: LocalKafka, project: Path, sluice: Slu
     assert "ledgers without a feed file" in sluice("status").out
 
 
-def test_committed_offsets_of_others_that_override_start_are_reported(
+def test_offsets_of_other_consumer_override_start_with_a_warning(
     feed: str, kafka: LocalKafka, project: Path, sluice: Sluice
 ) -> None:
     from kafka import KafkaConsumer

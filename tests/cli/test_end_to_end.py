@@ -70,7 +70,9 @@ def topic(project: Path, kafka: LocalKafka, request: pytest.FixtureRequest) -> s
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
+def test_commands_of_a_first_session_work_in_sequence(
+    topic: str, project: Path, kafka: LocalKafka, sluice: Sluice
+) -> None:
     assert sluice("plan", "orders", "--json").document["error"] == "UnknownTopic"
     assert sluice("produce", "orders", "--json").code == 3  # not this project's own Kafka: --bootstrap is demanded
     bootstrap = ("--bootstrap", kafka.bootstrap)
@@ -288,7 +290,7 @@ def test_the_demo_proves_its_figures(
 @pytest.mark.spark
 @pytest.mark.soak
 @pytest.mark.parametrize("format_", ["avro", "json_schema", "protobuf"])
-def test_demo_of_a_format_uses_its_registry(project: Path, monkeypatch: pytest.MonkeyPatch, format_: str) -> None:
+def test_demo_of_a_format_uses_its_own_registry(project: Path, monkeypatch: pytest.MonkeyPatch, format_: str) -> None:
     monkeypatch.setenv("SCHEMA_REGISTRY_URL", "http://203.0.113.1:8081")
     document = run_apart("demo", "-n", "3000", "--format", format_)
     assert document["audit"]["reconciled"] is True
@@ -318,7 +320,7 @@ def test_demo_checks_the_store_before_it_starts(
     assert not (project / ".sluice" / "demo").exists()
 
 
-def test_demo_stops_its_s3_server(project: Path, sluice: Sluice) -> None:
+def test_demo_refuses_to_keep_its_s3_server(project: Path, sluice: Sluice) -> None:
     refused = sluice("demo", "--lake", "s3", "--keep", "--json")
     assert (refused.code, refused.document["error"]) == (2, "UsageError")
     assert not (project / ".sluice" / "demo").exists()
@@ -326,7 +328,7 @@ def test_demo_stops_its_s3_server(project: Path, sluice: Sluice) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_one_run_lands_many_feeds_and_names_failed_ones(
+def test_one_run_lands_many_feeds_and_names_failed_feeds(
     topic: str, project: Path, kafka: LocalKafka, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feeds, hours_ago = project / "feeds", -3 * 3_600_000

@@ -46,7 +46,7 @@ LATER = ["sluice.assets.execution", "dagster", "sqlalchemy", "kafka.admin"]
 
 
 @pytest.mark.parametrize("module", [*EARLY, *LATER])
-def test_an_interrupt_at_an_import_ends_it_with_130_and_one_line(module: str, project: Path) -> None:
+def test_interrupt_during_an_import_exits_with_130_and_one_line(module: str, project: Path) -> None:
     _expect_interruption("run", "orders", module)
 
 
@@ -106,7 +106,7 @@ sys.exit(entry.main())
 
 
 @pytest.mark.parametrize("becomes", ["ImportError", "SystemError", "BaseException"])
-def test_interrupt_wrapped_in_an_error_is_an_interrupt(becomes: str) -> None:
+def test_interrupt_converted_to_an_error_still_exits_with_130(becomes: str) -> None:
     done = run(MADE_ERROR.replace("ImportError", becomes))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
@@ -125,7 +125,7 @@ def test_interrupt_at_exit_prints_nothing() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_background_job_ignores_interrupts_like_its_shell() -> None:
+def test_background_process_keeps_sigint_ignored() -> None:
     script = (
         "import signal; signal.signal(2, signal.SIG_IGN); "
         "from sluice.cli.terminal import process; process.handle_signals(); "

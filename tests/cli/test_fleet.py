@@ -49,7 +49,7 @@ def test_an_error_of_many_feeds_is_reported_once_with_their_names() -> None:
     assert [e.message for e in run_view.errors_with_feeds(feeds[:5])] == [f"f00, f01, f02, f03, f04: {AWAY}"]
 
 
-def test_feed_that_was_not_reached_is_not_failed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_unreached_feed_is_not_counted_as_failed(capfd: pytest.CaptureFixture[str]) -> None:
     feeds = [make_feed_runs("a", None), make_feed_runs("b", GroupMoved("moved")), make_feed_runs("c", NotReached("no"))]
     CommandOutput().show(*run_view.feeds_view(feeds, 2.0))
     out = capfd.readouterr().out
@@ -60,7 +60,7 @@ def test_feed_that_was_not_reached_is_not_failed(capfd: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("command", [("run", "--all"), ("run", "orders", "copy"), ("feeds", "check")])
-def test_a_wrong_fleet_file_is_one_error(project: Path, sluice: Sluice, command: tuple[str, ...]) -> None:
+def test_invalid_fleet_file_is_one_error(project: Path, sluice: Sluice, command: tuple[str, ...]) -> None:
     (project / "feeds" / "copy.yaml").write_text(FEED)
     (project / "fleet.yaml").write_text("feeds_at_once: 0\ndeadline: 0s\nper_kafak: 2\n")
     result = sluice(*command, "--json")

@@ -36,7 +36,7 @@ def test_table_breaks_no_word_and_fits_the_screen(rows: list[tuple[str, ...]], w
     )
 
 
-def test_table_omits_least_important_columns_and_names_them() -> None:
+def test_table_omits_and_names_least_important_columns() -> None:
     rows = [("orders", "1" * 20, "2" * 20, "3" * 20)]
     lines = render_lines(table(("feed", "a", "b", "c"), rows, optional="b c"), 60)
     assert lines == [
@@ -47,7 +47,7 @@ def test_table_omits_least_important_columns_and_names_them() -> None:
     assert render_lines(table(("feed", "a", "b", "c"), rows, optional="b c"), 80)[1].endswith("3" * 20)
 
 
-def test_unbreakable_row_takes_several_lines() -> None:
+def test_row_without_optional_columns_takes_several_lines() -> None:
     name = "a.very.long.topic-name.of.the.whole.market:12"
     lines = render_lines(table(("partition", "frontier", "lag"), [(name, "123,456", "78")], right="frontier lag"), 60)
     assert lines == [
@@ -70,7 +70,7 @@ COMMAND = "sluice run orders --window 2026-11-20T14:00 --only orders:3 --replace
         f"when it is right, run `{COMMAND}` again; and go on with the others until nothing is pending",
     ],
 )
-def test_a_command_is_never_broken(text: str, width: int) -> None:
+def test_command_is_never_split_across_lines(text: str, width: int) -> None:
     lines = render_lines(Flowing(Text(text)), width)
     assert any(COMMAND in line for line in lines)
     assert all(len(line) <= width for line in lines if COMMAND not in line)

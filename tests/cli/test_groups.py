@@ -38,7 +38,7 @@ def by_partition(document: dict[str, Any], key: str) -> dict[int, Any]:
 # -- groups
 
 
-def test_list_names_states_protocols_and_the_feed_of_each(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
+def test_list_shows_state_protocol_and_feed_of_each_group(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
     groups.members["modern"], groups.kinds["modern"] = (member(),), "consumer"
     groups.others["a\x1b[31mb"] = {P0: CommittedOffset(1)}
     result = invoke(groups_command.list_)
@@ -53,7 +53,7 @@ def test_list_names_states_protocols_and_the_feed_of_each(landed: World, groups:
     assert result.document["not_there"] == []
 
 
-def test_list_names_feeds_without_a_group_and_conflicting_members(
+def test_list_names_feeds_without_a_group_and_groups_with_members(
     world: World, groups: MemoryGroups, invoke: Invoke
 ) -> None:
     result = invoke(groups_command.list_, feed="orders")
@@ -77,7 +77,7 @@ def test_list_does_not_report_a_hidden_group_as_missing(
     assert "not visible: grant DESCRIBE on the group" in result.text
 
 
-def test_describe_shows_offsets_their_origin_and_expiry(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
+def test_describe_shows_offsets_with_origin_and_expiry(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
     landed.cluster.settings = Configs(broker=BrokerConfig(offsets_retention=7 * 86_400_000))
     landed.group.offsets[P1] = CommittedOffset(40, metadata="by\x07 hand")
     deleted = TopicPartition("deleted", 0)
@@ -115,7 +115,9 @@ def test_describe_names_members_that_own_partitions_of_the_feed(
     assert "kept while it has members" in result.text
 
 
-def test_describe_explains_runs_while_others_are_members(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
+def test_describe_explains_effect_of_foreign_members_on_runs(
+    landed: World, groups: MemoryGroups, invoke: Invoke
+) -> None:
     groups.members[GROUP] = (member("loader"),)
     assert "Landing continues; the first run after they leave commits" in invoke(groups_command.describe).text
     groups.kinds[GROUP] = "zookeeper"
@@ -135,7 +137,7 @@ def test_committing_run_is_not_reported_as_a_foreign_member(
     assert invoke(offsets.show, "orders").code == 0
 
 
-def test_hostile_metadata_is_only_shown(landed: World, invoke: Invoke) -> None:
+def test_forged_offset_metadata_is_only_displayed(landed: World, invoke: Invoke) -> None:
     ledger = landed.state().ledger_id
     landed.group.offsets[P0] = CommittedOffset(1, metadata=f'{{"sluice": "{ledger}", "moved": -7}}')
     landed.group.offsets[P1] = CommittedOffset(1, metadata=f'{{"sluice": "{"x" * 5000}", "moved": 1}}')
@@ -154,14 +156,14 @@ def test_hostile_metadata_is_only_shown(landed: World, invoke: Invoke) -> None:
         ("zzz", "there is no group zzz", "see sluice groups list"),
     ],
 )
-def test_missing_group(landed: World, invoke: Invoke, name: str, message: str, remedy: str) -> None:
+def test_describe_rejects_a_missing_group(landed: World, invoke: Invoke, name: str, message: str, remedy: str) -> None:
     with pytest.raises(UsageError) as error:
         invoke(groups_command.describe, name)
     assert error.value.message == message
     assert remedy in error.value.remedy
 
 
-def test_kafka_cluster_must_be_unambiguous(sluice: Sluice, project: Path) -> None:
+def test_groups_require_feed_option_if_feeds_use_two_clusters(sluice: Sluice, project: Path) -> None:
     (project / "feeds" / "other.yaml").write_text(
         FEED.replace(":9\n", ":10\n").replace("topics", "feed: other\ntopics")
     )
@@ -174,7 +176,7 @@ def test_kafka_cluster_must_be_unambiguous(sluice: Sluice, project: Path) -> Non
 # -- offsets show
 
 
-def test_show_predicts_the_next_commit_of_each_partition(landed: World, invoke: Invoke) -> None:
+def test_show_reports_position_and_lag_of_each_partition(landed: World, invoke: Invoke) -> None:
     result = invoke(offsets.show, "orders")
     assert result.code == 0
     assert by_partition(result.document, "stands") == {0: "at the frontier", 1: "at the frontier"}
@@ -194,7 +196,7 @@ def test_show_exits_like_the_commit_and_names_remedies(landed: World, invoke: In
     assert "sluice accept orders moved --adopt" in invoke(offsets.show, "orders").text
 
 
-def test_show_predicts_no_refusal_for_ranges_the_next_run_lands(landed: World, invoke: Invoke) -> None:
+def test_show_predicts_no_refusal_for_offsets_the_next_run_lands(landed: World, invoke: Invoke) -> None:
     landed.group.offsets[P0] = CommittedOffset(150)
     result = invoke(offsets.show, "orders")
     assert (result.code, by_partition(result.document, "stands")[0]) == (0, "moved by somebody")
@@ -204,7 +206,7 @@ def test_show_predicts_no_refusal_for_ranges_the_next_run_lands(landed: World, i
     assert invoke(offsets.show, "orders").code == 3
 
 
-def test_show_before_the_first_plan(world: World, invoke: Invoke) -> None:
+def test_show_names_feed_start_before_the_first_plan(world: World, invoke: Invoke) -> None:
     world.group.offsets[P0] = CommittedOffset(30)
     result = invoke(offsets.show, "orders")
     assert "not landed yet: the feed begins here" in result.text
@@ -212,7 +214,7 @@ def test_show_before_the_first_plan(world: World, invoke: Invoke) -> None:
     assert world.lake.files == {}
 
 
-def test_show_names_conflicting_members(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
+def test_show_names_members_that_block_the_commit(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
     groups.members[GROUP] = (member("loader", P0),)
     assert invoke(offsets.show, "orders").code == 0, "there is nothing to commit"
     landed.land_unrecorded()
@@ -224,7 +226,7 @@ def test_show_names_conflicting_members(landed: World, groups: MemoryGroups, inv
 # -- offsets reset
 
 
-def test_a_dry_run_changes_nothing(landed: World, invoke: Invoke) -> None:
+def test_reset_dry_run_changes_nothing(landed: World, invoke: Invoke) -> None:
     before, offsets_before = dict(landed.lake.files), dict(landed.group.offsets)
     result = invoke(offsets.reset, "orders", to_earliest=True, only=["orders:1"], dry_run=True)
     assert (result.code, result.document["applied"], result.document["entry"]) == (0, False, None)
@@ -236,7 +238,7 @@ def test_a_dry_run_changes_nothing(landed: World, invoke: Invoke) -> None:
     assert (landed.lake.files, landed.group.offsets) == (before, offsets_before)
 
 
-def test_a_reset_moves_and_is_recorded(landed: World, invoke: Invoke) -> None:
+def test_reset_moves_offsets_and_is_recorded(landed: World, invoke: Invoke) -> None:
     result = invoke(offsets.reset, "orders", shift=-10, yes=True, reason="ticket 7", text=False)
     assert (result.code, result.document["applied"]) == (0, True)
     entry = landed.open_ledger().entry(result.document["entry"])
@@ -248,14 +250,14 @@ def test_a_reset_moves_and_is_recorded(landed: World, invoke: Invoke) -> None:
     assert getattr(entry, "reason", None) == "sluice offsets reset to frontier"
 
 
-def test_without_a_terminal_a_reset_needs_yes(landed: World, invoke: Invoke) -> None:
+def test_reset_without_a_terminal_needs_yes(landed: World, invoke: Invoke) -> None:
     before = dict(landed.lake.files)
     with pytest.raises(UsageError, match=r"not confirmed: Move 2 offsets of group sluice-orders\?"):
         invoke(offsets.reset, "orders", shift=-10)
     assert (landed.lake.files, landed.group.offsets[P0].offset) == (before, 100)
 
 
-def test_offset_beyond_the_frontier_is_refused_in_a_dry_run(landed: World, invoke: Invoke) -> None:
+def test_reset_beyond_the_frontier_is_refused_even_in_a_dry_run(landed: World, invoke: Invoke) -> None:
     for how in ("dry_run", "yes"):
         result = invoke(offsets.reset, "orders", to_latest=True, **{how: True})
         assert (result.code, result.document["applied"]) == (3, False)
@@ -265,7 +267,7 @@ def test_offset_beyond_the_frontier_is_refused_in_a_dry_run(landed: World, invok
     assert landed.group.offsets[P0].offset == 100
 
 
-def test_to_a_time(landed: World, invoke: Invoke) -> None:
+def test_reset_accepts_times_windows_and_durations(landed: World, invoke: Invoke) -> None:
     result = invoke(offsets.reset, "orders", to_time="2024-05-01T01:00:00Z", dry_run=True)
     assert by_partition(result.document, "after") == {0: 25, 1: 25}
     window = invoke(offsets.reset, "orders", to_time="2024-05-01T01", dry_run=True)
@@ -274,14 +276,14 @@ def test_to_a_time(landed: World, invoke: Invoke) -> None:
     assert by_partition(ago.document, "note")[1] == "no record since: the end"
 
 
-def test_before_a_time(landed: World, invoke: Invoke) -> None:
+def test_offsets_before_a_time_are_listed(landed: World, invoke: Invoke) -> None:
     result = invoke(offsets_compare.before, "orders", "2024-05-01T01")
     assert by_partition(result.document, "offset") == {0: 25, 1: 25}
     late = invoke(offsets_compare.before, "orders", "2030-01-01T00", only=["orders:1"])
     assert by_partition(late.document, "note") == {1: "no record since: the end"}
 
 
-def test_a_diff_with_a_file_and_with_a_group(landed: World, invoke: Invoke, tmp_path: Path) -> None:
+def test_diff_compares_with_a_file_and_rejects_unknown_names(landed: World, invoke: Invoke, tmp_path: Path) -> None:
     file = tmp_path / "offsets.csv"
     invoke(offsets.export, "orders", file=file, text=False)
     same = invoke(offsets_compare.diff, "orders", str(file))
@@ -308,13 +310,13 @@ def test_a_diff_with_a_file_and_with_a_group(landed: World, invoke: Invoke, tmp_
         {"to_file": Path(".")},
     ],
 )
-def test_invalid_requests(landed: World, invoke: Invoke, options: dict[str, Any]) -> None:
+def test_invalid_reset_options_are_rejected(landed: World, invoke: Invoke, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         invoke(offsets.reset, "orders", yes=True, **options)
     assert landed.group.offsets[P0].offset == 100
 
 
-def test_a_recreated_topic_is_another_log(landed: World, invoke: Invoke) -> None:
+def test_recreated_topic_is_shown_as_another_log_and_reset_is_refused(landed: World, invoke: Invoke) -> None:
     landed.cluster.states[P0] = partition(topic_id="another")
     assert by_partition(invoke(offsets.show, "orders").document, "stands")[0] == "another log"
     with pytest.raises(IncarnationChanged):
@@ -322,7 +324,7 @@ def test_a_recreated_topic_is_another_log(landed: World, invoke: Invoke) -> None
     assert invoke(offsets.reset, "orders", to_earliest=True, only=["orders:1"], yes=True, text=False).code == 0
 
 
-def test_feed_without_commits_is_refused(landed: World, invoke: Invoke) -> None:
+def test_reset_of_a_feed_without_commits_mentions_the_commit_setting(landed: World, invoke: Invoke) -> None:
     path = landed.project.feeds_folder / "orders.yaml"
     path.write_text(path.read_text() + "commit: none\n")
     landed.group.offsets[P0] = CommittedOffset(3)
@@ -335,7 +337,7 @@ def test_feed_without_commits_is_refused(landed: World, invoke: Invoke) -> None:
 # -- export and import
 
 
-def test_export_and_import_round_trip(landed: World, invoke: Invoke, tmp_path: Path) -> None:
+def test_import_restores_exported_offsets(landed: World, invoke: Invoke, tmp_path: Path) -> None:
     landed.group.offsets[P1] = CommittedOffset(40)
     file = tmp_path / "offsets.csv"
     assert invoke(offsets.export, "orders").text == "orders,0,100\norders,1,40\n"
@@ -350,7 +352,7 @@ def test_export_and_import_round_trip(landed: World, invoke: Invoke, tmp_path: P
     assert by_partition(only.document, "after") == {1: 40}
 
 
-def test_feed_takes_over_offsets_of_another_consumer(
+def test_feed_starts_at_imported_offsets_of_another_consumer(
     world: World, groups: MemoryGroups, invoke: Invoke, tmp_path: Path
 ) -> None:
     groups.others["legacy"] = {P0: CommittedOffset(30), P1: CommittedOffset(70)}
@@ -376,7 +378,7 @@ def test_other_group_is_moved_without_an_entry_unless_a_feed_owns_it(
         invoke(offsets.reset, "orders", to_latest=True, group="legacy")
 
 
-def test_too_large_file(landed: World, invoke: Invoke, tmp_path: Path) -> None:
+def test_import_rejects_a_too_large_file(landed: World, invoke: Invoke, tmp_path: Path) -> None:
     file = tmp_path / "large.csv"
     with file.open("wb") as sparse:
         sparse.truncate((16 << 20) + 1)
@@ -384,7 +386,7 @@ def test_too_large_file(landed: World, invoke: Invoke, tmp_path: Path) -> None:
         invoke(offsets.import_, "orders", file)
 
 
-def test_spellings_of_numbers(sluice: Sluice, project: Path) -> None:
+def test_reset_accepts_signed_and_huge_numbers_and_rejects_text(sluice: Sluice, project: Path) -> None:
     for words in (["--shift", "-5"], ["--shift", "+5"], ["--to-offset", "9" * 40]):
         result = sluice("offsets", "reset", "orders", *words)
         assert (result.code, "no broker" in result.err or "refused" in result.err) == (1, True), result.err

@@ -89,7 +89,7 @@ def test_topic_without_json_and_empty_topic_get_a_raw_feed(
     assert sluice("feeds", "check", "--json").code == 0
 
 
-def test_existing_files_of_a_project_are_kept(empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice) -> None:
+def test_existing_content_of_project_files_is_kept(empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice) -> None:
     (empty / ".gitignore").write_text("*.log")
     (empty / "workspace.yaml").write_text("load_from: []\n")
     assert sluice("init", "--bootstrap", kafka.bootstrap, "--topic", orders).code == 0
@@ -106,7 +106,7 @@ def test_existing_dagster_project_gets_no_workspace_file(
     assert "dg scaffold defs sluice.dagster.FeedsComponent" in result.out
 
 
-def test_no_question_without_a_terminal_and_no_files_after_a_failure(
+def test_init_without_a_terminal_does_not_prompt_or_leave_files_on_error(
     empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Session, "compile", lambda session: pytest.fail("a minute of compiling before the error"))
@@ -128,7 +128,7 @@ def test_no_question_without_a_terminal_and_no_files_after_a_failure(
         assert list(empty.iterdir()) == []
 
 
-def test_feed_is_written_where_other_commands_read_it(
+def test_feed_is_written_to_the_feeds_folder_of_the_project(
     empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("--bootstrap", kafka.bootstrap, "--topic", orders, "--raw")
@@ -159,7 +159,7 @@ def make_odd_record(n: int) -> bytes:
     return (text.replace('"id": ', '"id": NaN, "x": ') if n % 50 == 7 else text).encode()
 
 
-def test_a_proposal_for_odd_records_lands_them(
+def test_proposed_feed_lands_odd_records(
     empty: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], sluice: Sluice
 ) -> None:
     topic = fresh_topic(partitions=1, name="odd")

@@ -31,25 +31,25 @@ def twice(world: World, invoke: Invoke) -> World:
     return world
 
 
-def test_audit_names_the_life_of_each_line(twice: World, invoke: Invoke) -> None:
+def test_audit_names_the_topic_id_of_each_line(twice: World, invoke: Invoke) -> None:
     result = invoke(audit.audit, "orders")
     for p in ("orders:0", "orders:1"):
         for life in (OLD, NEW):
             assert f"{p} (topic id {life[:8]})" in result.text
 
 
-def test_explain_names_the_life(twice: World, invoke: Invoke) -> None:
+def test_explain_names_searched_and_skipped_incarnations(twice: World, invoke: Invoke) -> None:
     result = invoke(explain.explain, "orders", "orders:0:7")
     assert result.document["topic_id"] == NEW
     assert f"(of topic id {NEW[:8]}; earlier lives are not searched: {OLD[:8]})" in " ".join(result.text.split())
 
 
-def test_status_distinguishes_an_unaccepted_life(world: World, invoke: Invoke) -> None:
+def test_status_omits_the_topic_id_of_a_single_incarnation(world: World, invoke: Invoke) -> None:
     world.run()
     assert "topic id" not in invoke(status.status, "orders").text
 
 
-def test_lives_are_named_only_where_there_are_several() -> None:
+def test_incarnations_are_named_only_if_a_partition_has_several() -> None:
     first, again, other = Key("orders", 0, OLD), Key("orders", 0, f"{OLD}#1"), Key("orders", 1, OLD)
     assert label_partitions([first, again, other]) == {
         first: "orders:0 (topic id 27YBcOdd)",

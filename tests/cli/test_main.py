@@ -40,7 +40,7 @@ def test_every_command_has_help_with_an_example_and_the_common_options(command: 
 
 
 @pytest.mark.parametrize("group", ["contract", "feeds", "groups", "kafka", "offsets", "quarantine", "schema", "table"])
-def test_the_help_of_a_group_has_examples(group: str, sluice: Sluice) -> None:
+def test_help_of_each_command_group_has_examples(group: str, sluice: Sluice) -> None:
     shown_help = sluice(group, "--help")
     assert (shown_help.code, f"  $ sluice {group} " in shown_help.out) == (0, True)
 
@@ -49,12 +49,12 @@ def test_the_help_of_a_group_has_examples(group: str, sluice: Sluice) -> None:
     ("command", "arguments"),
     [("plan", "FEED"), ("run", "[FEED...]"), ("groups watch", "[GROUP]"), ("completion", "bash|zsh|fish")],
 )
-def test_the_usage_names_arguments_as_they_are_typed(command: str, arguments: str, sluice: Sluice) -> None:
+def test_usage_names_arguments_as_typed(command: str, arguments: str, sluice: Sluice) -> None:
     output = sluice(*command.split(), "--help").out
     assert output.startswith(f"Usage: sluice {command} [OPTIONS] {arguments}\n")
 
 
-def test_an_option_of_a_group_is_a_field_of_its_dataclass() -> None:
+def test_grouped_options_are_fields_of_their_dataclass() -> None:
     from sluice.cli.app.invocation import build_arguments
     from sluice.cli.inspect.plan import plan
 
@@ -73,7 +73,7 @@ def test_open_window_has_a_separate_exit_code(command: list[str], sluice: Sluice
     assert "75 not yet" in sluice("--help").out.replace("\n", " ")
 
 
-def test_the_worst_exit_code_wins_and_not_yet_is_the_mildest() -> None:
+def test_worst_exit_code_wins_and_not_yet_has_lowest_priority() -> None:
     waiting, failed, refused = WindowHeld("held"), KafkaUnavailable("away"), GroupHeld("busy")
     assert [choose_exit_code(e) for e in ((), [waiting], [waiting, failed], [refused, waiting, failed])] == [
         0,
@@ -83,7 +83,7 @@ def test_the_worst_exit_code_wins_and_not_yet_is_the_mildest() -> None:
     ]
 
 
-def test_no_command_shows_the_help_and_is_a_usage_error(sluice: Sluice) -> None:
+def test_missing_command_shows_help_and_is_a_usage_error(sluice: Sluice) -> None:
     for arguments in ((), ("kafka",)):
         result = sluice(*arguments)
         assert result.code == 2
@@ -95,7 +95,9 @@ def test_no_command_shows_the_help_and_is_a_usage_error(sluice: Sluice) -> None:
     "arguments",
     [["nothing"], ["plan"], ["plan", "orders", "--nope"], ["peek", "orders:0:0", "-n", "x"], ["plan", "a", "b"]],
 )
-def test_wrong_usage_is_one_error_without_traceback(arguments: list[str], sluice: Sluice, project: Path) -> None:
+def test_wrong_usage_is_reported_as_one_error_without_traceback(
+    arguments: list[str], sluice: Sluice, project: Path
+) -> None:
     result = sluice(*arguments)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("error: ")
@@ -123,7 +125,7 @@ def test_wrong_usage_is_one_error_without_traceback(arguments: list[str], sluice
         ("offsets before orders yesterday", "write it with its zone, such as 2026-11-20T14:00:00Z"),
     ],
 )
-def test_usage_error_names_the_right_command(typed: str, advice: str, sluice: Sluice, project: Path) -> None:
+def test_usage_error_suggests_the_correct_command(typed: str, advice: str, sluice: Sluice, project: Path) -> None:
     answer = sluice(*typed.split())
     assert answer.code == 2
     assert advice in answer.err.partition("→")[2]
@@ -131,14 +133,16 @@ def test_usage_error_names_the_right_command(typed: str, advice: str, sluice: Sl
     assert "\\t" not in answer.err
 
 
-def test_an_error_is_one_json_document_as_well(sluice: Sluice, project: Path) -> None:
+def test_error_with_json_option_is_one_json_document(sluice: Sluice, project: Path) -> None:
     result = sluice("plan", "orders", "--json", "--nope")
     assert result.code == 2
     assert result.document["error"] == "UsageError"
     assert set(result.document) >= {"error", "message", "remedy"}
 
 
-def test_error_outside_a_project_has_a_remedy(sluice: Sluice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_outside_a_project_names_sluice_init(
+    sluice: Sluice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SLUICE_PROJECT", raising=False)
     monkeypatch.chdir(tmp_path)
     result = sluice("status", "--json")
@@ -148,7 +152,7 @@ def test_error_outside_a_project_has_a_remedy(sluice: Sluice, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("file", ["fleet.yaml", "notify.yaml"])
-def test_the_page_that_an_error_names_lists_the_keys_of_the_file(file: str, sluice: Sluice, project: Path) -> None:
+def test_docs_page_named_by_an_error_describes_the_file(file: str, sluice: Sluice, project: Path) -> None:
     (project / file).write_text("unknown: 1\nalso_unknown: 2\n")
     error = sluice("feeds", "check").err
     assert f"{file}:1:1: unknown: is unknown" in error
@@ -157,7 +161,9 @@ def test_the_page_that_an_error_names_lists_the_keys_of_the_file(file: str, slui
 
 
 @pytest.mark.parametrize("home", ["~/dagster", "dagster"])
-def test_dagster_home_is_the_same_from_any_folder(home: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dagster_home_is_expanded_to_an_absolute_path(
+    home: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(project))
     monkeypatch.setenv("DAGSTER_HOME", home)
     assert Project(project).dagster_home == project / "dagster"
@@ -169,7 +175,7 @@ def test_unknown_feed_error_lists_the_feeds(sluice: Sluice, project: Path) -> No
     assert "orders" in result.err
 
 
-def test_broken_feed_file_is_reported_and_stops_no_other(sluice: Sluice, project: Path) -> None:
+def test_invalid_feed_file_is_reported_and_does_not_stop_other_feeds(sluice: Sluice, project: Path) -> None:
     (project / "feeds" / "bad.yaml").write_text(FEED.replace("earliest", "sometime") + "kafca: 1\n")
     broken = sluice("plan", "bad")
     assert broken.code == 2
@@ -190,7 +196,7 @@ def test_broken_feed_file_is_reported_and_stops_no_other(sluice: Sluice, project
         assert "→ fix them; sluice docs feeds lists every key" in sluice(*command).out
 
 
-def test_check_warns_about_fields_that_old_folders_override(sluice: Sluice, project: Path) -> None:
+def test_feeds_check_warns_about_columns_named_like_folder_keys(sluice: Sluice, project: Path) -> None:
     path = project / "feeds" / "orders.yaml"
     path.write_text(FEED + "format: json\nschema: {id: int64, Date: date, minute: int32}\n")
     assert "folders" not in sluice("feeds", "check").out
@@ -212,7 +218,7 @@ def test_an_unreachable_broker_is_named(command: list[str], sluice: Sluice, proj
     assert "sluice kafka start" in result.document["remedy"]
 
 
-def test_sample_events_go_to_the_local_kafka_or_a_named_one(sluice: Sluice, project: Path) -> None:
+def test_sample_events_go_only_to_local_or_named_kafka(sluice: Sluice, project: Path) -> None:
     refused = sluice("produce", "orders", "-n", "500", "--json")
     assert (refused.code, refused.document["error"]) == (3, "NotLocal")
     assert "127.0.0.1:9" in refused.document["message"]
@@ -221,7 +227,7 @@ def test_sample_events_go_to_the_local_kafka_or_a_named_one(sluice: Sluice, proj
     assert (other.code, other.document["error"]) == (2, "UsageError")
 
 
-def test_status_shows_the_ledger_when_kafka_does_not_answer(sluice: Sluice, project: Path) -> None:
+def test_status_reports_ledger_when_kafka_does_not_answer(sluice: Sluice, project: Path) -> None:
     result = sluice("status", "--json")
     assert result.code == 1
     (feed,) = result.document["feeds"]
@@ -249,13 +255,15 @@ def test_audit_and_explain_need_no_kafka(sluice: Sluice, project: Path) -> None:
         (["peek", "orders:0"], "OFFSET"),
     ],
 )
-def test_misspelled_option_is_named(arguments: list[str], word: str, sluice: Sluice, project: Path) -> None:
+def test_invalid_argument_error_names_the_expected_form(
+    arguments: list[str], word: str, sluice: Sluice, project: Path
+) -> None:
     result = sluice(*arguments)
     assert result.code == 2
     assert word in result.err
 
 
-def test_peek_lists_invalid_feeds_if_none_reads_the_topic(sluice: Sluice, project: Path) -> None:
+def test_peek_lists_invalid_feeds_if_no_feed_reads_the_topic(sluice: Sluice, project: Path) -> None:
     (project / "feeds" / "payments.yaml").write_text(FEED.replace("orders", "payments") + "windows: {length: 1h}\n")
     result = sluice("peek", "payments:0:0")
     assert result.code == 2
@@ -266,7 +274,7 @@ def test_peek_lists_invalid_feeds_if_none_reads_the_topic(sluice: Sluice, projec
     assert "KafkaUnavailable" in sluice("peek", "orders:0:0", "--json").out
 
 
-def test_peek_does_not_choose_between_two_kafkas(sluice: Sluice, project: Path) -> None:
+def test_peek_requires_feed_option_if_feeds_use_two_clusters(sluice: Sluice, project: Path) -> None:
     other = FEED.replace("127.0.0.1:9", "127.0.0.1:10").replace("start", "group: other\nstart")
     (project / "feeds" / "another.yaml").write_text(other)
     answer = sluice("peek", "orders:0:0")
@@ -307,14 +315,14 @@ def test_refusal_exits_with_3_and_unexpected_error_with_1(
     assert traced == 2  # this app has no --debug; the real commands have
 
 
-def test_a_history_that_cannot_be_opened_names_the_folder(sluice: Sluice, project: Path) -> None:
+def test_error_for_unreadable_run_history_names_the_folder(sluice: Sluice, project: Path) -> None:
     (project / ".sluice" / "dagster" / "history" / "runs.db").mkdir(parents=True)
     answer = sluice("unstick")
     assert (answer.code, "Dagster's database does not answer" in answer.err) == (1, True)
     assert f"check that {project / '.sluice' / 'dagster'} may be written to" in answer.err
 
 
-def test_end_of_input_at_a_question_is_a_clear_error(project: Path) -> None:
+def test_end_of_input_at_a_prompt_exits_with_2(project: Path) -> None:
     keyboard, screen = os.openpty()
     (project / "feeds" / "orders.yaml").unlink()
     command = [str(Path(sys.executable).with_name("sluice")), "init"]
@@ -330,7 +338,7 @@ def test_end_of_input_at_a_question_is_a_clear_error(project: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_a_full_disk_below_stdout_is_an_error_without_a_traceback(options: list[str], project: Path) -> None:
+def test_full_disk_under_stdout_is_an_error_without_traceback(options: list[str], project: Path) -> None:
     command = [str(Path(sys.executable).with_name("sluice")), "feeds", "list", *options]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, cwd=project, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -343,7 +351,7 @@ def test_light_commands_load_no_heavy_library() -> None:
     assert not loaded & {"dagster", "pyspark", "numba", "pyarrow", "kafka", "duckdb", "pandas", "boto3", "pydantic"}
 
 
-def test_commands_about_feeds_do_not_import_record_modules() -> None:
+def test_status_and_feed_modules_load_no_heavy_library() -> None:
     loaded = _list_modules(
         "sluice.resources.open_ports, sluice.assets.specs.feed_files, sluice.cli.daily.status, "
         "sluice.pipelines.batch.survey"
@@ -360,7 +368,7 @@ def _list_modules(modules: str) -> set[str]:
 @pytest.mark.parametrize(
     ("number", "code", "says"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "terminated\n")]
 )
-def test_a_signal_ends_it_with_one_line(number: signal.Signals, code: int, says: str, project: Path) -> None:
+def test_signal_ends_the_command_with_one_line(number: signal.Signals, code: int, says: str, project: Path) -> None:
     (project / "feeds" / "orders.yaml").write_text(FEED.replace("300", "60000"))
     script = "import sys; from sluice.cli.entry import main; print('up', flush=True); sys.exit(main())"
     with subprocess.Popen(
@@ -385,7 +393,7 @@ def test_version_is_shown(sluice: Sluice) -> None:
     assert (result.code, result.out.startswith(f"sluice {__version__} (Python 3.")) == (0, True)
 
 
-def test_json_logs_are_lines_and_an_unknown_format_is_a_usage_error(project: Path) -> None:
+def test_json_log_is_one_line_and_unknown_format_is_a_usage_error(project: Path) -> None:
     command = [str(Path(sys.executable).with_name("sluice")), "status", "nope", "--log-format"]
     done = subprocess.run([*command, "json"], cwd=project, capture_output=True, text=True, check=False)
     (line,) = map(json.loads, done.stderr.splitlines())
@@ -403,14 +411,14 @@ def test_missing_feed_error_suggests_similar_names(project: Path, sluice: Sluice
     assert "sluice feeds list shows the 21 feeds here" in sluice("status", "nope").err
 
 
-def test_audit_before_the_first_landing(project: Path, sluice: Sluice) -> None:
+def test_audit_before_the_first_landing_reports_nothing_landed(project: Path, sluice: Sluice) -> None:
     result = sluice("audit", "orders")
     assert result.code == 0
     assert "nothing has landed" in result.out
     assert "frontier" not in result.out, "no table without a row"
 
 
-def test_invalid_value_error_names_the_option(project: Path, sluice: Sluice) -> None:
+def test_invalid_values_are_explained_in_terms_of_the_command(project: Path, sluice: Sluice) -> None:
     missing = "error: airflow is not installed\n  → pip install 'kafka-sluice[airflow]'"
     assert sluice("demo", "--airflow").err.startswith(missing)
     assert sluice("demo", "--table", "foo").err.startswith("error: Invalid value for '--table': 'foo' is not one of")
@@ -430,7 +438,7 @@ with session.open_ports(session.feed("orders")) as ports, ports.liveness.send_he
 """
 
 
-def test_active_run_stops_no_command_without_dagster(project: Path) -> None:
+def test_active_run_is_judged_alive_without_dagster(project: Path) -> None:
     """As with Airflow: `status`, `compact` and others check if the owners of live batches are alive."""
     done = subprocess.run([sys.executable, "-c", _ALIVE], cwd=project, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "alive", done.stderr

@@ -44,7 +44,7 @@ def parse_figures(text: str) -> Figures:
     return figures
 
 
-def test_names_follow_prometheus_conventions() -> None:
+def test_metric_names_follow_prometheus_conventions() -> None:
     for name, family in FAMILIES.items():
         assert re.fullmatch(r"sluice_[a-z][a-z_]*", name)
         assert name.endswith("_total") == (family.kind is MetricKind.COUNTER)
@@ -53,7 +53,7 @@ def test_names_follow_prometheus_conventions() -> None:
         assert len({*family.labels}) == len(family.labels)
 
 
-def test_metrics_of_a_feed(world: World, invoke: Invoke) -> None:
+def test_metrics_report_lag_windows_and_batches_of_a_feed(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
     figures = parse_figures(invoke(metrics.metrics).text)
     assert figures["sluice_up"] == {("orders",): 1}
@@ -73,7 +73,7 @@ def test_metrics_of_a_feed(world: World, invoke: Invoke) -> None:
     assert "sluice_retention_left_seconds" not in figures
 
 
-def test_every_metric_of_a_document_has_named_labels(world: World, invoke: Invoke) -> None:
+def test_metrics_in_json_have_named_labels(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
     document = invoke(metrics.metrics, text=False).document
     (up,) = [f for f in document["figures"] if f["name"] == "sluice_up"]
@@ -81,7 +81,7 @@ def test_every_metric_of_a_document_has_named_labels(world: World, invoke: Invok
     assert SECRET not in json.dumps(document)
 
 
-def test_records_that_kafka_will_delete_or_deleted(world: World, invoke: Invoke) -> None:
+def test_offsets_at_risk_and_lost_offsets_are_exported(world: World, invoke: Invoke) -> None:
     world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
     world.land_unrecorded(in_hour(0))
     figures = parse_figures(invoke(metrics.metrics).text)
@@ -100,7 +100,7 @@ def test_runs_are_counted_by_error(world: World, invoke: Invoke) -> None:
     assert runs == {("orders", "success", ""): 1, ("orders", "failure", type(outcome.error).__name__): 1}
 
 
-def test_feed_with_unreachable_kafka_is_down_and_others_are_exported(project: Path, sluice: Sluice) -> None:
+def test_feed_with_unreachable_kafka_is_down_and_metrics_are_exported(project: Path, sluice: Sluice) -> None:
     (project / "feeds" / "broken.yaml").write_text("topics: [")
     result = sluice("metrics")
     assert result.code == 0, result.err
@@ -109,7 +109,7 @@ def test_feed_with_unreachable_kafka_is_down_and_others_are_exported(project: Pa
     assert figures["sluice_broken_feed_files"] == {(): 1}
 
 
-def test_an_instance_that_lacks_a_variable_is_reported_and_the_rest_is_exported(project: Path, sluice: Sluice) -> None:
+def test_unset_variable_in_dagster_yaml_is_reported_and_metrics_are_exported(project: Path, sluice: Sluice) -> None:
     home = project / ".sluice" / "dagster"
     home.mkdir(parents=True)
     (home / "dagster.yaml").write_text("storage:\n  sqlite:\n    base_dir: {env: SLUICE_NOT_SET}\n")
@@ -119,7 +119,7 @@ def test_an_instance_that_lacks_a_variable_is_reported_and_the_rest_is_exported(
     assert parse_figures(output.out)["sluice_up"] == {("orders",): 0}
 
 
-def test_file_is_replaced_atomically(project: Path, sluice: Sluice) -> None:
+def test_metrics_file_is_replaced_without_leftovers(project: Path, sluice: Sluice) -> None:
     path = project / "sluice.prom"
     path.write_text("old")
     result = sluice("metrics", "--output", str(path))
@@ -158,7 +158,7 @@ def gateway(logins: list[str | None]) -> Iterator[tuple[str, list[tuple[str, str
     server.server_close()
 
 
-def test_push_gateway_gets_the_metrics(
+def test_metrics_are_pushed_to_the_gateway(
     project: Path, sluice: Sluice, gateway: tuple[str, list[tuple[str, str, str]]]
 ) -> None:
     address, requests = gateway
@@ -175,7 +175,7 @@ def test_unreachable_gateway_is_an_error(project: Path, sluice: Sluice) -> None:
     assert "Traceback" not in result.err
 
 
-def test_gateway_credentials_are_in_the_environment(
+def test_gateway_credentials_are_read_from_the_environment(
     project: Path,
     sluice: Sluice,
     gateway: tuple[str, list[tuple[str, str, str]]],
@@ -212,7 +212,7 @@ def test_secret_in_the_gateway_address_is_refused_and_not_shown(
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:shop", "http://127.0.0.1/a b", "http://[::1"])
-def test_invalid_address_is_an_error(project: Path, sluice: Sluice, address: str) -> None:
+def test_invalid_gateway_address_is_an_error(project: Path, sluice: Sluice, address: str) -> None:
     result = sluice("metrics", "--push", address)
     assert result.code == 1
     assert "did not take the figures" in " ".join(result.err.split())
@@ -222,7 +222,7 @@ def test_server_and_file_together_are_a_usage_error(project: Path, sluice: Sluic
     assert sluice("metrics", "--serve", "--output", "x").code == 2
 
 
-def test_server_runs_on_loopback_until_interrupted(project: Path) -> None:
+def test_server_listens_on_loopback_until_interrupted(project: Path) -> None:
     port, sluice = free_port(), Path(sys.executable).with_name("sluice")
     command = [str(sluice), "metrics", "--serve", "--port", str(port), "--json"]
     served = subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
@@ -243,7 +243,7 @@ def test_server_runs_on_loopback_until_interrupted(project: Path) -> None:
 # -- documentation, dashboard and alert rules
 
 
-def test_page_names_every_metric_of_the_code() -> None:
+def test_docs_page_lists_every_metric_of_the_code() -> None:
     rows = re.findall(r"^\| `(sluice_\w+)` \| (.*?) \| (.*?) \|$", (ROOT / "docs/metrics.md").read_text(), re.M)
     assert rows == [(f.name, ", ".join(f.labels), f.help.rstrip(".")) for f in FAMILIES.values()]
 
@@ -263,7 +263,7 @@ def list_queries() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("query", list(list_queries()))
-def test_queries_use_existing_metrics(query: str) -> None:
+def test_queries_use_existing_metrics_and_labels(query: str) -> None:
     names = re.findall(r"\bsluice_\w+", query)
     assert names
     for name, labels in re.findall(r"\b(sluice_\w+)(?:\{([^}]*)\})?", query):
@@ -274,7 +274,7 @@ def test_queries_use_existing_metrics(query: str) -> None:
         assert {label.strip() for label in by.split(",")} <= allowed
 
 
-def test_every_alert_has_a_remedy() -> None:
+def test_every_alert_has_severity_summary_and_remedy() -> None:
     rules = yaml.safe_load((ROOT / "infra/prometheus/alerts.yaml").read_text())
     for rule in (r for g in rules["groups"] for r in g["rules"]):
         assert rule["labels"]["severity"] in ("warning", "critical")

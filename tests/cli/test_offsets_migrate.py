@@ -25,7 +25,7 @@ def old(world: World) -> MemoryGroup:
     return group
 
 
-def test_dry_run_shows_each_partition_and_the_command_moves_missing_offsets(
+def test_dry_run_shows_each_partition_and_migration_moves_missing_offsets(
     world: World, old: MemoryGroup, invoke: Invoke
 ) -> None:
     world.group.offsets[P1] = CommittedOffset(100)
@@ -59,7 +59,7 @@ def test_refusal_exits_with_3_and_moves_nothing(
     assert (one.code, world.group.offsets) == (0, {P1: CommittedOffset(100)})
 
 
-def test_a_store_that_does_not_exist(world: World, old: MemoryGroup, invoke: Invoke) -> None:
+def test_unknown_target_store_is_rejected(world: World, old: MemoryGroup, invoke: Invoke) -> None:
     with pytest.raises(UsageError, match="no store 'redis'"):
         invoke(offsets_migrate.migrate, "orders", into="redis")
 
@@ -71,7 +71,7 @@ def test_migration_without_a_terminal_needs_yes(world: World, old: MemoryGroup, 
 
 
 @pytest.mark.parametrize(("answer", "moved"), [("y\n", 2), ("n\n", 0)])
-def test_migration_on_a_terminal_asks_once_and_prints_one_table(
+def test_migration_on_a_terminal_prompts_once_and_prints_one_table(
     world: World,
     old: MemoryGroup,
     groups: MemoryGroups,
@@ -92,7 +92,7 @@ def test_migration_on_a_terminal_asks_once_and_prints_one_table(
     assert len(world.group.offsets) == moved
 
 
-def test_feed_without_a_zookeeper_address(world: World) -> None:
+def test_feed_without_a_zookeeper_address_is_rejected(world: World) -> None:
     from sluice.resources.open_ports import open_stores
     from tests.assets.world import FEED
 

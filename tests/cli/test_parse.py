@@ -16,7 +16,9 @@ numbers = st.integers(0, 10**17)
 
 
 @given(topics, st.integers(0, 10**8), numbers, numbers)
-def test_printed_values_round_trip(topic: str, partition: int, start: int, end: int) -> None:
+def test_printed_partitions_ranges_and_records_are_parsed_back(
+    topic: str, partition: int, start: int, end: int
+) -> None:
     tp = TopicPartition(topic, partition)
     assert parsing.parse_partition(str(tp)) == tp
     assert parsing.parse_offset_range(f"{tp}:{start}-{end}") == AskedRange(topic, partition, start, end)
@@ -39,7 +41,7 @@ def test_printed_values_round_trip(topic: str, partition: int, start: int, end: 
         "orders:٣",
     ],
 )
-def test_other_text_is_refused_with_the_expected_form(text: str) -> None:
+def test_invalid_text_is_refused_with_the_expected_form(text: str) -> None:
     for read in (parsing.parse_partition, parsing.parse_offset_range, parsing.parse_record):
         with pytest.raises(UsageError) as caught:
             read(text)

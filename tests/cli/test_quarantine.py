@@ -76,7 +76,7 @@ def _format_feed(schema: dict[str, str]) -> str:
 # -- list and show
 
 
-def test_quarantined_records_by_reason_and_window(landed: World, invoke: Invoke) -> None:
+def test_list_counts_quarantined_records_by_reason_and_window(landed: World, invoke: Invoke) -> None:
     result = invoke(quarantine.list_, "orders")
     assert (result.code, result.document["records"]) == (0, 42)
     first = result.document["held"][0]
@@ -107,7 +107,7 @@ def test_records_are_shown_without_terminal_escapes(landed: World, invoke: Invok
     assert row["headers"] == [{"key": "h", "value": base64.b64encode(b"7").decode()}]
 
 
-def test_requested_number_of_samples(landed: World, invoke: Invoke) -> None:
+def test_show_returns_the_requested_number_of_samples(landed: World, invoke: Invoke) -> None:
     result = invoke(quarantine.show, "orders", field=["amount"], number=3)
     assert [r["offset"] for r in result.document["records"]] == [0, 5, 10]
     assert "amount: out_of_range: too large for int32" in result.text
@@ -119,7 +119,7 @@ def test_requested_number_of_samples(landed: World, invoke: Invoke) -> None:
 # -- replay
 
 
-def test_dry_run_lists_records_to_land_and_changes_nothing(landed: World, invoke: Invoke) -> None:
+def test_replay_dry_run_counts_records_to_land_and_changes_nothing(landed: World, invoke: Invoke) -> None:
     before = dict(landed.lake.files)
     result = invoke(quarantine.replay, "orders", dry_run=True)
     assert landed.lake.files == before
@@ -129,7 +129,7 @@ def test_dry_run_lists_records_to_land_and_changes_nothing(landed: World, invoke
     assert "Reasons of records that still do not fit" in result.text
 
 
-def test_replayed_records_are_reported_to_dagster_and_the_account_balances(landed: World, invoke: Invoke) -> None:
+def test_replayed_records_are_reported_to_dagster_and_the_audit_passes(landed: World, invoke: Invoke) -> None:
     with open_instance(landed.project) as instance:
         before = list_versions(instance, landed_key("orders"), f"{DAY}T01:00")
     result = invoke(quarantine.replay, "orders", window=[f"{DAY}T01"], text=False)
@@ -165,7 +165,9 @@ def test_a_replay_needs_no_dagster(landed: World, invoke: Invoke, monkeypatch: p
     assert (replay.code, replay.document["landed"]) == (0, 10)
 
 
-def test_replay_summary_on_a_terminal(landed: World, invoke: Invoke, capfd: pytest.CaptureFixture[str]) -> None:
+def test_replay_prints_fixed_records_and_errors_of_the_fix(
+    landed: World, invoke: Invoke, capfd: pytest.CaptureFixture[str]
+) -> None:
     from sluice.cli.terminal.output import CommandOutput
     from tests.cli.conftest import WorldSession, run_body
 
@@ -178,7 +180,7 @@ def test_replay_summary_on_a_terminal(landed: World, invoke: Invoke, capfd: pyte
     assert "ZeroDivisionError at fixes.py:3" in out
 
 
-def test_skipped_ranges_are_named_and_exit_with_a_refusal(landed: World, invoke: Invoke) -> None:
+def test_replay_names_skipped_ranges_and_exits_with_3(landed: World, invoke: Invoke) -> None:
     (landed.project.feeds_folder / "orders.yaml").write_text(_format_feed({"id": "int64 not null"}))
     result = invoke(quarantine.replay, "orders", dry_run=True)
     assert (result.code, len(result.document["unfit"])) == (3, 8)

@@ -27,7 +27,7 @@ ROW = pa.table(
 )
 
 
-def test_a_typed_row_is_json() -> None:
+def test_typed_row_is_serialized_as_json() -> None:
     fields = typed_fields(ROW)
     assert json.loads(json.dumps(fields)) == {
         "amount": "1.20",
@@ -54,7 +54,7 @@ def test_a_typed_row_is_json() -> None:
         (18_262, pa.date32(), "2020-01-01"),
     ],
 )
-def test_time_out_of_range_is_shown_as_its_number(number: int, kind: pa.DataType, text: str) -> None:
+def test_time_out_of_range_is_shown_as_a_number(number: int, kind: pa.DataType, text: str) -> None:
     (cell,) = pa.array([number], pa.int64() if pa.types.is_timestamp(kind) else pa.int32()).cast(kind)
     assert time_text(cell) == text
 

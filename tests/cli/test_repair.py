@@ -53,7 +53,7 @@ def leave_batch(world: World, run: str) -> int:
     return world.state().live()[0].id
 
 
-def test_unstick_ends_dead_runs_names_their_remains_and_keeps_live_ones(world: World, invoke: Invoke) -> None:
+def test_unstick_ends_dead_runs_names_their_batches_and_keeps_live_runs(world: World, invoke: Invoke) -> None:
     dead, alive = begin_run(world, killed=True), begin_run(world, killed=False)
     batch = leave_batch(world, dead)
     with holding(prepare_home(world.project), alive):
@@ -76,7 +76,7 @@ def test_unstick_ends_dead_runs_names_their_remains_and_keeps_live_ones(world: W
     assert "no dead runs" in again.text
 
 
-def test_unstick_forces_one_run_only_by_name(world: World, invoke: Invoke) -> None:
+def test_unstick_forces_only_a_named_run(world: World, invoke: Invoke) -> None:
     alive, unknown = begin_run(world, killed=False), begin_run(world, killed=False)
     with holding(prepare_home(world.project), alive):
         with pytest.raises(Refused, match="is alive: its process holds its lock"):
@@ -94,7 +94,7 @@ def test_unstick_forces_one_run_only_by_name(world: World, invoke: Invoke) -> No
         invoke(unstick, force=True)
 
 
-def test_repair_lists_each_step_and_then_reports_nothing_to_do(world: World, invoke: Invoke) -> None:
+def test_repair_reports_each_fix_and_then_nothing_to_repair(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
     world.lake.remove(paths.window_path("orders", at_hour(0), 3_600_000))
     world.lake.files["data/orders/mine.parquet"] = b"?"
@@ -144,7 +144,7 @@ def test_repair_abandons_only_dead_batches(world: World, invoke: Invoke) -> None
         invoke(repair, "orders", abandon=[99])
 
 
-def test_missing_files_cannot_be_repaired(world: World, invoke: Invoke) -> None:
+def test_repair_reports_missing_files_with_a_remedy(world: World, invoke: Invoke) -> None:
     world.run(in_hour(0))
     file = next(p for p in world.lake.files if p.startswith("data/"))
     world.lake.remove(file)
@@ -154,12 +154,12 @@ def test_missing_files_cannot_be_repaired(world: World, invoke: Invoke) -> None:
     assert "sluice run orders --window 2024-05-01T00:00 --replace" in result.text
 
 
-def test_suggested_commands_exist(project: object, sluice: Sluice) -> None:
+def test_repair_and_unstick_run_from_the_command_line(project: object, sluice: Sluice) -> None:
     assert sluice("repair", "--json").document["feeds"] == [{"feed": "orders", "found": []}]
     assert sluice("unstick", "--json").document["ended"] == []
 
 
-def test_prune_lists_and_removes_logs(world: World, invoke: Invoke) -> None:
+def test_prune_previews_and_removes_logs_of_ended_runs(world: World, invoke: Invoke) -> None:
     world.run(in_hour(0))
     assert "no run that ended before" in invoke(prune).text
     dry = invoke(prune, older="0s", dry_run=True)

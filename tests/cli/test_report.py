@@ -12,7 +12,7 @@ from tests.assets.world import World, in_hour
 from tests.cli.conftest import Invoke
 
 
-def test_report_of_the_newest_batch_and_of_another(world: World, invoke: Invoke, tmp_path: Path) -> None:
+def test_report_is_built_for_the_newest_or_a_given_batch(world: World, invoke: Invoke, tmp_path: Path) -> None:
     world.land_unrecorded(in_hour(0))
     world.bury()
     world.land_unrecorded(in_hour(1))
@@ -36,7 +36,7 @@ def test_report_of_the_newest_batch_and_of_another(world: World, invoke: Invoke,
     assert invoke(report.report, "orders", batch=first).document["batch"] == first
 
 
-def test_missing_batches(world: World, invoke: Invoke) -> None:
+def test_report_of_a_missing_batch_is_rejected(world: World, invoke: Invoke) -> None:
     with pytest.raises(UsageError, match="no batch yet"):
         invoke(report.report, "orders")
     with pytest.raises(UsageError, match="no batch 99"):

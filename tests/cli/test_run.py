@@ -24,7 +24,7 @@ OTHERS = [Member("m", "console", "/10.0.0.1")]
 Once = Callable[..., tuple[str, dict[str, Any]]]
 
 
-def test_run_within_another_command_counts_only_itself(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_within_another_command_counts_only_its_own_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo spends a minute on a Kafka and events before its run."""
     monkeypatch.setattr(run.process, "age", lambda: 60.0)
     monkeypatch.delitem(sys.modules, "sluice.assets.execution")
@@ -62,7 +62,7 @@ def test_refused_partition_does_not_hide_the_commit(world: World, once: Once) ->
     assert document["committed"]["offsets"][0] == {"topic": "orders", "partition": 0, "before": None, "after": 100}
 
 
-def test_failed_commit_is_reported_with_the_failed_ranges(world: World, once: Once) -> None:
+def test_failed_commit_is_reported_along_with_failed_ranges(world: World, once: Once) -> None:
     world.engine.failing = {P1}
     world.group.others = OTHERS
     text, document = once()
@@ -81,7 +81,7 @@ def test_run_that_lands_nothing_reports_its_commit(world: World, once: Once, inv
     assert "committed" not in text
 
 
-def test_run_and_plan_report_offsets_blocked_by_a_transaction(world: World, once: Once, invoke: Invoke) -> None:
+def test_run_and_plan_report_offsets_blocked_by_an_open_transaction(world: World, once: Once, invoke: Invoke) -> None:
     world.cluster.hold(P1, 60)
     world.cluster.open[P1] = OpenTransaction(60, 77, 3, last_written=at_hour(6), name="billing-7")
     for first in (True, False):

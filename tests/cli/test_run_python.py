@@ -27,7 +27,7 @@ _LISTING = (
 
 
 @pytest.mark.slow
-def test_run_without_dagster_does_not_import_it(project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
+def test_run_without_dagster_does_not_import_dagster(project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
     topic = f"orders-{secrets.token_hex(4)}"
     (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka=kafka.bootstrap, topic=topic))
     there = ("--bootstrap", kafka.bootstrap, "--create", "--partitions", "2", "--seed", "7", "--json")
@@ -60,7 +60,7 @@ def test_run_without_dagster_does_not_import_it(project: Path, kafka: LocalKafka
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_two_runs_without_dagster_and_an_audit(project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
+def test_runs_without_dagster_land_records_and_pass_the_audit(project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
     topic = f"orders-{secrets.token_hex(4)}"
     (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka=kafka.bootstrap, topic=topic))
     there = ("--bootstrap", kafka.bootstrap, "--create", "--partitions", "2", "--seed", "7", "--json")

@@ -33,7 +33,7 @@ def write_feed(project: Path, format_: str) -> Path:
 
 
 @pytest.mark.parametrize("format_", sorted(FORMATS))
-def test_unregistered_schema(project: Path, sluice: Sluice, format_: str) -> None:
+def test_schema_diff_accepts_an_unregistered_schema_file(project: Path, sluice: Sluice, format_: str) -> None:
     file = write_feed(project, format_)
     ran: Any = sluice("schema", "diff", "orders", "--file", str(file), "--json")
     document = json.loads(ran.out)
@@ -43,7 +43,9 @@ def test_unregistered_schema(project: Path, sluice: Sluice, format_: str) -> Non
 
 
 @pytest.mark.parametrize(("text", "message"), [("message", "makes no columns: "), (None, "cannot be read")])
-def test_invalid_file_is_reported(project: Path, sluice: Sluice, text: str | None, message: str) -> None:
+def test_invalid_or_missing_schema_file_is_reported(
+    project: Path, sluice: Sluice, text: str | None, message: str
+) -> None:
     file = write_feed(project, "protobuf")
     file.write_text(text) if text else file.unlink()
     ran: Any = sluice("schema", "diff", "orders", "--file", str(file))
@@ -51,7 +53,7 @@ def test_invalid_file_is_reported(project: Path, sluice: Sluice, text: str | Non
     assert message in ran.err
 
 
-def test_empty_registry_section_uses_the_registry_of_the_project(
+def test_empty_registry_section_takes_its_url_from_the_environment(
     project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `sluice demo` writes it. Without the section, records would have been read as if they named no schema."""

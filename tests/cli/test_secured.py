@@ -27,7 +27,7 @@ def ours(project: Path) -> Iterator[Path]:
 
 
 @pytest.mark.kafka
-def test_no_right_is_granted_by_default(ours: Path, sluice: Sluice) -> None:
+def test_rights_are_missing_until_granted_and_certificates_are_renewed(ours: Path, sluice: Sluice) -> None:
     assert sluice("kafka", "grant", "orders", "--json").code == 2
     result = sluice("kafka", "start", "--secure")
     assert result.code == 0, result.err
@@ -51,7 +51,7 @@ def test_no_right_is_granted_by_default(ours: Path, sluice: Sluice) -> None:
 
 
 @pytest.mark.kafka
-def test_plain_cluster_starts_without_feeds_and_has_no_rights_or_certificates(ours: Path, sluice: Sluice) -> None:
+def test_unsecured_kafka_starts_without_feeds_and_refuses_grant_and_renew(ours: Path, sluice: Sluice) -> None:
     (ours / "feeds").rename(ours / "later")
     assert sluice("kafka", "status", "--json").code == 1
     assert sluice("kafka", "start").code == 0
@@ -65,7 +65,7 @@ def test_plain_cluster_starts_without_feeds_and_has_no_rights_or_certificates(ou
 
 @pytest.mark.soak
 @pytest.mark.kafka
-def test_the_demo_with_the_least_rights(tmp_path: Path) -> None:
+def test_secured_demo_passes_with_the_least_rights(tmp_path: Path) -> None:
     command = [*SLUICE, "demo", "--secure", "--records", "20000", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr

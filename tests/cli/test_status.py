@@ -20,7 +20,7 @@ from tests.cli.conftest import Invoke
 DAY = 24 * HOUR
 
 
-def test_lag_in_time_rates_and_eta(world: World, invoke: Invoke) -> None:
+def test_status_reports_lag_in_time_rates_and_catch_up_time(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
     result = invoke(status.status, "orders")
     (feed,) = result.document["feeds"]
@@ -36,7 +36,7 @@ def test_lag_in_time_rates_and_eta(world: World, invoke: Invoke) -> None:
     assert "5 h" in invoke(status.status).text
 
 
-def test_hidden_settings_are_reported_with_the_granting_command(world: World, invoke: Invoke) -> None:
+def test_unreadable_topic_settings_are_reported_with_the_grant_command(world: World, invoke: Invoke) -> None:
     world.cluster.settings = Configs(denied=("orders",))
     result = invoke(status.status, "orders")
     assert result.document["feeds"][0]["outlook"]["settings_denied"] == ["orders"]
@@ -82,7 +82,7 @@ def test_production_faster_than_landing_is_reported(world: World, invoke: Invoke
     assert "never, at these rates" in result.text
 
 
-def test_transaction_blocks_records(world: World, invoke: Invoke) -> None:
+def test_records_blocked_by_a_transaction_are_reported(world: World, invoke: Invoke) -> None:
     world.land_unrecorded()
     world.grow(1, 130)
     world.cluster.hold(P1, 100)
@@ -107,7 +107,7 @@ def test_transaction_blocks_records(world: World, invoke: Invoke) -> None:
     assert "held back" in invoke(status.status).text
 
 
-def test_live_batch_shows_the_last_heartbeat_of_its_owner(world: World, invoke: Invoke) -> None:
+def test_live_batch_shows_the_last_heartbeat_of_the_owner(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
     who = replace(owner(run="run-123456789"), pid=77)
     plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_build_range(),)),))
@@ -183,7 +183,7 @@ def _build_range() -> OffsetRange:
     return OffsetRange("orders", 0, "id-1", 30, 40)
 
 
-def test_expiring_transactional_id_is_reported_without_action(world: World, invoke: Invoke) -> None:
+def test_expiring_committed_offsets_are_reported_with_nothing_to_do(world: World, invoke: Invoke) -> None:
     broker = BrokerConfig(offsets_retention=12 * HOUR, transactional_id_expiration=7 * DAY)
     world.cluster.settings = Configs({"orders": TopicConfig(compacts=True)}, broker)
     world.run()

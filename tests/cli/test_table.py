@@ -29,7 +29,7 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
     return world
 
 
-def test_table_is_synced_shown_and_compared(world: World, invoke: Invoke) -> None:
+def test_table_is_synced_reported_and_compared(world: World, invoke: Invoke) -> None:
     result = invoke(table.status, "orders")
     assert (result.document["exists"], result.code) == (False, 0)
     world.land_unrecorded()
@@ -68,7 +68,7 @@ def test_quarantine_has_a_table_if_configured(world: World, invoke: Invoke) -> N
     assert invoke(audit.audit, "orders", of_table=True, text=False).code == 0
 
 
-def test_run_reports_that_the_table_is_behind(world: World, invoke: Invoke) -> None:
+def test_run_reports_that_the_table_is_not_up_to_date(world: World, invoke: Invoke) -> None:
     (world.project.root / ".sluice").mkdir(exist_ok=True)
     (world.project.root / ".sluice" / "catalog.db").write_bytes(b"no database")
     for names in (["orders"], ["orders", "other"]):
@@ -87,7 +87,7 @@ def test_a_table_that_is_behind_fails_its_check(world: World, invoke: Invoke) ->
     assert invoke(table.check, "orders").code == 0
 
 
-def test_repair_rewrites_old_files_that_spark_misreads(
+def test_table_repair_rewrites_old_files_that_spark_misreads(
     world: World, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
@@ -106,7 +106,7 @@ def test_repair_rewrites_old_files_that_spark_misreads(
     assert invoke(audit.audit, "orders", of_table=True, text=False).code == 0
 
 
-def test_table_with_foreign_rows(world: World, invoke: Invoke) -> None:
+def test_foreign_rows_in_a_table_are_reported_and_repaired(world: World, invoke: Invoke) -> None:
     world.land_unrecorded()
     invoke(table.sync, "orders", text=False)
     uri = f"sqlite:///{world.project.root}/.sluice/catalog.db"
@@ -129,7 +129,7 @@ def test_table_with_foreign_rows(world: World, invoke: Invoke) -> None:
     assert (result.document["trusted"], "all landed rows are in it" in result.text) == (True, True)
 
 
-def test_files_listed_twice_by_another_writer_are_named(world: World, invoke: Invoke) -> None:
+def test_files_added_twice_by_another_writer_are_reported(world: World, invoke: Invoke) -> None:
     world.run()
     invoke(table.sync, "orders")
     uri = f"sqlite:///{world.project.root}/.sluice/catalog.db"
@@ -141,7 +141,7 @@ def test_files_listed_twice_by_another_writer_are_named(world: World, invoke: In
     assert f"{2 * file.record_count} rows, not {file.record_count}" in " ".join(checked.text.split())
 
 
-def test_rolled_back_table_lacks_listed_files(world: World, invoke: Invoke) -> None:
+def test_files_removed_by_another_writer_are_reported_as_missing(world: World, invoke: Invoke) -> None:
     """The rollback keeps the table's mark, so that only a comparison of its files finds it."""
     world.land_unrecorded()
     invoke(table.sync, "orders", text=False)

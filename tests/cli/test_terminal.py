@@ -59,7 +59,7 @@ def test_log_lines_of_libraries_have_no_terminal_escapes() -> None:
     assert Harmless("%(name)s %(message)s").format(record) == "kafka member \\x1b[2Jé"
 
 
-def test_refusal_is_distinguished_from_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
+def test_refusal_is_printed_as_refused_and_not_as_error(capfd: pytest.CaptureFixture[str]) -> None:
     CommandOutput().fail(Refused("two\nlines", remedy="wait"))
     assert capfd.readouterr().err == "refused: two\nlines\n  → wait\n"
 
@@ -100,5 +100,5 @@ def test_shares_and_sizes_have_no_exponents() -> None:
     assert [size(n) for n in (999_499, 999_600, 9.996e8)] == ["999 kB", "1 MB", "1 GB"]
 
 
-def test_sizes() -> None:
+def test_sizes_are_formatted_with_units() -> None:
     assert [size(n) for n in (0, 999, 1000, 1_234_567, 5e13)] == ["0 B", "999 B", "1 kB", "1.23 MB", "50 TB"]

@@ -26,7 +26,7 @@ def take_twice(changes: Changes) -> list[str]:
     return changes.take()
 
 
-def test_changes_of_definitions_are_detected_once_settled(ui_project: Project) -> None:
+def test_changed_definition_files_are_detected_once_settled(ui_project: Project) -> None:
     changes = Changes(ui_project, read_stamps(ui_project))
     assert take_twice(changes) == []
     feed = ui_project.feeds_folder / "orders.yaml"
@@ -42,7 +42,7 @@ def test_changes_of_definitions_are_detected_once_settled(ui_project: Project) -
     assert take_twice(changes) == ["feeds/orders.yaml", "reports/daily.sql"]
 
 
-def test_new_ledger_facts_cause_a_reload_and_editor_files_do_not(ui_project: Project) -> None:
+def test_new_ledger_facts_are_detected_and_editor_files_are_ignored(ui_project: Project) -> None:
     now = 0.0
     changes = Changes(ui_project, read_stamps(ui_project), lambda: now)
     for name in (".orders.yaml.swp", ".orders.yaml", "orders.yaml~", "notes.txt"):

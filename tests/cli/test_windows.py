@@ -36,7 +36,7 @@ def read_states(document: dict[str, Any]) -> dict[str, str]:
 # -- plan and refusals
 
 
-def test_plan_of_one_window_and_of_several(invoke: Invoke) -> None:
+def test_plan_lists_runs_for_one_window_and_for_several(invoke: Invoke) -> None:
     one = invoke(plan.plan, "orders", window=[format_hour(1)])
     assert (one.code, one.document["request"], one.document["offsets"]) == (0, f"window {DAY}T01:00", 50)
     ranges = [s for t in one.document["tasks"] for s in t["offset_ranges"]]
@@ -65,7 +65,7 @@ def test_plan_of_one_window_and_of_several(invoke: Invoke) -> None:
         ({"only": ["orders:0"], "offsets": ["orders:0:1-2"]}, "--offsets together with --only"),
     ],
 )
-def test_invalid_window_is_refused(options: dict[str, Any], says: str, world: World) -> None:
+def test_invalid_window_options_are_refused(options: dict[str, Any], says: str, world: World) -> None:
     for body, feed in ((plan.plan, "orders"), (run.run, ["orders"])):
         with pytest.raises((UsageError, WindowOpen)) as refused:
             run_body(body, WorldSession(CommandOutput(), world.project.root, False, world), feed, **options)
@@ -73,7 +73,7 @@ def test_invalid_window_is_refused(options: dict[str, Any], says: str, world: Wo
     assert world.lake.files == {}
 
 
-def test_window_before_the_first_is_refused(world: World, invoke: Invoke) -> None:
+def test_window_before_the_first_window_is_refused(world: World, invoke: Invoke) -> None:
     world.run(in_hour(1))
     for body in (files.files, wait.wait):
         window: Any = "2024-04-30T23" if body is wait.wait else ["2024-04-30T23"]
@@ -108,7 +108,7 @@ STAYS = f"window {DAY}T05:00 and 1 later one are still open: it can be landed fr
         {"window": [format_hour(5), format_hour(3), format_hour(6), format_hour(4)]},
     ],
 )
-def test_settled_windows_land_and_others_are_named(options: dict[str, Any], world: World, invoke: Invoke) -> None:
+def test_settled_windows_land_and_open_windows_are_named(options: dict[str, Any], world: World, invoke: Invoke) -> None:
     """`sluice run orders --from 3 --to 7`, a few minutes after six."""
     world.at(6, minutes=5)
     planned = invoke(plan.plan, "orders", **options)
@@ -121,7 +121,7 @@ def test_settled_windows_land_and_others_are_named(options: dict[str, Any], worl
     assert f"by hand: sluice run orders --window {DAY}T05:00" in result.text
 
 
-def test_one_window_next_to_a_pending_one(world: World, invoke: Invoke) -> None:
+def test_closed_window_lands_and_open_window_is_reported(world: World, invoke: Invoke) -> None:
     world.at(6, minutes=5)
     result = invoke(run.run, ["orders"], window=[format_hour(1), format_hour(5)])
     assert (result.code, result.run["window"]["state"]) == (0, "landed")
@@ -129,14 +129,14 @@ def test_one_window_next_to_a_pending_one(world: World, invoke: Invoke) -> None:
     assert read_open_windows(invoke(run.run, ["orders"], window=[format_hour(1)], text=False)) is None
 
 
-def test_distant_end_costs_nothing(world: World, invoke: Invoke) -> None:
+def test_windows_up_to_a_distant_end_are_not_enumerated(world: World, invoke: Invoke) -> None:
     """Windows that do not exist yet are never listed one by one."""
     result = invoke(run.run, ["orders"], start=format_hour(3), end="9999-12-31")
     assert result.code == 0
     assert read_open_windows(result)["windows"] > 60_000_000
 
 
-def test_not_yet_is_a_separate_error(world: World, invoke: Invoke) -> None:
+def test_open_window_raises_a_separate_error_with_exit_code_75(world: World, invoke: Invoke) -> None:
     world.at(6, minutes=5)
     for options in (
         {"window": [format_hour(5)]},
@@ -162,7 +162,7 @@ def test_run_reports_a_complete_window(invoke: Invoke) -> None:
     assert f"window {DAY}T02:00 is complete" in result.text
 
 
-def test_run_of_several_windows_continues_after_a_failed_one(world: World, invoke: Invoke) -> None:
+def test_run_of_several_windows_continues_after_a_failed_window(world: World, invoke: Invoke) -> None:
     world.cluster.hold(P1, 60)
     result = invoke(run.run, ["orders"], start=format_hour(1), end=format_hour(5))
     assert (result.code, result.document["exit_code"]) == (75, 75)
@@ -187,7 +187,7 @@ def test_invalid_request_ends_a_run_of_several_windows(invoke: Invoke) -> None:
     assert "Kafka holds no record" in result.runs[0]["message"]
 
 
-def test_several_windows_in_one_run(invoke: Invoke) -> None:
+def test_several_windows_are_landed_in_one_run(invoke: Invoke) -> None:
     result = invoke(run.run, ["orders"], start=format_hour(0), end=format_hour(4), per_run=3)
     first, second = result.runs
     assert [r["request"] for r in (first, second)] == [
@@ -265,7 +265,7 @@ def test_wait_ends_when_the_window_is_complete_or_the_time_is_up(world: World, i
     assert "is complete" in result.text
 
 
-def test_wait_requires_readable_windows(world: World, invoke: Invoke) -> None:
+def test_wait_depends_on_readable_files_and_not_on_the_manifest(world: World, invoke: Invoke) -> None:
     world.run(in_hour(2))
     hour = [p for p in world.lake.files if p.startswith("data/") and "window_hour=02" in p]
     parts = {p: world.lake.files.pop(p) for p in hour}
@@ -294,7 +294,7 @@ def test_files_are_listed_one_per_line(world: World, invoke: Invoke) -> None:
     assert invoke(files.files, "orders", window=[format_hour(1)], quarantine=True, text=False).document["files"] == []
 
 
-def test_files_of_an_incomplete_window_on_request_only(world: World, invoke: Invoke) -> None:
+def test_files_of_an_incomplete_window_need_the_partial_option(world: World, invoke: Invoke) -> None:
     world.engine.failing.add(P1)
     world.run(in_hour(1))
     with pytest.raises(WindowIncomplete) as refused:
@@ -314,7 +314,7 @@ def _held(world: World) -> None:
     world.run(in_hour(3))
 
 
-def test_producer_that_blocks_a_window_is_named(world: World, invoke: Invoke) -> None:
+def test_transaction_that_blocks_a_window_is_named(world: World, invoke: Invoke) -> None:
     world.cluster.hold(P0, 60)
     world.cluster.open[P0] = OpenTransaction(60, 4711, 2, at_hour(3), "payments-7")
     result = invoke(run.run, ["orders"], window=[format_hour(3)])
@@ -388,7 +388,7 @@ def test_offsets_of_another_committer_that_replace_start_are_reported(world: Wor
         assert remedy in document["start_not_used"]
 
 
-def test_the_newest_windows_only_and_none_before_the_first_run(world: World, invoke: Invoke) -> None:
+def test_status_lists_newest_windows_and_no_window_before_the_first_run(world: World, invoke: Invoke) -> None:
     before = invoke(status.status, "orders")
     assert before.document["feeds"][0]["windows"] == []
     world.run()

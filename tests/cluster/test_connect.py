@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.kafka, pytest.
 ROOT = Path(__file__).parents[2]
 
 
-def test_bare_server_lands_the_topic(project: FeedProject, tmp_path: Path) -> None:
+def test_connect_server_without_sluice_lands_the_topic(project: FeedProject, tmp_path: Path) -> None:
     with LocalSpark(tmp_path / "spark", workers=0) as cluster:
         feed = project.write_feed(spark=f"{{master: '{cluster.start_connect()}'}}")
         command = [sys.executable, "-m", "tests.cluster.lands", str(project.root / "feeds" / "orders.yaml")]

@@ -28,7 +28,7 @@ def run_doctor(project: FeedProject, lines: dict[str, str]) -> list[dict[str, An
     return checks
 
 
-def test_executors_are_checked(project: FeedProject, cluster: LocalSpark) -> None:
+def test_doctor_checks_executors(project: FeedProject, cluster: LocalSpark) -> None:
     checks = run_doctor(project, configure_spark(cluster))
     assert [(c["title"], c["health"]) for c in checks] == [("master", "ok"), ("session", "ok"), ("executors", "ok")]
     assert checks[2]["found"].startswith("2 on ")

@@ -84,7 +84,7 @@ def finish_landing(project: FeedProject, feed: Feed) -> None:
 
 
 @pytest.mark.loss
-def test_all_workers_are_lost_and_none_returns(busy: FeedProject, mortal: LocalSpark) -> None:
+def test_run_fails_when_all_workers_are_lost_and_do_not_return(busy: FeedProject, mortal: LocalSpark) -> None:
     feed = busy.write_feed(**configure_spark(mortal, conf=AGAIN, start_timeout="60s"), **MANY_TASKS)
     run = Run(busy.root)
     run.wait_until_begun(feed)
@@ -98,7 +98,7 @@ def test_all_workers_are_lost_and_none_returns(busy: FeedProject, mortal: LocalS
     finish_landing(busy, feed)
 
 
-def test_all_workers_are_lost_during_the_executor_check(busy: FeedProject, mortal: LocalSpark) -> None:
+def test_run_fails_when_all_workers_are_lost_in_the_executor_check(busy: FeedProject, mortal: LocalSpark) -> None:
     busy.write_feed(**configure_spark(mortal, conf=AGAIN, start_timeout="60s"))
     run = Run(busy.root)
     # A daemon appears with the first task, so an executor was there.
@@ -108,7 +108,7 @@ def test_all_workers_are_lost_during_the_executor_check(busy: FeedProject, morta
     run.expect_exit(1, f"every executor of {mortal.master} was lost, and no other came within 1m")
 
 
-def test_interrupted(busy: FeedProject, mortal: LocalSpark) -> None:
+def test_interrupted_run_leaves_nothing_and_the_next_run_finishes(busy: FeedProject, mortal: LocalSpark) -> None:
     feed = busy.write_feed(**configure_spark(mortal, conf=AGAIN), **MANY_TASKS)
     run = Run(busy.root)
     run.wait_until_begun(feed)
@@ -121,7 +121,7 @@ def test_interrupted(busy: FeedProject, mortal: LocalSpark) -> None:
     finish_landing(busy, feed)
 
 
-def test_connect_server_is_lost(busy: FeedProject, tmp_path: Path) -> None:
+def test_run_fails_when_the_connect_server_is_lost(busy: FeedProject, tmp_path: Path) -> None:
     with LocalSpark(tmp_path / "spark", workers=0) as cluster:
         address = cluster.start_connect()
         feed = busy.write_feed(spark=f"{{master: '{address}'}}", **MANY_TASKS)

@@ -12,14 +12,14 @@ from tests.stores import Store
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
 
-def test_bare_workers_land_the_topic(project: FeedProject, cluster: LocalSpark) -> None:
+def test_workers_without_sluice_land_the_topic(project: FeedProject, cluster: LocalSpark) -> None:
     feed = project.write_feed(**configure_spark(cluster))
     land_feed(feed)
     assert read_rows(feed) == consume_topic(project.kafka, project.topic)
     assert "ModuleNotFoundError" not in cluster.read_output()
 
 
-def test_bare_workers_land_on_s3(project: FeedProject, cluster: LocalSpark, s3_store: Store) -> None:
+def test_workers_without_sluice_land_on_s3(project: FeedProject, cluster: LocalSpark, s3_store: Store) -> None:
     feed = project.write_feed(**configure_spark(cluster), **s3_store.build_feed_settings())
     land_feed(feed)
     assert read_rows(feed) == consume_topic(project.kafka, project.topic)

@@ -50,7 +50,7 @@ def check_rows(project: FeedProject, feed: Feed) -> None:
     assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
-def test_every_executor_is_killed(busy: FeedProject, cluster: LocalSpark) -> None:
+def test_landing_survives_when_every_executor_is_killed(busy: FeedProject, cluster: LocalSpark) -> None:
     feed = busy.write_feed(**configure_spark(cluster, conf=AGAIN), **MANY_TASKS)
     killed: list[int] = []
 
@@ -65,7 +65,7 @@ def test_every_executor_is_killed(busy: FeedProject, cluster: LocalSpark) -> Non
     check_rows(busy, feed)
 
 
-def test_a_worker_is_killed(busy: FeedProject, mortal: LocalSpark) -> None:
+def test_landing_survives_a_killed_worker(busy: FeedProject, mortal: LocalSpark) -> None:
     feed = busy.write_feed(**configure_spark(mortal, conf=AGAIN), **MANY_TASKS)
     with run_amid_landing(feed, mortal.running[0].kill):
         land_feed(feed)
@@ -73,7 +73,7 @@ def test_a_worker_is_killed(busy: FeedProject, mortal: LocalSpark) -> None:
 
 
 @pytest.mark.loss
-def test_the_master_is_killed(busy: FeedProject, mortal: LocalSpark) -> None:
+def test_landing_survives_a_killed_master_and_the_next_is_refused(busy: FeedProject, mortal: LocalSpark) -> None:
     assert mortal.head
     feed = busy.write_feed(**configure_spark(mortal), **MANY_TASKS)
     with run_amid_landing(feed, mortal.head.kill):
@@ -87,7 +87,7 @@ def test_the_master_is_killed(busy: FeedProject, mortal: LocalSpark) -> None:
         land_feed(busy.write_feed("other", **configure_spark(mortal)))
 
 
-def test_the_run_is_killed(busy: FeedProject, mortal: LocalSpark) -> None:
+def test_killed_run_releases_executors_and_the_next_run_lands(busy: FeedProject, mortal: LocalSpark) -> None:
     feed = busy.write_feed(**configure_spark(mortal), **MANY_TASKS)
     command = [sys.executable, "-m", "tests.cluster.lands", str(busy.root / "feeds" / "orders.yaml")]
     run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -100,7 +100,7 @@ def test_the_run_is_killed(busy: FeedProject, mortal: LocalSpark) -> None:
     check_rows(busy, feed)
 
 
-def test_executors_come_and_go_and_tasks_run_twice(busy: FeedProject, cluster: LocalSpark) -> None:
+def test_landing_survives_changing_executors_and_duplicate_tasks(busy: FeedProject, cluster: LocalSpark) -> None:
     conf = {
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.shuffleTracking.enabled": "true",

@@ -30,36 +30,36 @@ def expect_refusal(project: FeedProject, spark: dict[str, str]) -> SetupError:
 
 
 @pytest.mark.parametrize("scheme", ["spark", "sc"])
-def test_unreachable_master_address(project: FeedProject, scheme: str) -> None:
+def test_unreachable_master_is_refused(project: FeedProject, scheme: str) -> None:
     master = f"{scheme}://127.0.0.1:{free_port()}"
     error = expect_refusal(project, {"spark": f"{{master: '{master}'}}"})
     assert error.message.endswith(f"answers at {master}: Connection refused")
 
 
-def test_executors_larger_than_any_worker(project: FeedProject, cluster: LocalSpark) -> None:
+def test_executors_larger_than_any_worker_are_refused(project: FeedProject, cluster: LocalSpark) -> None:
     error = expect_refusal(project, configure_spark(cluster, conf={"spark.executor.memory": "64g"}, start_timeout="5s"))
     assert "gave no executor within 5s: one asks for 64g of memory and all cores of its worker" in error.message
     assert "127.0.0.1 has 1024 of 1024 MiB and 1 of 1 core(s) free; 127.0.0.1 has" in error.message
 
 
-def test_executors_that_start_and_do_not_report(project: FeedProject, cluster: LocalSpark) -> None:
+def test_executors_that_do_not_report_to_the_driver_are_refused(project: FeedProject, cluster: LocalSpark) -> None:
     error = expect_refusal(project, configure_spark(cluster, start_timeout="1s"))
     assert "the master started some, and none of them has reported to the driver at 127.0.0.1:" in error.message
     assert "open the driver's ports" in error.remedy
 
 
-def test_executors_without_sluice(project: FeedProject, cluster: LocalSpark) -> None:
+def test_executors_without_sluice_are_refused(project: FeedProject, cluster: LocalSpark) -> None:
     error = expect_refusal(project, configure_spark(cluster, environment="installed"))
     assert error.message == "executors on 127.0.0.1 have no module sluice"
     assert "spark: {environment: pack}" in error.remedy
 
 
-def test_executors_without_the_interpreter(project: FeedProject, cluster: LocalSpark) -> None:
+def test_executors_without_the_interpreter_are_refused(project: FeedProject, cluster: LocalSpark) -> None:
     error = expect_refusal(project, configure_spark(cluster, python="/opt/nowhere/python3.11"))
     assert error.message == "executors on 127.0.0.1 have no /opt/nowhere/python3.11"
 
 
-def test_executors_that_spark_excludes(project: FeedProject, cluster: LocalSpark) -> None:
+def test_executors_excluded_by_spark_are_refused(project: FeedProject, cluster: LocalSpark) -> None:
     conf = {
         "spark.excludeOnFailure.enabled": "true",
         "spark.scheduler.excludeOnFailure.unschedulableTaskSetTimeout": "1s",
@@ -70,7 +70,7 @@ def test_executors_that_spark_excludes(project: FeedProject, cluster: LocalSpark
     assert "spark.excludeOnFailure" in error.remedy
 
 
-def test_full_disk_of_a_worker(project: FeedProject, tmp_path: Path) -> None:
+def test_full_disk_of_a_worker_is_reported(project: FeedProject, tmp_path: Path) -> None:
     """The pack does not fit: executors end as they start, and the master gives up after two."""
     folder = tmp_path / "spark"
     folder.mkdir()
@@ -82,7 +82,7 @@ def test_full_disk_of_a_worker(project: FeedProject, tmp_path: Path) -> None:
     assert "SPARK_WORKER_DIR" in error.remedy
 
 
-def test_other_python_on_executors(project: FeedProject, tmp_path: Path) -> None:
+def test_different_python_version_on_executors_is_refused(project: FeedProject, tmp_path: Path) -> None:
     interpreters = Path(sys.base_prefix).parent.glob("*/bin/python3.1?")
     pythons = [p for p in sorted(interpreters) if p.name != f"python3.{sys.version_info[1]}"]
     if not pythons:

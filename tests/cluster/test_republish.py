@@ -33,7 +33,7 @@ def group_by_partition(rows: list[dict[str, Any]]) -> dict[int, list[Any]]:
 
 
 @pytest.mark.parametrize("where", ["folder", "s3"])
-def test_lanes_on_bare_workers(
+def test_republish_lanes_run_on_workers_without_sluice(
     project: FeedProject,
     cluster: LocalSpark,
     fresh_topic: Callable[..., str],
@@ -67,7 +67,7 @@ def test_lanes_on_bare_workers(
     assert "ModuleNotFoundError" not in cluster.read_output()
 
 
-def test_lanes_where_tasks_run_twice(
+def test_lanes_with_speculation_are_refused_and_can_run_locally(
     project: FeedProject, cluster: LocalSpark, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     land_feed(project.write_feed(**configure_spark(cluster, conf={"spark.speculation": "true"}), **MANY_TASKS))

@@ -104,7 +104,7 @@ def write_feed(root: Path, lines: dict[str, str]) -> Feed:
 
 @pytest.mark.usefixtures("company")
 @pytest.mark.parametrize("how", ["named in the feed", "packed by hand"])
-def test_module_rack_and_limit_reach_executors(
+def test_user_module_rack_and_broker_limit_reach_executors(
     racks: tuple[LocalKafka, str], cluster: LocalSpark, fresh_topic: Callable[..., str], tmp_path: Path, how: str
 ) -> None:
     kafka, bootstrap = racks

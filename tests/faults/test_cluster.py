@@ -31,7 +31,7 @@ def everything(tmp_path: Path, s3_store: Store, monkeypatch: pytest.MonkeyPatch)
         yield systems
 
 
-def test_everything_at_once(everything: Systems, account: Account) -> None:
+def test_executors_killed_on_secured_kafka_with_a_lake_on_s3(everything: Systems, account: Account) -> None:
     field = everything.add_feed("orders", PARTITIONS, account)
     now = int(time.time() * 1000)
     closed = WindowSettings().last_boundary(now)  # at any minute of the hour

@@ -126,11 +126,11 @@ def test_two_runs_over_many_feeds_at_once(fleet: list[Field]) -> None:
         field.verify()
 
 
-def test_unreachable_cluster_of_one_of_many_feeds(fleet: list[Field]) -> None:
+def test_cluster_unreachable_for_one_of_many_feeds(fleet: list[Field]) -> None:
     lose_kafka_for(fleet, NAMES[1:2])
 
 
-def test_unreachable_cluster_of_most_of_many_feeds(fleet: list[Field]) -> None:
+def test_cluster_unreachable_for_most_of_many_feeds(fleet: list[Field]) -> None:
     lose_kafka_for(fleet, NAMES[:2])
 
 
@@ -150,7 +150,7 @@ def lose_kafka_for(fleet: list[Field], names: Sequence[str]) -> None:
         field.verify()
 
 
-def test_full_disk_of_one_of_many_feeds(fleet: list[Field], tmp_path: Path) -> None:
+def test_disk_full_for_one_of_many_feeds(fleet: list[Field], tmp_path: Path) -> None:
     """Its lake has a separate, small file system. The other feeds land, and it continues when there is room."""
     disk = tmp_path / "disk"
     mount = mount_tmpfs(disk)
@@ -171,7 +171,7 @@ def test_full_disk_of_one_of_many_feeds(fleet: list[Field], tmp_path: Path) -> N
     mount.__exit__(None, None, None)
 
 
-def test_feed_with_a_huge_plan_among_small_ones(fleet: list[Field], arena: Arena, account: Account) -> None:
+def test_feed_with_a_huge_plan_delays_no_other_feed(fleet: list[Field], arena: Arena, account: Account) -> None:
     """It delays no other feed: they commit before it publishes."""
     topic = f"{fleet[0].topic}-huge"
     arena.create(topic, HUGE_PARTITIONS)

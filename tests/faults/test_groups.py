@@ -24,7 +24,7 @@ TXN_OFFSET_COMMIT = 28
 # -- members
 
 
-def test_other_consumer_is_a_member_and_commits(field: Field) -> None:
+def test_foreign_consumer_is_a_member_and_commits(field: Field) -> None:
     with field.run_producers():
         field.run_baseline(1)
         with groups.join_group(field) as commit:
@@ -36,7 +36,7 @@ def test_other_consumer_is_a_member_and_commits(field: Field) -> None:
     field.verify()
 
 
-def test_consumer_joins_between_join_and_commit(field: Field) -> None:
+def test_consumer_joins_between_join_and_commit_of_a_run(field: Field) -> None:
     with field.run_producers():
         field.run_baseline(1)
         for proxy in field.arena.proxies.values():

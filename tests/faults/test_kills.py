@@ -49,7 +49,7 @@ def test_killed_at_every_point(field: Field, kind: Kind) -> None:
     kill_at_points(field, kind, (list_landing_points() if kind.letters else []) + list_committing_points(kind))
 
 
-def test_killed_at_every_point_concurrently(crowd: Field) -> None:
+def test_killed_at_every_point_with_shared_files(crowd: Field) -> None:
     """Offset ranges of many small partitions share files, also those that a killed run leaves.
 
     Commits do not depend on files, so only random points of committing run here."""

@@ -147,7 +147,7 @@ def test_file_system_is_mounted_read_only(disk: Field, draw: random.Random) -> N
     disk.verify()
 
 
-def test_right_to_write_is_taken_away(field: Field) -> None:
+def test_write_permission_is_revoked(field: Field) -> None:
     with field.run_producers():
         field.run_baseline(1)
         with revoke_write(field):
@@ -275,7 +275,7 @@ def test_run_killed_before_the_store_answered(remote: Field, store: Proxy, draw:
     remote.verify()
 
 
-def test_copy_ends_after_its_run_died_and_another_replaced_its_file(remote: Field, store: Proxy) -> None:
+def test_copy_ends_after_its_run_died_and_another_run_replaced_its_file(remote: Field, store: Proxy) -> None:
     """The store has read the staged file, and the copy appears late. The next run hides it."""
     with remote.run_producers():
         remote.run_baseline(1)
@@ -299,7 +299,7 @@ def test_copy_ends_after_its_run_died_and_another_replaced_its_file(remote: Fiel
     remote.verify()
 
 
-def test_two_runs_at_once_of_which_one_is_killed(remote: Field, draw: random.Random) -> None:
+def test_one_of_two_concurrent_runs_is_killed(remote: Field, draw: random.Random) -> None:
     """It is killed at a random time. The other run lands, or is refused while the first may be alive."""
     with remote.run_producers():
         remote.run_baseline(1)
@@ -315,7 +315,7 @@ def test_two_runs_at_once_of_which_one_is_killed(remote: Field, draw: random.Ran
     remote.verify()
 
 
-def test_temporary_folder_is_full_for_pending_uploads(remote: Field, store: Proxy, tmp_path: Path) -> None:
+def test_temporary_folder_has_no_room_for_pending_uploads(remote: Field, store: Proxy, tmp_path: Path) -> None:
     remote = with_store(remote, store.endpoint, buffer_bytes="1MiB")
     try:
         mount = mount_tmpfs(tmp_path / "temporary", "1m")

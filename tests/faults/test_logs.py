@@ -107,7 +107,7 @@ def test_retention_overtakes_runs(field: Field, by: str) -> None:
 # -- corrupt batches
 
 
-def test_batch_corrupt_on_every_disk(topic: CreateField) -> None:
+def test_batch_is_corrupt_on_every_disk(topic: CreateField) -> None:
     """Kafka's consumer cannot pass it either, so the checker runs after its records were deleted."""
     field = topic(1)
     produce(field, EACH)
@@ -304,7 +304,7 @@ def land_around_open_transaction(field: Field, *, unknown: bool) -> None:
     assert field.verify().counts["rows"] == 180 + 600
 
 
-def test_read_uncommitted_feed_reads_through_aborts(field: Field) -> None:
+def test_read_uncommitted_feed_continues_through_aborts(field: Field) -> None:
     field.settings["isolation"] = "read_uncommitted"
     with field.run_producers():
         field.run_baseline(1)

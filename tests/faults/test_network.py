@@ -30,7 +30,7 @@ def wait_for(running: Running, seconds: float) -> None:
 
 
 @PHASES
-def test_cut_off_from(field: Field, part: str, key: int) -> None:
+def test_connections_to_a_broker_are_cut_while(field: Field, part: str, key: int) -> None:
     with field.run_producers(RATE):
         field.run_baseline()
         victim = brokers.PARTS[part](field)
@@ -44,7 +44,7 @@ def test_cut_off_from(field: Field, part: str, key: int) -> None:
 
 
 @PHASES
-def test_network_is_down_briefly(field: Field, part: str, key: int) -> None:
+def test_traffic_is_blocked_for_less_than_the_request_timeout(field: Field, part: str, key: int) -> None:
     """The outage is shorter than the request timeout: the run is not affected."""
     with field.run_producers(RATE):
         field.run_baseline()
@@ -57,7 +57,7 @@ def test_network_is_down_briefly(field: Field, part: str, key: int) -> None:
 
 
 @PHASES
-def test_network_is_down_for_long(field: Field, part: str, key: int) -> None:
+def test_traffic_is_blocked_for_longer_than_the_request_timeout(field: Field, part: str, key: int) -> None:
     """The outage is longer than the request timeout, and lasts until the run has ended."""
     with field.run_producers(RATE):
         field.run_baseline()
@@ -100,7 +100,7 @@ def test_every_response_is_delayed(field: Field) -> None:
     field.verify()
 
 
-def test_connections_are_cut_repeatedly(field: Field) -> None:
+def test_connections_are_cut_at_random(field: Field) -> None:
     with field.run_producers(RATE):
         field.run_baseline()
         with network.cut_at_random(field):

@@ -103,7 +103,7 @@ def test_worker_pool_killed_during_landing(field: Field, processes: Processes) -
 
 @pytest.mark.parametrize("engine", ["spark"], indirect=True)
 @pytest.mark.usefixtures("engine")
-def test_jvm_of_spark_killed_during_landing(field: Field, processes: Processes) -> None:
+def test_spark_jvm_killed_during_landing(field: Field, processes: Processes) -> None:
     kill_in_mid_landing(field, processes, processes.find_jvm, "Spark's JVM", "JVM")
 
 
@@ -140,7 +140,9 @@ def test_run_killed_during_landing(field: Field, processes: Processes) -> None:
 
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["terminated", "interrupted"])
-def test_run_terminated_during_landing(field: Field, processes: Processes, number: signal.Signals) -> None:
+def test_run_terminated_or_interrupted_during_landing(
+    field: Field, processes: Processes, number: signal.Signals
+) -> None:
     with field.run_producers():
         field.run_baseline(1)
         running = start_in_mid_landing(field, processes, 1)

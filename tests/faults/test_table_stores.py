@@ -102,7 +102,7 @@ def test_store_that_denies_access_is_reported(requests: str, remote: Course, sto
 
 
 @pytest.mark.parametrize("requests", [READS, WRITES, PARTS], ids=["reads", "writes", "parts"])
-def test_unreachable_store_is_retried_by_the_next_run(requests: str, remote: Course, store: Proxy) -> None:
+def test_next_run_publishes_after_an_unreachable_store(requests: str, remote: Course, store: Proxy) -> None:
     before = remote.find_newest()
     remote.grow(*split_offsets(B, 100))
     store.rules[:] = [Rule(requests, "refuse", -1)]

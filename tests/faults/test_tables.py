@@ -104,7 +104,7 @@ def _expect_denied(outcome: Outcome) -> None:
 # -- foreign tables and changes
 
 
-def test_foreign_table_of_that_name_is_refused(kind: str, tmp_path: Path) -> None:
+def test_foreign_table_of_the_same_name_is_refused(kind: str, tmp_path: Path) -> None:
     """A partitioned table with another schema, which Sluice did not create."""
     from deltalake import write_deltalake
     from pyiceberg.catalog import load_catalog
@@ -130,7 +130,7 @@ def test_foreign_table_of_that_name_is_refused(kind: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("what", ["renamed", "dropped", "partitioned"])
-def test_table_whose_schema_was_changed_by_others(what: str, tmp_path: Path) -> None:
+def test_table_schema_is_changed_by_another_writer(what: str, tmp_path: Path) -> None:
     """Each row is there once, or the publisher refuses the table with an error."""
     from pyiceberg.transforms import IdentityTransform
 
@@ -169,7 +169,7 @@ def test_missing_part_is_reported_and_nothing_is_added(local: Course) -> None:
 
 
 @pytest.mark.parametrize("which", [0, -1])
-def test_missing_metadata_file_of_the_table(which: int, local: Course) -> None:
+def test_metadata_file_of_the_table_is_missing(which: int, local: Course) -> None:
     """A publisher names the file if it needs it. Rows of a lost newest version are added again."""
     patterns = {"iceberg": "tables/db/orders/metadata/*.avro", "delta": "data/orders/_delta_log/*.json"}
     local.grow(*split_offsets(B, 100))

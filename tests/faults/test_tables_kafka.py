@@ -48,7 +48,7 @@ def _write_feed(project: FeedProject, kind: str) -> Feed:
 
 
 @pytest.mark.parametrize("kind", ["iceberg", "delta"])
-def test_table_while_all_writers_are_killed_at_random(
+def test_table_matches_kafka_while_writers_are_killed_at_random(
     kind: str, tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     chance, project = random.Random(SEED), FeedProject(tmp_path, kafka, fresh_topic(partitions=PARTITIONS))

@@ -56,7 +56,7 @@ def draw() -> random.Random:
 
 
 @pytest.mark.parametrize("kind", [LETTERS, PLAIN], ids=["with-letters", "plain"])
-def test_run_stopped_while_landing_until_another_took_over(field: Field, kind: Kind, draw: random.Random) -> None:
+def test_run_stopped_while_landing_until_another_run_took_over(field: Field, kind: Kind, draw: random.Random) -> None:
     prepare(field, kind)
     with field.run_producers(RATE):
         field.run_baseline(1)
@@ -67,7 +67,7 @@ def test_run_stopped_while_landing_until_another_took_over(field: Field, kind: K
 
 
 @pytest.mark.parametrize("kind", [LETTERS, RAW, PLAIN], ids=["with-letters", "raw", "plain"])
-def test_run_stopped_while_committing_until_another_committed(field: Field, kind: Kind) -> None:
+def test_run_stopped_while_committing_until_another_run_committed(field: Field, kind: Kind) -> None:
     prepare(field, kind)
     with field.run_producers(RATE):
         field.run_baseline(1)
@@ -110,7 +110,7 @@ def test_three_runs_race_on_two_machines(field: Field, draw: random.Random) -> N
     verify(field, RAW)
 
 
-def test_batch_of_a_run_killed_elsewhere_is_free_once_its_heartbeat_stops(field: Field) -> None:
+def test_batch_of_a_run_killed_elsewhere_is_free_once_heartbeat_stops(field: Field) -> None:
     prepare(field, RAW)
     with field.run_producers(RATE):
         field.run_baseline(1)

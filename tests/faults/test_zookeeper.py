@@ -147,7 +147,7 @@ def test_zookeeper_becomes_unreachable_during_a_run(tied: Tied, store: str) -> N
 
 
 @pytest.mark.parametrize("store", [BOTH, ALONE])
-def test_session_ends_during_a_stopped_run(tied: Tied, store: str) -> None:
+def test_session_ends_while_its_run_is_stopped(tied: Tied, store: str) -> None:
     """The run loses ownership, others land and commit. When it wakes, it commits nothing."""
     tied.configure(RAW if store == BOTH else PLAIN, store)
     committing = ["before end", "after end", "before nodes"] if store == BOTH else ["before intent", "before nodes"]

@@ -15,7 +15,7 @@ COMPILED = ("records", "loops", "codecs", "typed", "typed-values", "avro", "prot
 """They run next to guarded pages: one byte too far ends the process, so they do not run in the process of pytest."""
 
 
-def test_loops_and_codecs_stay_within_any_bytes() -> None:
+def test_loops_and_codecs_stay_within_their_input_bytes() -> None:
     outcome = run_hunts(*COMPILED, inputs=250)
     assert outcome.findings == []
     assert outcome.inputs > 250 * len(COMPILED)
@@ -27,6 +27,6 @@ def test_expansion_beyond_256_mib_is_refused_in_bounded_memory() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in TARGETS if n not in (*COMPILED, "bombs")])
-def test_readers_of_any_file_or_response_end_with_a_clear_error(name: str) -> None:
+def test_readers_of_arbitrary_input_raise_no_unexpected_error(name: str) -> None:
     work = run_hunt(load_target(name), seed=0, inputs=150, seconds=0)
     assert work.findings == []

@@ -114,7 +114,7 @@ def test_references_are_resolved_within_their_groups(registry: LocalRegistry, sc
     assert landed.select(["id", "line"]).to_pylist() == [value]
 
 
-def test_protobuf_with_maps_and_google_files(registry: LocalRegistry, schemas: KeptSchemas) -> None:
+def test_protobuf_with_maps_and_google_files_matches_google(registry: LocalRegistry, schemas: KeptSchemas) -> None:
     names = ("google/protobuf/struct.proto", "google/protobuf/timestamp.proto")
     for name in names:
         put(registry, "default", name, PROTOBUF, 'syntax = "proto3"; package google.protobuf; message Wrong {}')
@@ -134,7 +134,7 @@ def test_protobuf_with_maps_and_google_files(registry: LocalRegistry, schemas: K
 
 
 @pytest.mark.parametrize("kind", APICURIO_IDS)
-def test_ids_in_headers_are_requested_by_kind(registry: LocalRegistry, schemas: KeptSchemas, kind: str) -> None:
+def test_schema_ids_in_headers_are_requested_by_kind(registry: LocalRegistry, schemas: KeptSchemas, kind: str) -> None:
     """Artifacts with the same content share a content id, not a global id: the numbers of the kinds differ."""
     space = f"n{uuid.uuid4().hex[:8]}"
     line = {"type": "record", "name": f"{space}.Line", "fields": [{"name": "sku", "type": "string"}]}
@@ -156,14 +156,14 @@ def test_ids_in_headers_are_requested_by_kind(registry: LocalRegistry, schemas: 
     assert piece.quarantined["reason"].to_pylist() == ["unknown_schema", "incompatible"]
 
 
-def test_headers_need_the_apicurio_api(registry: LocalRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schema_ids_in_headers_need_the_apicurio_api(registry: LocalRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     client = RegistryClient(RegistrySettings(url=registry.url, timeout="20s"))
     monkeypatch.setattr(RegistryClient, "_own", "/apis/nowhere")
     with pytest.raises(Failed, match="has no /apis/nowhere, which tells the schemas of headers"):
         client.schema("globalId-1")
 
 
-def test_unknown_groups_are_refused(registry: LocalRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_in_groups_need_the_apicurio_api(registry: LocalRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     line = f"n{uuid.uuid4().hex[:8]}.Line"
     put(registry, "b", line, AVRO, json.dumps({"type": "record", "name": line, "fields": []}))
     number = put(registry, "a", line + "s", AVRO, json.dumps({"type": "array", "items": line}), to("b", line, line))

@@ -161,7 +161,7 @@ def test_records_of_two_versions_land_as_one_table_and_need_no_registry_later(
     assert (report.problems, report.compared) == ((), 401)
 
 
-def test_unreachable_registry_delays_the_batch(project: FeedProject, registry: LocalRegistry) -> None:
+def test_unreachable_registry_stops_the_batch_until_the_next_run(project: FeedProject, registry: LocalRegistry) -> None:
     send(project, serialize_orders(registry, project.topic, FIRST, (make_order(i) for i in range(50))))
     away = write_avro_feed(project, "http://127.0.0.1:9")
     with pytest.raises(SluiceError, match=r"127\.0\.0\.1:9 cannot be asked"):
@@ -203,7 +203,7 @@ class Gate:
         self._server.server_close()
 
 
-def test_registry_lost_during_a_run(project: FeedProject, registry: LocalRegistry) -> None:
+def test_run_lands_nothing_if_the_registry_is_lost_midway(project: FeedProject, registry: LocalRegistry) -> None:
     """The registry fails after the first of two schemas: nothing lands; the next run fetches only the second one."""
     first = serialize_orders(registry, project.topic, FIRST, (make_order(i) for i in range(50)))
     second = serialize_orders(registry, project.topic, SECOND, (make_order(i, country="FR") for i in range(50, 100)))
@@ -224,7 +224,7 @@ def test_registry_lost_during_a_run(project: FeedProject, registry: LocalRegistr
     assert [r["id"] for r in read_landed(feed)] == [f"o{i}" for i in range(100)]
 
 
-def test_records_refused_by_an_older_schema_are_replayed_with_a_newer_one(
+def test_records_refused_by_an_old_schema_are_replayed_by_a_new_schema(
     project: FeedProject, registry: LocalRegistry
 ) -> None:
     old, new = _build_state_schema("open"), _build_state_schema("open", "paid")

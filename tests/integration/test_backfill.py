@@ -299,7 +299,7 @@ def test_killed_backfill_is_completed_by_the_same_command(machine: Machine, begi
 
 
 @pytest.mark.faults
-def test_two_machines_on_one_lake_are_serialized(machine: Machine, begin: int, invoke: Invoke) -> None:
+def test_two_machines_on_one_lake_land_each_offset_once(machine: Machine, begin: int, invoke: Invoke) -> None:
     other = create_machine(machine.root.parent / "two", machine.kafka, machine.topic, machine.lake)
     gate = machine.root / "gate"
     with Shell(machine, GATE=str(gate)) as first_shell, Shell(other) as second_shell:
@@ -341,7 +341,7 @@ def wait_for_batch(machine: Machine, shell: Shell) -> int:
 # -- debris
 
 
-def test_repair_fixes_only_broken_files(
+def test_repair_fixes_planted_faults_and_nothing_else(
     tmp_path: Path, kafka: LocalKafka, topic: str, begin: int, invoke: Invoke
 ) -> None:
     machine = create_machine(tmp_path / "one", kafka, topic, {})

@@ -147,7 +147,7 @@ def test_copies_with_broker_timestamps_have_no_cause_by_time(
 
 
 @pytest.mark.kafka
-def test_an_empty_hour_and_an_unknown_column(
+def test_check_accepts_an_empty_hour_and_rejects_an_unknown_column(
     project: FeedProject, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project.root)

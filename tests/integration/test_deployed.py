@@ -23,7 +23,7 @@ from tests.resources.kafka.tools import produce, wait_until
 pytestmark = [pytest.mark.soak, pytest.mark.spark]
 
 
-def test_queued_run_is_killed_and_retried_and_the_account_balances(
+def test_killed_queued_run_is_retried_and_the_audit_passes(
     kafka: LocalKafka, fresh_topic: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The web server stops in between; the daemon alone retries the run."""

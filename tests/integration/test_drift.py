@@ -39,7 +39,9 @@ def generate_orders(first: int) -> Iterable[tuple[int, dict[str, Any]]]:
 
 
 @pytest.mark.spark
-def test_a_feed_evolves_with_its_records(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> None:
+def test_schema_drift_is_refused_or_adopted_and_reads_as_one_table(
+    tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]
+) -> None:
     project = FeedProject(tmp_path, kafka, fresh_topic(partitions=1))
     first = time.time_ns() // 1_000_000 // HOUR * HOUR - 5 * HOUR
     producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)

@@ -102,7 +102,7 @@ def run_all(project: Project) -> Mapping[str, object]:
     return dict(json.loads(process.stdout))
 
 
-def test_tick_of_200_feeds_makes_two_s3_requests_per_feed(tmp_path: Path) -> None:
+def test_tick_makes_at_most_two_s3_and_no_kafka_requests_per_feed(tmp_path: Path) -> None:
     with run_servers(tmp_path / "kafka") as servers:
         project = build_project(tmp_path / "shop", servers)
         produce(servers)

@@ -105,7 +105,7 @@ def test_avro_of_two_versions_lands_and_needs_no_glue_later(
     assert (report.problems, report.compared) == ((), 100)
 
 
-def test_protobuf_names_messages_by_number(project: FeedProject, glue: Any) -> None:
+def test_protobuf_message_is_identified_by_its_index(project: FeedProject, glue: Any) -> None:
     """Order has index 1 among shop.Line, shop.Order and the entry of Order's map."""
     schema = register_schema(glue, project.topic, PROTO, "PROTOBUF")
     orders = [make_proto_order(PROTO, i).SerializeToString() for i in range(30)]
@@ -116,7 +116,9 @@ def test_protobuf_names_messages_by_number(project: FeedProject, glue: Any) -> N
     assert [r["reason"] for r in read_quarantined(feed)] == ["incompatible"]
 
 
-def test_unreachable_glue_delays_the_batch(project: FeedProject, glue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_glue_stops_the_batch_until_the_next_run(
+    project: FeedProject, glue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     schema = register_schema(glue, project.topic, json.dumps(FIRST), "AVRO")
     send(project, [wrap_record(schema, as_avro(FIRST, make_order(i))) for i in range(10)])
     feed = write_avro_feed(project, URL)

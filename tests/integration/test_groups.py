@@ -169,7 +169,7 @@ def test_offsets_before_a_time_match_kafka_command_line_tool(kafka: LocalKafka, 
     assert (code, same["same"]) == (0, True)
 
 
-def test_member_is_not_disturbed_and_its_offsets_not_moved(kafka: LocalKafka, feed: Feed, sluice: Sluice) -> None:
+def test_member_is_not_disturbed_and_its_offsets_are_not_moved(kafka: LocalKafka, feed: Feed, sluice: Sluice) -> None:
     with poll_in_background(make_consumer(feed, feed.topics.names[0])) as consumer:
         assignment, member = consumer.assignment(), sluice("groups", "describe")[1]["members"]
         code, refused = sluice("offsets", "reset", feed.name, "--to-earliest", "--yes")
@@ -187,7 +187,7 @@ def test_member_is_not_disturbed_and_its_offsets_not_moved(kafka: LocalKafka, fe
     assert commit_feed(feed).status is CommitStatus.COMMITTED
 
 
-def test_moved_offsets_are_detected_corrected_and_committed_again(
+def test_moved_offsets_are_detected_reset_and_committed_again(
     kafka: LocalKafka, feed: Feed, sluice: Sluice, project: FeedProject
 ) -> None:
     topic = f"{project.topic}:1"

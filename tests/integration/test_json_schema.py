@@ -70,9 +70,7 @@ def make_order(i: int, **more: Any) -> dict[str, Any]:
     return {"id": f"o{i}", "amount": None if i % 3 else i / 4, "state": "open", "lines": lines} | more
 
 
-def test_valid_records_land_and_the_account_balances_without_the_registry(
-    project: FeedProject, registry: LocalRegistry
-) -> None:
+def test_valid_records_land_and_the_audit_needs_no_registry(project: FeedProject, registry: LocalRegistry) -> None:
     orders = [make_order(i) for i in range(150)]
     wrong = [
         make_order(1, state="lost"),
@@ -125,7 +123,7 @@ def test_refused_records_are_replayed_with_a_fixed_schema(project: FeedProject, 
     assert [r["state"] for r in read_landed(feed)] == ["open", "sent", "open"]
 
 
-def test_schema_ids_in_headers_of_confluent_serializers(project: FeedProject, registry: LocalRegistry) -> None:
+def test_schema_ids_in_confluent_headers_are_resolved(project: FeedProject, registry: LocalRegistry) -> None:
     """By number and by GUID. Apicurio returns no GUIDs, so the test makes the header values itself by `SchemaId`."""
     framed = serialize_orders(registry, project.topic, ORDER, (make_order(i) for i in range(20)))
     number, guid = struct.unpack(">I", framed[0][1:5])[0], "c0ffee00-0000-4000-8000-000000000001"
@@ -160,7 +158,9 @@ def sluice(
     return invoke
 
 
-def test_commands_use_the_schema(project: FeedProject, registry: LocalRegistry, sluice: Callable[..., Any]) -> None:
+def test_commands_use_the_registered_schema(
+    project: FeedProject, registry: LocalRegistry, sluice: Callable[..., Any]
+) -> None:
     line = {"$schema": ORDER["$schema"], "type": "object", "properties": {"sku": {"type": "string"}}}
     registered = LATER | {"properties": LATER["properties"] | {"line": {"$ref": "line.json"}}}
     with SchemaRegistryClient({"url": registry.url, "timeout": 20}) as client:

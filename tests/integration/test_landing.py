@@ -59,7 +59,7 @@ def produce(
 
 
 @pytest.mark.each_lake
-def test_every_codec_lands_as_a_plain_consumer_reads_it(project: FeedProject) -> None:
+def test_records_of_every_codec_match_a_plain_consumer(project: FeedProject) -> None:
     for i, codec in enumerate((None, "gzip", "snappy", "lz4", "zstd")):
         produce(project.kafka, project.topic, 300, first=i * 300, compression_type=codec)
     feed = project.write_feed()
@@ -109,7 +109,7 @@ def test_aborted_and_control_records_are_skipped_and_counted(project: FeedProjec
     assert read_rows(dirty) == consume_topic(project.kafka, project.topic, committed=False)
 
 
-def test_an_open_transaction_ends_the_batch_before_it(project: FeedProject) -> None:
+def test_batch_ends_before_an_open_transaction(project: FeedProject) -> None:
     produce(project.kafka, project.topic, 30)
     producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, transactional_id=f"{project.topic}-open")
     producer.init_transactions()
@@ -126,7 +126,9 @@ def test_an_open_transaction_ends_the_batch_before_it(project: FeedProject) -> N
     assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
-def test_a_compacted_topic_with_tombstones(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines) -> None:
+def test_compacted_topic_with_tombstones_lands(
+    tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines
+) -> None:
     config = {
         "cleanup.policy": "compact",
         "segment.bytes": "1048576",
@@ -147,7 +149,9 @@ def test_a_compacted_topic_with_tombstones(tmp_path: Path, kafka: LocalKafka, fr
     assert all(records.get((r["partition"], r["offset"]), r) == r for r in landed_rows)
 
 
-def test_empty_partitions_and_empty_topics(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines) -> None:
+def test_empty_topic_lands_nothing_and_empty_partitions_are_skipped(
+    tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines
+) -> None:
     project = FeedProject(tmp_path, kafka, fresh_topic(partitions=4), lake())
     feed = project.write_feed()
     assert run(feed).batches == ()
@@ -158,7 +162,7 @@ def test_empty_partitions_and_empty_topics(tmp_path: Path, kafka: LocalKafka, fr
     assert commit_feed(feed).offsets
 
 
-def test_three_brokers_lead_different_partitions(
+def test_tasks_follow_partition_leaders_on_three_brokers(
     tmp_path: Path, kafka3: LocalKafka, fresh_topic: Topics, lake: Lines
 ) -> None:
     topic = fresh_topic(cluster=kafka3, assignments={0: [1], 1: [2], 2: [3]})
@@ -183,7 +187,7 @@ def test_topics_of_a_pattern_land_in_one_feed(
     assert {r["value"].decode() for r in read_rows(feed)} == set(names[:2])
 
 
-def test_explicit_ranges_below_and_above_the_origin(project: FeedProject) -> None:
+def test_ranges_below_the_origin_land_and_beyond_the_end_are_refused(project: FeedProject) -> None:
     produce(project.kafka, project.topic, 300)
     feed = project.write_feed(start="latest")
     run(feed)
@@ -227,7 +231,7 @@ def test_limits_land_a_topic_in_several_runs(project: FeedProject) -> None:
     assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
-def test_deleted_offsets_are_named_and_accepted_only_by_policy(project: FeedProject) -> None:
+def test_deleted_offsets_are_reported_and_accepted_only_by_policy(project: FeedProject) -> None:
     produce(project.kafka, project.topic, 300)
     feed = project.write_feed()
     run(feed, request_offsets(project.topic, 0, 0, 10))
@@ -248,7 +252,7 @@ def test_deleted_offsets_are_named_and_accepted_only_by_policy(project: FeedProj
 
 
 @pytest.mark.each_lake
-def test_audit_rescan_and_explain(project: FeedProject) -> None:
+def test_audit_rescan_and_explain_match_landed_records(project: FeedProject) -> None:
     produce(project.kafka, project.topic, 300, compression_type="zstd")
     feed = project.write_feed()
     run(feed)

@@ -85,7 +85,7 @@ def describe_record(record: dict[str, Any]) -> tuple[Any, ...]:
     return record["partition"], record["offset"], record["timestamp"], record["key"], record["value"], record_headers
 
 
-def test_letters_and_offsets_are_committed_together_and_letters_once(
+def test_each_letter_is_committed_once_together_with_offsets(
     tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     project = FeedProject(tmp_path, kafka, fresh_topic(partitions=3))

@@ -72,7 +72,9 @@ def iterate_suffix_lengths(feed: Feed) -> Iterator[int]:
 
 @pytest.mark.parametrize("fold", [False, True], ids=["", "with a checkpoint"])
 @pytest.mark.parametrize("mode", [CommitMode.TRANSACTIONAL, CommitMode.NONE], ids=str)
-def test_every_lost_suffix_is_detected_and_continued_from(project: FeedProject, mode: CommitMode, fold: bool) -> None:
+def test_every_lost_suffix_is_detected_and_the_feed_continues(
+    project: FeedProject, mode: CommitMode, fold: bool
+) -> None:
     """In sequence: each loss hits the ledger that continued after the previous one."""
     feed = project.write_feed(commit=str(mode))
     land(feed)

@@ -65,7 +65,7 @@ def take_over(feed: Feed, begin: Begin) -> None:
 
 
 @pytest.mark.parametrize("begin", list(Begin), ids=str)
-def test_removed_lake_is_detected_and_the_group_taken_over(project: FeedProject, begin: Begin) -> None:
+def test_removed_lake_is_detected_and_its_group_is_taken_over(project: FeedProject, begin: Begin) -> None:
     feed = project.write_feed()
     land(feed)
     remove_lake(feed)
@@ -87,7 +87,7 @@ def test_removed_lake_is_detected_and_the_group_taken_over(project: FeedProject,
     assert rescan_feed(feed).is_reconciled
 
 
-def test_two_lakes_on_one_group(project: FeedProject, lake: Lines) -> None:
+def test_second_lake_on_a_group_is_refused_until_takeover(project: FeedProject, lake: Lines) -> None:
     """The second lands nothing, for any `on_group_moved`; once it has taken the group over, the first is refused."""
     feed = project.write_feed()
     land(feed)
@@ -106,7 +106,7 @@ def test_two_lakes_on_one_group(project: FeedProject, lake: Lines) -> None:
     assert both == consume_topic(project.kafka, project.topic), "each record once"
 
 
-def test_offsets_reset_by_kafka_command_have_no_owner(project: FeedProject) -> None:
+def test_offsets_reset_by_kafka_command_are_used_as_start(project: FeedProject) -> None:
     """The command writes no mark: the feed begins at its offsets, as at any other consumer's."""
     feed = project.write_feed()
     land(feed)

@@ -105,7 +105,9 @@ def test_dry_run_changes_nothing_and_offsets_migrate_both_ways(group: Group, mig
         ({0: "4", 1: "x", 2: "0"}, "/1 holds 'x'"),
     ],
 )
-def test_invalid_tree_is_refused(group: Group, migrate: Migrate, offsets: dict[int, str], message: str) -> None:
+def test_migration_of_an_invalid_tree_is_refused(
+    group: Group, migrate: Migrate, offsets: dict[int, str], message: str
+) -> None:
     import re
 
     group.put(offsets)
@@ -142,7 +144,7 @@ def test_a_group_in_use_is_refused_by_name(group: Group, migrate: Migrate) -> No
     assert group.in_kafka() == {}
 
 
-def test_newer_offsets_in_the_target_are_not_reset(group: Group, migrate: Migrate) -> None:
+def test_newer_offsets_in_the_target_are_not_overwritten(group: Group, migrate: Migrate) -> None:
     group.put({0: "4", 1: "4", 2: "4"})
     migrate(*THERE, "--yes")
     group.put({0: "7", 1: "2", 2: "4"})
@@ -166,7 +168,7 @@ class _Killed(BaseException):
 
 @pytest.mark.parametrize("words", [THERE, BACK], ids=["to kafka", "to zookeeper"])
 @pytest.mark.parametrize("step", ["before", "half", "after"])
-def test_a_migration_that_is_killed_is_finished_by_the_same_command(
+def test_killed_migration_is_completed_by_the_same_command(
     group: Group, migrate: Migrate, monkeypatch: pytest.MonkeyPatch, step: str, words: tuple[str, ...]
 ) -> None:
     offsets = {0: "4", 1: "5", 2: "6"}

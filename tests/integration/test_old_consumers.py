@@ -110,7 +110,7 @@ def wait(is_done: Callable[[], bool], message: str, seconds: float = 60) -> None
         time.sleep(0.2)
 
 
-def test_each_continues_from_the_commits_of_the_other(old_group: OldGroup) -> None:
+def test_sluice_and_old_consumer_take_turns_without_loss_or_overlap(old_group: OldGroup) -> None:
     first = old_group.produce(10)
     with old_group.start_consumer() as consumer:
         assert sorted(consumer.wait_for(30)) == sorted(first)
@@ -155,7 +155,9 @@ def _wait_for_lines(consumer: OldConsumer, count: int) -> list[str]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("version", VERSIONS)
-def test_round_robin_over_uneven_topics_leaves_no_partition(version: str, tmp_path: Path, old_kafka: OldKafka) -> None:
+def test_roundrobin_consumer_of_uneven_topics_waits_until_sluice_leaves(
+    version: str, tmp_path: Path, old_kafka: OldKafka
+) -> None:
     """By `roundrobin` all members must have the same number of streams for every topic."""
     sizes = {f"wide-{next(_numbers)}": 3, f"narrow-{next(_numbers)}": 2}
     with KafkaAdminClient(bootstrap_servers=old_kafka.bootstrap) as admin:

@@ -82,7 +82,7 @@ def check_reconciled(feed: Feed, *, comparable: bool = True) -> None:
 
 
 @pytest.mark.each_lake
-def test_backfill_below_the_origin_again_and_after_a_skip(project: FeedProject) -> None:
+def test_windows_land_below_the_origin_again_and_after_a_skip(project: FeedProject) -> None:
     start = find_first_hour()
     fill(project, start)
     feed = project.write_feed(start="latest")
@@ -127,7 +127,7 @@ def test_backfill_below_the_origin_again_and_after_a_skip(project: FeedProject) 
     check_reconciled(feed)
 
 
-def test_accepted_event_lets_the_feed_continue(project: FeedProject) -> None:
+def test_feed_continues_after_lost_offsets_and_recreation_are_accepted(project: FeedProject) -> None:
     fill(project, find_first_hour())
     feed = project.write_feed()
     run(feed, request_offsets(project.topic, 0, 0, 10))

@@ -48,7 +48,9 @@ def hour(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], mon
     return show_window(start)
 
 
-def test_definitions_with_a_user_asset(tmp_path: Path, hour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_asset_is_requested_after_its_hour_lands(
+    tmp_path: Path, hour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(open_ports, "LocalEngine", lambda *_: InlineEngine())
     project = shutil.copytree(EXAMPLES / "dagster_project", tmp_path / "dagster_project")
     defs = load_definitions(project)
@@ -214,7 +216,7 @@ def _read_output(command: Sequence[str], project: Path, environ: dict[str, str])
 
 
 @pytest.mark.slow
-def test_dg_finds_checks_and_scaffolds_the_component(tmp_path: Path) -> None:
+def test_dg_lists_checks_and_scaffolds_the_component(tmp_path: Path) -> None:
     """Runs without Kafka and without its address."""
     project = shutil.copytree(EXAMPLES / "dg_project", tmp_path / "dg_project")
     environ = {k: v for k, v in os.environ.items() if k != "KAFKA_BOOTSTRAP"}

@@ -144,7 +144,7 @@ def test_records_of_two_versions_match_google_and_need_no_registry_later(
     assert (report.problems, report.compared) == ((), 201)
 
 
-def test_registry_lost_during_a_run(project: FeedProject, registry: LocalRegistry) -> None:
+def test_run_lands_nothing_if_the_registry_is_lost_midway(project: FeedProject, registry: LocalRegistry) -> None:
     """The registry fails after one of two schemas: nothing lands; the next run lands all, the new field as drift."""
     first = serialize_orders(registry, project.topic, (make_order(FIRST, i) for i in range(20)))
     second = serialize_orders(registry, project.topic, (make_order(SECOND, i, country="FR") for i in range(20, 40)))
@@ -164,7 +164,7 @@ def test_registry_lost_during_a_run(project: FeedProject, registry: LocalRegistr
     assert drift == [(DriftKind.NEW, "country", 20)]
 
 
-def test_new_enum_symbol_is_replayed_with_a_newer_file(project: FeedProject, registry: LocalRegistry) -> None:
+def test_new_enum_symbol_is_replayed_with_a_newer_schema_file(project: FeedProject, registry: LocalRegistry) -> None:
     orders = [make_order(SECOND, i) for i in range(3)]
     orders[1].state = 2
     send(project, serialize_orders(registry, project.topic, orders))

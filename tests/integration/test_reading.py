@@ -179,7 +179,7 @@ def _expect_on_spark(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_examples_of_the_page_run(landed: LandedHours, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_the_reading_page_run(landed: LandedHours, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(landed.root)
     monkeypatch.setenv("SLUICE_PROJECT", str(landed.root))
     blocks = re.findall(r"```(sh|python)\n(.*?)```", _fill_in_page(landed, DOCS.read_text()), re.DOTALL)

@@ -126,7 +126,7 @@ def kill_at(project: FeedProject, feed: Feed, function: str) -> None:
 
 @pytest.mark.each_lake
 @pytest.mark.parametrize("where", PUBLISHING.values(), ids=list(PUBLISHING))
-def test_killed_while_publishing_the_next_run_rolls_forward(project: FeedProject, where: str) -> None:
+def test_next_run_rolls_forward_after_a_kill_while_publishing(project: FeedProject, where: str) -> None:
     feed = project.write_feed()
     kill_at(project, feed, where)
     with open_inline_ports(feed) as ports:
@@ -198,7 +198,7 @@ def sleeping(project: FeedProject) -> Iterator[SleepingRun]:
     sleeper.resume()
 
 
-def test_second_concurrent_run_is_refused_with_the_batch_name(project: FeedProject, sleeping: SleepingRun) -> None:
+def test_second_concurrent_run_is_refused_with_the_active_batch(project: FeedProject, sleeping: SleepingRun) -> None:
     with pytest.raises(PlanBusy, match=r"batch 2 \(catch-up\) is at work: run sleeper"):
         run(sleeping.feed)
     sleeping.resume()
@@ -242,7 +242,7 @@ class LivenessWithDeadOwner:
 
 
 @pytest.mark.parametrize("mode", ["transactional", "plain"])
-def test_committed_offsets_are_the_frontier_with_a_mark(project: FeedProject, mode: str) -> None:
+def test_committed_offsets_are_the_frontier_with_the_ledger_mark(project: FeedProject, mode: str) -> None:
     feed = project.write_feed(commit=mode)
     run(feed)
     result = commit_feed(feed)
@@ -256,14 +256,14 @@ def test_committed_offsets_are_the_frontier_with_a_mark(project: FeedProject, mo
     assert commit_feed(feed).status is CommitStatus.UNCHANGED
 
 
-def test_commit_none_does_not_touch_the_group(project: FeedProject) -> None:
+def test_disabled_commit_does_not_touch_the_group(project: FeedProject) -> None:
     feed = project.write_feed(commit="none")
     run(feed)
     assert commit_feed(feed).status is CommitStatus.DISABLED
     assert fetch_committed(project, feed) == [None, None]
 
 
-def test_group_with_a_live_consumer_is_refused_and_landing_continues(project: FeedProject) -> None:
+def test_live_consumer_blocks_the_commit_and_landing_continues(project: FeedProject) -> None:
     feed = project.write_feed()
     foreign = KafkaConsumer(project.topic, bootstrap_servers=project.kafka.bootstrap, group_id=feed.group)
     try:
@@ -360,7 +360,7 @@ def test_a_zombie_committer_is_fenced_by_the_coordinator(project: FeedProject) -
     assert fetch_committed(project, feed) == [150, 150]
 
 
-def test_lost_response_is_resolved_by_reading_back(project: FeedProject) -> None:
+def test_lost_commit_response_is_resolved_by_reading_back(project: FeedProject) -> None:
     feed = project.write_feed()
     run(feed)
     assert commit_with(feed, lambda: None, lose_answer=True).status is CommitStatus.COMMITTED
@@ -371,7 +371,7 @@ def test_lost_response_is_resolved_by_reading_back(project: FeedProject) -> None
 
 
 @pytest.mark.each_lake
-def test_a_truncated_or_newer_entry_stops_everything_and_changes_nothing(project: FeedProject) -> None:
+def test_truncated_or_newer_ledger_entry_stops_runs_without_changes(project: FeedProject) -> None:
     feed = project.write_feed()
     run(feed)
     lake = open_lake(feed)

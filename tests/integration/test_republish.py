@@ -178,7 +178,7 @@ def test_lanes_in_spark_tasks_survive_kills(
     assert "the map names a new coordinate twice" in {f["text"] for f in report["findings"]}
 
 
-def test_later_of_two_runs_continues(
+def test_later_of_two_republish_runs_continues(
     tmp_path: Path,
     kafka: LocalKafka,
     fresh_topic: Callable[..., str],
@@ -230,7 +230,7 @@ def test_later_of_two_runs_continues(
     assert len(wait_for_records(kafka, target, 100)) == 100
 
 
-def test_republish_by_key_with_coordinates_and_refusals(
+def test_republish_by_key_adds_coordinates_and_refuses_invalid_requests(
     tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     project, target = FeedProject(tmp_path, kafka, fresh_topic(partitions=3)), fresh_topic(partitions=2)
@@ -281,7 +281,7 @@ def test_republish_by_key_with_coordinates_and_refusals(
     assert (audited["holds"], audited["rows"], audited["compared"]) == (True, 80, 80)
 
 
-def test_sequential_republish_with_a_rate_limit(
+def test_round_robin_republish_respects_a_rate_limit(
     tmp_path: Path,
     kafka: LocalKafka,
     fresh_topic: Callable[..., str],
@@ -399,7 +399,7 @@ def test_audit_reports_differences_in_the_target(
     assert run_command(capfd, *audit, code=1)["gone"] == 49  # and one that is not in the map
 
 
-def test_typed_rows_land_equal_and_quarantined_ones_keep_their_bytes(
+def test_typed_rows_land_equal_and_quarantined_rows_keep_their_bytes(
     tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     project = FeedProject(tmp_path, kafka, fresh_topic(partitions=3))
@@ -444,7 +444,7 @@ def test_typed_rows_land_equal_and_quarantined_ones_keep_their_bytes(
     assert read_landed(other, "others") == read_landed(project, "orders")
 
 
-def test_timestamps_refused_by_the_target_and_an_expired_mark(
+def test_rejected_timestamps_and_lost_progress_end_a_republish(
     tmp_path: Path,
     kafka: LocalKafka,
     fresh_topic: Callable[..., str],
@@ -477,7 +477,7 @@ def test_timestamps_refused_by_the_target_and_an_expired_mark(
     assert "Kafka no longer has the progress" in capfd.readouterr().err
 
 
-def test_in_dagster_with_lineage_to_the_target(
+def test_republish_in_dagster_records_lineage_to_the_target(
     tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     project, target = FeedProject(tmp_path, kafka, fresh_topic(partitions=3)), fresh_topic(partitions=3)
@@ -524,7 +524,7 @@ def test_in_dagster_with_lineage_to_the_target(
 
 
 @pytest.mark.faults
-def test_brokers_die_during_a_republish_and_a_second_run_fences(
+def test_republish_survives_broker_kills_and_a_fencing_second_run(
     tmp_path: Path,
     kafka3: LocalKafka,
     fresh_topic: Callable[..., str],

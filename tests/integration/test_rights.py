@@ -65,7 +65,7 @@ def land_and_commit(feed: Feed) -> None:
 
 
 @pytest.mark.parametrize("mode", ["transactional", "plain", "none"])
-def test_documented_rights_suffice_and_missing_ones_are_named(
+def test_documented_rights_suffice_and_missing_rights_are_named(
     secured: LocalKafka, tmp_path: Path, topic: str, mode: str
 ) -> None:
     feed = write_feed(secured, tmp_path, topic, commit=mode)
@@ -144,7 +144,7 @@ def test_commands_grant_the_documented_rights(secured: LocalKafka, tmp_path: Pat
         revoke(secured, rights)
 
 
-def test_command_line_shows_the_same_rights(
+def test_acls_command_lists_the_same_rights(
     secured: LocalKafka, tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     feed = write_feed(secured, tmp_path, topic)

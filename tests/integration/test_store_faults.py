@@ -89,14 +89,14 @@ def count_requests(project: Project) -> int:
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7])
-def test_store_becomes_unreachable_during_a_run(project: Project, share: float) -> None:
+def test_store_that_becomes_unreachable_during_a_run_is_reported(project: Project, share: float) -> None:
     before = int(count_requests(project) * share)
     project.proxy.rules[:] = [Rule(".", "pass", times=before), Rule(".", "reset", times=-1)]
     project.fail(project.make_feed(), LakeUnavailable, Unknown)
     project.recover()
 
 
-def test_unreachable_store_is_waited_for(project: Project) -> None:
+def test_run_waits_for_a_temporarily_unreachable_store(project: Project) -> None:
     before = count_requests(project) // 2
     project.proxy.rules[:] = [Rule(".", "pass", times=before), Rule(".", "reset", times=12)]
     project.land(project.make_feed(retries=12))
@@ -120,7 +120,7 @@ def test_persistent_refusals_are_one_error(project: Project) -> None:
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7])
-def test_credentials_expire_during_a_run(project: Project, share: float) -> None:
+def test_credentials_that_expire_during_a_run_are_reported(project: Project, share: float) -> None:
     before = int(count_requests(project) * share)
     refusal: dict[str, Any] = {"status": 401 if project.store.scheme == "gs" else 403, "code": "AuthenticationFailed"}
     project.proxy.rules[:] = [Rule(".", "pass", times=before), Rule(".", "refuse", times=-1, **refusal)]
@@ -131,7 +131,7 @@ def test_credentials_expire_during_a_run(project: Project, share: float) -> None
 
 @pytest.mark.parametrize("project", ["azure"], indirect=True)
 @pytest.mark.parametrize("at", ["^PUT .*staging", "^PUT .*log", "^PUT .*data", DELETES])
-def test_sas_token_expires_during_a_run(project: Project, at: str) -> None:
+def test_sas_token_that_expires_during_a_run_is_reported(project: Project, at: str) -> None:
     """A real token: a request is delayed until the token has expired."""
     feed = project.make_feed(project.store.with_token("rcwdl", 8))
     end = feed.azure.token_end if feed.azure else None
@@ -146,7 +146,7 @@ def test_sas_token_expires_during_a_run(project: Project, at: str) -> None:
     project.recover()
 
 
-def test_a_retention_lock_set_on_a_lake(project: Project) -> None:
+def test_retention_lock_on_a_lake_is_reported(project: Project) -> None:
     """The store accepts new objects and refuses to delete any."""
     lock = RETENTION[project.store.scheme]
     project.proxy.rules[:] = [Rule(DELETES, "refuse", times=-1, **lock)]
@@ -157,7 +157,7 @@ def test_a_retention_lock_set_on_a_lake(project: Project) -> None:
 
 
 @pytest.mark.parametrize("project", ["azure"], indirect=True)
-def test_reader_needs_two_sas_permissions(project: Project) -> None:
+def test_reader_needs_only_two_sas_permissions(project: Project) -> None:
     feed = project.make_feed(project.store.with_token("rl"))
     folder = ["--project", str(project.folder.root)]
     assert main(["status", "orders", *folder]) == 0

@@ -117,7 +117,7 @@ def test_a_second_project_takes_the_group_over_by_the_named_command(
     assert sluice("plan", "orders", root=project.root)[1]["error"] == "ForeignMarks"
 
 
-def test_named_command_completes_a_partial_hour_and_lands_an_empty_one(
+def test_named_command_completes_a_partial_hour_and_empty_hour_lands(
     project: FeedProject, sluice: Sluice, capfd: pytest.CaptureFixture[str]
 ) -> None:
     project.write_feed()

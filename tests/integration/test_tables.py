@@ -22,7 +22,7 @@ from tests.stores import Store
 from tests.table_readers import get_delta_access, get_iceberg_access
 
 
-def test_a_table_over_s3_with_its_catalog_in_postgresql(s3_store: Store, tmp_path: Path) -> None:
+def test_iceberg_table_on_s3_with_postgresql_catalog_has_each_row_once(s3_store: Store, tmp_path: Path) -> None:
     pytest.importorskip("pyiceberg")
     from pyiceberg.catalog import load_catalog
 
@@ -77,7 +77,7 @@ def sync_after_changes(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", ["s3", "azure", "google"])
-def test_a_delta_table_over_a_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_delta_table_on_a_store_has_each_row_once(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake")
     store: Store | CloudStore = request.getfixturevalue(f"{kind}_store")
     lines = store.build_feed_settings()
@@ -108,7 +108,9 @@ def test_a_delta_table_over_a_store(kind: str, request: pytest.FixtureRequest, t
 
 
 @pytest.mark.parametrize("scheme", ["az", "abfss", "gs"])
-def test_an_iceberg_table_on_azure_and_google(scheme: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_iceberg_table_on_azure_and_google_has_each_row_once(
+    scheme: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     pytest.importorskip("pyiceberg")
     from pyiceberg.catalog import load_catalog
 

@@ -61,7 +61,7 @@ def write_feed_file(root: Path, registry: str = f"url: '{URL}'", more: str = "")
     return root / "feeds" / "orders.yaml"
 
 
-def test_versions_by_uuid_and_by_name(glue: Any, tmp_path: Path) -> None:
+def test_schema_versions_are_fetched_by_uuid_and_by_name(glue: Any, tmp_path: Path) -> None:
     newest, first = make_client().version("orders"), make_client().version("orders", 1)
     assert newest is not None
     assert first is not None
@@ -101,7 +101,7 @@ def test_versions_by_uuid_and_by_name(glue: Any, tmp_path: Path) -> None:
         ("InvalidInputException", Failed, "gave InvalidInputException"),
     ],
 )
-def test_failures_are_clear_errors(
+def test_glue_failures_are_clear_errors(
     code: str, error: type[SluiceError], message: str, glue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
@@ -113,7 +113,9 @@ def test_failures_are_clear_errors(
     assert "s3cr3t" not in f"{raised.value} {raised.value.remedy}"
 
 
-def test_missing_credentials_and_address_are_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_credentials_and_unreachable_address_are_errors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -128,7 +130,7 @@ def test_missing_credentials_and_address_are_errors(monkeypatch: pytest.MonkeyPa
         make_client().subjects()
 
 
-def test_missing_registry_is_an_error(glue: Any) -> None:
+def test_missing_registry_has_no_schema_versions(glue: Any) -> None:
     assert make_client("glue://eu-central-1/none").version("orders") is None
 
 
@@ -157,7 +159,7 @@ def test_doctor_counts_schemas(glue: Any, tmp_path: Path, monkeypatch: pytest.Mo
         ("url: 'glue://nowhere'", "", "glue://REGION/REGISTRY"),
     ],
 )
-def test_conflicting_settings_are_refused(registry: str, more: str, message: str, tmp_path: Path) -> None:
+def test_conflicting_registry_settings_are_refused(registry: str, more: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(FeedError) as raised:
         load_feed(write_feed_file(tmp_path, registry, more), {})
     assert message in str(raised.value)

@@ -92,7 +92,7 @@ def test_owner_is_this_process_with_a_unique_token() -> None:
     assert len(bytes.fromhex(one.token)) == 16
 
 
-def test_heartbeat_starts_at_once_identifies_its_owner_and_stops_with_the_block(
+def test_heartbeat_starts_at_once_names_its_owner_and_ends_with_the_block(
     lake: LocalLake, watcher: Watcher, clock: Clock
 ) -> None:
     owner = new_owner("run-1")
@@ -109,7 +109,7 @@ def test_heartbeat_starts_at_once_identifies_its_owner_and_stops_with_the_block(
     assert watcher.pauses == []
 
 
-def test_heartbeat_repeats_while_the_clock_stands_still(lake: LocalLake, clock: Clock) -> None:
+def test_heartbeat_repeats_while_the_clock_is_frozen(lake: LocalLake, clock: Clock) -> None:
     owner = new_owner("run-1")
     with LakeLiveness(lake, "orders", clock, BOUND, heartbeat_ms=1).send_heartbeats(owner):
         first = read_heartbeat(lake, owner)
@@ -181,7 +181,7 @@ def test_reused_pid_does_not_prove_life(lake: LocalLake, watcher: Watcher) -> No
         assert watcher.is_dead(owner)
 
 
-def test_a_pid_of_another_machine_proves_nothing(lake: LocalLake, watcher: Watcher, clock: Clock) -> None:
+def test_pid_of_another_machine_is_ignored(lake: LocalLake, watcher: Watcher, clock: Clock) -> None:
     owner = new_owner("run-1")
     write_foreign_heartbeat(lake, owner, clock.now - BOUND)
     assert not watcher.is_dead(owner)
@@ -189,7 +189,9 @@ def test_a_pid_of_another_machine_proves_nothing(lake: LocalLake, watcher: Watch
 
 
 @pytest.mark.parametrize("off", [-HOUR, HOUR], ids=["an hour slow", "an hour fast"])
-def test_live_owner_with_clock_skew_is_alive(lake: LocalLake, watcher: Watcher, clock: Clock, off: int) -> None:
+def test_heartbeat_of_owner_with_clock_skew_proves_life(
+    lake: LocalLake, watcher: Watcher, clock: Clock, off: int
+) -> None:
     owner = new_owner("run-1")
     write_foreign_heartbeat(lake, owner, clock.now + off)
 
@@ -203,7 +205,7 @@ def test_live_owner_with_clock_skew_is_alive(lake: LocalLake, watcher: Watcher, 
 
 
 @pytest.mark.parametrize("off", [-HOUR, HOUR, -BOUND - 1], ids=["an hour slow", "an hour fast", "just late"])
-def test_owner_without_heartbeat_for_the_limit_is_dead(
+def test_owner_without_heartbeat_during_the_watch_is_dead(
     lake: LocalLake, watcher: Watcher, clock: Clock, off: int
 ) -> None:
     owner = new_owner("run-1")
@@ -233,7 +235,7 @@ def test_hanging_run_on_this_machine_is_dead_after_the_limit(lake: LocalLake, wa
     "heartbeat",
     [b"", b"{", b"[]", b'{"at": "soon", "pid": -1}', b'{"at": 1%s}' % (b"0" * 400), b"\xff", b"[" * 100_000],
 )
-def test_unreadable_heartbeat_is_watched(lake: LocalLake, watcher: Watcher, heartbeat: bytes) -> None:
+def test_unreadable_heartbeat_is_judged_by_its_changes(lake: LocalLake, watcher: Watcher, heartbeat: bytes) -> None:
     owner = new_owner("run-1")
     lake.put(PATH.format(owner.token), heartbeat)
     assert watcher.liveness.last_heartbeat(owner) is None
@@ -296,7 +298,7 @@ def test_suspects_are_watched_concurrently_and_judged_separately(
     assert sum(watcher.pauses) * 1000 == BOUND, "for all of them together"
 
 
-def test_suspect_without_watching_is_undecided_with_the_needed_evidence(
+def test_stale_owner_is_undecided_without_watch_and_reason_names_the_watch(
     lake: LocalLake, watcher: Watcher, clock: Clock
 ) -> None:
     silent, undated, fresh, absent = (new_owner(f"run-{i}") for i in range(4))
@@ -313,7 +315,7 @@ def test_suspect_without_watching_is_undecided_with_the_needed_evidence(
     assert watcher.pauses == [], "nobody waited"
 
 
-def test_all_owners_with_heartbeats_are_listed_and_missing_keys_are_empty(lake: LocalLake, watcher: Watcher) -> None:
+def test_owners_with_heartbeats_are_listed_and_invalid_fields_are_empty(lake: LocalLake, watcher: Watcher) -> None:
     owner = new_owner("run-1")
     with watcher.liveness.send_heartbeats(owner):
         lake.put(PATH.format("odd"), b'{"run": 7, "pid": "x", "host": null}')
@@ -321,7 +323,7 @@ def test_all_owners_with_heartbeats_are_listed_and_missing_keys_are_empty(lake: 
         assert watcher.liveness.owners() == tuple(sorted([owner, Owner("odd", "", "", 0, 0)], key=lambda o: o.token))
 
 
-def test_process_with_a_later_start_time_is_another_process() -> None:
+def test_process_started_after_the_recorded_time_counts_as_gone() -> None:
     now = time.time()
     assert not process_gone(os.getpid(), now)
     assert process_gone(os.getpid(), now - 86_400 * 365)

@@ -113,7 +113,7 @@ def test_idle_worker_that_ends_uses_up_no_attempt(wiring: LogWiring) -> None:
     assert prove(PLAN, 12, run(dying), LocalLake(other))[1] == []
 
 
-def test_pool_handles_two_end_signals_of_one_worker() -> None:
+def test_pool_survives_two_end_events_of_one_worker_and_reports_the_next() -> None:
     """The process ends and the driver shuts its socket before the pool sees either."""
     pool, job = worker_pool.get_pool(), pickle.dumps(partial(executor.call, _name_process))
     first, second = local_engine._Worker(pool), local_engine._Worker(pool)
@@ -152,7 +152,7 @@ def test_idle_workers_end_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_task_whose_process_dies_is_retried(wiring: LogWiring, fresh: bool) -> None:
+def test_task_is_retried_after_its_process_dies(wiring: LogWiring, fresh: bool) -> None:
     dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=2)
     receipts, failures = prove(PLAN, 12, run(dying, fresh=fresh), LocalLake(wiring.lake))
     assert failures == []
@@ -171,7 +171,7 @@ def test_retry_adopts_finished_work_of_the_previous_attempt(wiring: LogWiring) -
     assert prove(plan, 12, [s for s in sent if not isinstance(s, TaskTraffic)], LocalLake(wiring.lake))[1] == []
 
 
-def test_task_that_dies_on_each_attempt_is_salvaged_and_others_land(wiring: LogWiring) -> None:
+def test_task_that_dies_on_each_attempt_is_salvaged_and_other_tasks_land(wiring: LogWiring) -> None:
     dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=99)
     receipts, failures = prove(PLAN, 12, run(dying), LocalLake(wiring.lake))
     assert [(f.offset_range, f.error, f.fatal) for f in failures] == [(RANGES[0], "Failed", True)]
@@ -235,7 +235,7 @@ def test_cancelling_kills_the_workers(wiring: LogWiring) -> None:
 
 
 @pytest.mark.parametrize("receiver", ["the waiting thread", "another thread"])
-def test_an_interrupt_reaches_the_waiting_thread_and_kills_the_workers(wiring: LogWiring, receiver: str) -> None:
+def test_interrupt_reaches_the_waiting_thread_and_kills_the_workers(wiring: LogWiring, receiver: str) -> None:
     hanging = LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True)
     find = threading.get_ident if receiver == "another thread" else lambda: threading.main_thread().ident or 0
     interrupter = start_thread(lambda: (wait_for_begun(hanging), signal.pthread_kill(find(), signal.SIGINT)))
@@ -246,7 +246,7 @@ def test_an_interrupt_reaches_the_waiting_thread_and_kills_the_workers(wiring: L
     assert len(prove(PLAN, 12, run(wiring), LocalLake(wiring.lake))[0]) == 3
 
 
-def test_killed_pool_fails_its_job_and_next_job_starts_another(wiring: LogWiring) -> None:
+def test_killed_pool_fails_its_job_and_next_job_starts_a_new_pool(wiring: LogWiring) -> None:
     hanging = LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True)
     killer = start_thread(lambda: (wait_for_begun(hanging), worker_pool._pools[-1]._process.kill()))
     with pytest.raises(Failed) as e:
@@ -287,7 +287,7 @@ run(hanging)
 
 
 @pytest.mark.parametrize("forks", [(), ("forks",)], ids=["alone", "with a forked process"])
-def test_nothing_outlives_a_killed_driver(wiring: LogWiring, forks: tuple[str, ...]) -> None:
+def test_workers_end_with_a_killed_driver(wiring: LogWiring, forks: tuple[str, ...]) -> None:
     arguments = [sys.executable, "-c", _DRIVER, str(wiring.lake), str(wiring.notes), *forks]
     with subprocess.Popen(arguments, cwd=ROOT, start_new_session=True) as driver:
         wait_for_begun(wiring)
@@ -336,6 +336,6 @@ class _Slow:
         return self.feed
 
 
-def test_no_tasks_need_no_pool(wiring: LogWiring) -> None:
+def test_job_without_tasks_needs_no_pool(wiring: LogWiring) -> None:
     assert LocalEngine().run(Job(PLAN, 12, "token", wiring), []) == []
     assert LocalEngine().map("sales", "test", _name_allocator, 0) == []

@@ -64,7 +64,7 @@ def test_a_range_up_to_a_wrong_year_ends_at_its_first_incomplete_window(project:
         sluice.read("orders", "2024-05-01T00", to="9999-12-31T00", project=project)
 
 
-def test_feed_without_runs_is_incomplete_and_missing_feed_is_unknown(project: Path) -> None:
+def test_feed_without_runs_is_incomplete_and_missing_feed_is_an_error(project: Path) -> None:
     with pytest.raises(WindowIncomplete, match="1970-01-02T03:00 of feed orders"):
         sluice.read("orders", "1970-01-02T03", project=project)
     with pytest.raises(FeedError, match="broken"):
@@ -82,13 +82,15 @@ def test_feed_without_runs_is_incomplete_and_missing_feed_is_unknown(project: Pa
         ({"feed": "orders", "from": "1970-01-02T03"}, "`from` without `to`"),
     ],
 )
-def test_spark_source_refuses_options_that_select_nothing(project: Path, options: dict[str, str], says: str) -> None:
+def test_spark_source_refuses_options_without_a_clear_selection(
+    project: Path, options: dict[str, str], says: str
+) -> None:
     source = SluiceSource({**options, "project": str(project)})
     with pytest.raises(UsageError, match=says):
         source.reader(source.schema())
 
 
-def test_unsupported_types_are_widened_for_spark_and_times_out_of_range_are_null() -> None:
+def test_types_that_spark_lacks_are_widened_and_out_of_range_times_are_null() -> None:
     few = pa.array(["a", None, "a"]).dictionary_encode()
     times = pa.array([-1, 2**63 - 1, None], pa.timestamp("ms", "UTC"))
     nested = pa.array([[{"n": 1, "at": 2}], None, []], pa.list_(pa.struct({"n": pa.uint8(), "at": pa.timestamp("ms")})))
@@ -218,7 +220,7 @@ def test_duckdb_compares_nanosecond_times_after_truncation(tmp_path: Path) -> No
             assert len(relation.filter("t = 'infinity'").fetchall()) == 1
 
 
-def test_public_names_of_the_package() -> None:
+def test_public_names_of_the_package_are_importable() -> None:
     assert all(getattr(sluice, name) for name in sluice.__all__)
     assert issubclass(sluice.errors.WindowIncomplete, sluice.errors.SluiceError)
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):

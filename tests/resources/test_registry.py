@@ -121,7 +121,9 @@ REFUSED: list[tuple[Answers, type[SluiceError], str]] = [
 
 
 @pytest.mark.parametrize(("answers", "kind", "message"), REFUSED)
-def test_failures_are_clear_errors(serve: Serve, answers: Answers, kind: type[SluiceError], message: str) -> None:
+def test_registry_failures_are_clear_errors(
+    serve: Serve, answers: Answers, kind: type[SluiceError], message: str
+) -> None:
     client = serve(dict(answers))
     with pytest.raises(kind, match=message) as error:
         client.schema(1)
@@ -130,7 +132,7 @@ def test_failures_are_clear_errors(serve: Serve, answers: Answers, kind: type[Sl
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "€"])
-def test_token_that_is_an_invalid_header_is_never_shown(serve: Serve, end: str) -> None:
+def test_token_that_is_invalid_in_a_header_is_never_shown(serve: Serve, end: str) -> None:
     url = serve({"/api/schemas/ids/1": {"schema": '"int"'}}).settings.url
     client = RegistryClient(RegistrySettings(url=url, token=SECRET + end))
     with pytest.raises(SetupError, match="token has a line break") as error:
@@ -185,7 +187,7 @@ def test_requests_for_unknown_schema_ids_are_limited() -> None:
         schemas.texts(MOST_UNKNOWN)
 
 
-def test_id_of_the_schema_of_the_feed(serve: Serve, tmp_path: Path) -> None:
+def test_id_of_the_feed_schema_is_looked_up_in_the_registry(serve: Serve, tmp_path: Path) -> None:
     line = {"type": "record", "name": "Line", "fields": [{"name": "sku", "type": "string"}]}
     order = {"type": "record", "name": "Order", "fields": [{"name": "lines", "type": {"type": "array", "items": line}}]}
     parted = {

@@ -73,7 +73,7 @@ def test_bounded_range_matches_a_plain_consumer(kafka: LocalKafka, project: Path
     assert table.num_rows == 1500
 
 
-def test_offsets_select_partitions_and_ends(kafka: LocalKafka, project: Path, topic: str) -> None:
+def test_offsets_select_partitions_and_their_ends(kafka: LocalKafka, project: Path, topic: str) -> None:
     produce(kafka, topic, 30, 1)
     with sluice.stream("orders", {f"{topic}:1": 7}, {f"{topic}:1": 19}, project=project) as stream:
         assert collect_offsets(stream) == {1: list(range(7, 19))}
@@ -88,7 +88,7 @@ def test_offsets_select_partitions_and_ends(kafka: LocalKafka, project: Path, to
             sluice.stream("orders", start, project=project)
 
 
-def test_fetch_runs_ahead_of_consumption(kafka: LocalKafka, project: Path, topic: str) -> None:
+def test_fetched_position_runs_ahead_of_consumed_position(kafka: LocalKafka, project: Path, topic: str) -> None:
     produce(kafka, topic, 9, 0)
     with sluice.stream("orders", {f"{topic}:0": 0}, project=project) as stream:
         batch = next(stream)
@@ -163,7 +163,7 @@ def test_recreated_topic_is_an_error(kafka: LocalKafka, project: Path, topic: st
             list(stream)
 
 
-def test_stream_needs_an_end_or_follow(project: Path, kafka: LocalKafka) -> None:
+def test_stream_with_both_end_and_follow_is_refused(project: Path, kafka: LocalKafka) -> None:
     with pytest.raises(UsageError, match="has no end"):
         sluice.stream("orders", end="latest", follow=True, project=project)
     before = threading.active_count()

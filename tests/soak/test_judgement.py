@@ -41,12 +41,12 @@ def test_leak_of_a_process_is_detected() -> None:
     assert list_steep(make_lines(leak=60)) == ["daemon memory"]
 
 
-def test_restart_is_not_a_leak_and_hides_none() -> None:
+def test_restart_is_not_a_leak_and_does_not_hide_a_leak() -> None:
     assert list_steep(make_lines(restarted=45)) == []
     assert list_steep(make_lines(leak=60, restarted=45)) == ["daemon memory"]
 
 
-def test_a_short_soak_judges_nothing() -> None:
+def test_short_soak_is_not_judged() -> None:
     slopes = judge(make_lines(leak=600)[:20])
     assert {s.per_hour for s in slopes} == {None}
 
@@ -58,7 +58,7 @@ def test_ledger_may_grow_and_other_folders_may_not() -> None:
     assert list_steep(lines) == ["temporary entries"]
 
 
-def test_a_database_is_judged_by_its_size_for_each_run() -> None:
+def test_database_size_is_judged_per_run() -> None:
     size = compute_run_size(make_lines())
     assert size is not None
     assert 0.49 < size < 0.51 < LIMIT_OF_RUN

@@ -208,7 +208,7 @@ class Scene:
 
 # kafka-python, which the scene's own admin clients use, leaves the socket of a refused connection open.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-def test_the_scene(s3_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soak_has_no_findings_and_no_growth(s3_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
         monkeypatch.setenv(name, s3_store.environment[name])
     folder = BUILD / f"{SEED}-{time.strftime('%m%d-%H%M%S')}"

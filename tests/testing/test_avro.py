@@ -86,7 +86,7 @@ def test_versions_share_a_table_and_the_ledger_records_their_schemas(project: Pr
         project.land([])
 
 
-def test_records_refused_by_a_schema_land_with_a_newer_schema(project: Project) -> None:
+def test_records_refused_by_a_schema_are_replayed_with_a_newer_schema(project: Project) -> None:
     project.set_schema(of(state("open")))
     project.keep_schema(1, of(state("open", "paid")))
     landed = project.land(encode(of(state("open", "paid")), {"state": s}, 1) for s in ("open", "paid", "open"))
@@ -114,7 +114,7 @@ def test_without_a_registry_the_file_is_the_schema_of_all_records(project: Proje
     assert landed.quarantined["reason"].to_pylist() == ["not_avro"]
 
 
-def test_fields_of_writers_become_columns_with_evolve(project: Project) -> None:
+def test_writer_fields_become_columns_under_the_evolve_policy(project: Project) -> None:
     project.feed.write_text(FEED + REGISTRY + "policies: {on_drift: evolve}\n")
     project.set_schema(of(ID))
     tags = {"name": "tags", "type": {"type": "array", "items": ["null", "string"]}}
@@ -135,7 +135,7 @@ def test_fields_of_writers_become_columns_with_evolve(project: Project) -> None:
     assert "state" not in second.rows.column_names
 
 
-def test_an_entry_of_format_2_is_read_as_before() -> None:
+def test_ledger_entry_of_format_2_is_readable() -> None:
     """The first ledgers of Avro feeds have the source `avro`, and its records are Avro."""
     texts = [json.dumps(of(ID))]
     document = {"kind": "schema", "format": 2, "shape": "avro x", "columns": [["id", "int32 not null"]]}

@@ -86,7 +86,7 @@ def test_folders_have_keys_that_cannot_be_field_names(
     assert keys == {level.partition("=")[0] for level in first.split("/")}
 
 
-def test_duckdb(tmp_path: Path, layout: str) -> None:
+def test_duckdb_filters_by_fields_and_folder_keys(tmp_path: Path, layout: str) -> None:
     land_records(tmp_path, layout)
     files = f"read_parquet('{tmp_path}/lake/data/orders/**/*.parquet', hive_partitioning = true)"
 
@@ -105,7 +105,7 @@ def test_duckdb(tmp_path: Path, layout: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["", "/**/*.parquet"])
-def test_polars(tmp_path: Path, layout: str, pattern: str) -> None:
+def test_polars_filters_by_fields_and_folder_keys(tmp_path: Path, layout: str, pattern: str) -> None:
     land_records(tmp_path, layout)
     frame = pl.scan_parquet(f"{tmp_path}/lake/data/orders{pattern}", hive_partitioning=True)
 
@@ -118,7 +118,7 @@ def test_polars(tmp_path: Path, layout: str, pattern: str) -> None:
     assert select_ids(*of_window, pl.col("hour") == 77) == []
 
 
-def test_pyarrow_and_pandas(tmp_path: Path, layout: str) -> None:
+def test_pyarrow_and_pandas_filter_by_fields_and_folder_keys(tmp_path: Path, layout: str) -> None:
     land_records(tmp_path, layout)
     root = f"{tmp_path}/lake/data/orders"
     by_field = [("date", "=", DATE), ("hour", "=", 77)]
@@ -134,7 +134,7 @@ def test_pyarrow_and_pandas(tmp_path: Path, layout: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_spark(tmp_path: Path, layout: str) -> None:
+def test_spark_filters_by_fields_and_folder_keys(tmp_path: Path, layout: str) -> None:
     from sluice.pipelines.feed.sections import SparkSettings
     from sluice.resources.spark.engine import session
 

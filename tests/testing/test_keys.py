@@ -79,7 +79,7 @@ def test_avro_keys_with_json_values(project: Project) -> None:
     assert shape_named(ledger, state, find_newest_name(state) or "") == landed.feed.shape
 
 
-def test_json_schema_key_columns_are_in_the_contract(project: Project) -> None:
+def test_json_schema_constraints_of_keys_join_the_contract(project: Project) -> None:
     schema = {"type": "object", "properties": {"c": {"type": "string", "enum": ["a", "b"]}}, "required": ["c"]}
     feed = FEED + "key: {format: json_schema, schema_file: key.avsc}\n"
     landed = project.land(
@@ -119,7 +119,7 @@ def test_keys_with_schema_id_in_apicurio_header(project: Project) -> None:
     assert landed.quarantined["reason"].to_pylist() == ["not_avro"]
 
 
-def test_other_fields_of_keys_become_no_columns(project: Project) -> None:
+def test_unknown_key_fields_do_not_become_columns(project: Project) -> None:
     """A column for them would be read from the value."""
     schema = {"type": "object", "properties": {"c": {"type": "string"}}}
     feed = FEED + "key: {format: json_schema, schema_file: key.avsc}\npolicies: {on_drift: evolve}\n"

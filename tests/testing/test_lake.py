@@ -10,7 +10,7 @@ from sluice.pipelines.errors import Unknown
 from sluice.testing.lake import MemoryLake
 
 
-def test_the_lake_lists_by_folder_in_order_and_counts() -> None:
+def test_memory_lake_lists_by_folder_in_order_and_counts_requests() -> None:
     lake = MemoryLake()
     for path in ("a/2", "a/1", "ab/1", "a/1/x"):
         assert lake.put_if_absent(path, b"")
@@ -22,7 +22,7 @@ def test_the_lake_lists_by_folder_in_order_and_counts() -> None:
     assert (lake.requests["put"], lake.requests["list"]) == (5, 3), "a put that is refused is asked, too"
 
 
-def test_files_may_be_changed_by_hand() -> None:
+def test_files_of_the_memory_lake_can_be_changed_directly() -> None:
     lake = MemoryLake({"a/2": b"2"})
     lake.files["a/1"] = b"1"
     lake.files |= {"a/3": b"3"}
@@ -42,7 +42,7 @@ def test_hook_runs_before_the_effect() -> None:
     assert lake.get("a") == b"a rival's"
 
 
-def test_files_put_together_are_put_one_by_one() -> None:
+def test_put_each_if_absent_puts_files_one_by_one() -> None:
     lake = MemoryLake({"b": b"before"})
     lake.lose_answer_of.add("c")
     with pytest.raises(Unknown):
@@ -51,7 +51,7 @@ def test_files_put_together_are_put_one_by_one() -> None:
     assert lake.put_each_if_absent({"c": b"", "d": b"4"}) == {"d"}
 
 
-def test_a_lost_answer_has_taken_effect() -> None:
+def test_put_with_a_lost_response_has_taken_effect() -> None:
     lake = MemoryLake()
     lake.lose_answer_of.add("a")
     with pytest.raises(Unknown):
@@ -60,7 +60,7 @@ def test_a_lost_answer_has_taken_effect() -> None:
     assert lake.files == {"a": b"mine"}
 
 
-def test_a_file_that_raises_does_not_appear() -> None:
+def test_file_does_not_appear_when_its_block_raises() -> None:
     lake = MemoryLake()
     with suppress(ValueError), lake.create("a") as file:
         file.write(b"x")

@@ -49,7 +49,7 @@ def test_valid_records_land_and_others_are_quarantined_with_reason(orders: Path)
     assert landed.windows == ["2026-01-01T00:00"]
 
 
-def test_keys_headers_times_partitions_and_tombstones_arrive(orders: Path) -> None:
+def test_keys_headers_times_partitions_and_tombstones_are_landed(orders: Path) -> None:
     time = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
     one = Message(order(1), b"k", [("source", b"shop")], time, partition=1)
     landed = land(orders, [one, Message(None, b"gone", time=1_772_366_400_001)])
@@ -80,13 +80,13 @@ def test_unknown_fields_are_reported(orders: Path) -> None:
     assert json.loads(landed.rows.column("_extra")[0].as_py()) == {"channel": "web"}
 
 
-def test_folder_contains_a_lake_for_readers(orders: Path, tmp_path: Path) -> None:
+def test_lake_folder_is_readable_by_readers(orders: Path, tmp_path: Path) -> None:
     landed = land(orders, [Message(order(1))], lake=tmp_path / "lake")
     assert landed.rows.equals(of_feed(landed.feed, landed.windows[0]).arrow())
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_landing_again_continues_after_existing_rows(orders: Path, tmp_path: Path, in_memory: bool) -> None:
+def test_landing_again_continues_after_existing_offsets(orders: Path, tmp_path: Path, in_memory: bool) -> None:
     lake = MemoryLake() if in_memory else tmp_path / "lake"
     land(orders, [Message(order(1)), Message(order(2))], lake=lake)
     again = land(orders, [Message(order(3)), Message(order(4), partition=2)], lake=lake)
@@ -108,7 +108,7 @@ def test_refused_records_do_not_block_later_landings(orders: Path) -> None:
     assert land(orders, [Message(order(2)), Message(order(3))], lake=lake).rows.column("id").to_pylist() == [2, 3]
 
 
-def test_raw_feeds_and_feeds_of_several_topics(tmp_path: Path) -> None:
+def test_raw_feed_of_several_topics_lands(tmp_path: Path) -> None:
     path = tmp_path / "all.yaml"
     path.write_text("topics: {include: ['shop\\..*'], exclude: ['.*-dlq']}\nstart: fail\n")
     landed = land(
@@ -124,12 +124,12 @@ def test_raw_feeds_and_feeds_of_several_topics(tmp_path: Path) -> None:
         land(path, [])
 
 
-def test_the_limits_of_one_run_leave_nothing(orders: Path) -> None:
+def test_record_limit_of_a_run_leaves_no_record_unlanded(orders: Path) -> None:
     orders.write_text(FEED + "limits: {records: 2}\n")
     assert land(orders, [Message(order(i)) for i in range(5)]).counts.landed == 5
 
 
-def test_errors_are_plain(orders: Path, tmp_path: Path) -> None:
+def test_invalid_arguments_are_clear_errors(orders: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no folder"):
         land(orders, [], lake="s3://bucket/lake")
     with pytest.raises(UsageError, match="a message's time") as error:
@@ -143,7 +143,7 @@ def test_errors_are_plain(orders: Path, tmp_path: Path) -> None:
         land(tmp_path / "feeds" / "order.yaml", [])
 
 
-def test_a_report_needs_files_and_its_own_feed(orders: Path, tmp_path: Path) -> None:
+def test_report_on_memory_lake_or_another_feed_is_refused(orders: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.sql"
     report.write_text("-- feed: orders\nSELECT 1\n")
     landed = land(orders, [Message(order(1))])
@@ -155,7 +155,7 @@ def test_a_report_needs_files_and_its_own_feed(orders: Path, tmp_path: Path) -> 
         landed.report(report)
 
 
-def test_a_report_is_over_one_complete_window(orders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_covers_one_complete_window(orders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr("sluice.reading.run_report", lambda report, windows: calls.append(windows))
     (report := tmp_path / "r.sql").write_text("-- feed: orders\nSELECT 1\n")

@@ -64,7 +64,7 @@ def test_drift_adds_no_column_that_the_table_cannot_have(kind: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("kind", "name"), [("iceberg", "_deleted"), ("delta", "net price")])
-def test_a_new_table_over_such_a_column_is_refused_by_name(kind: str, name: str, tmp_path: Path) -> None:
+def test_new_table_with_unsupported_column_is_refused_by_name(kind: str, name: str, tmp_path: Path) -> None:
     _land(_write_feed(tmp_path, ""), tmp_path)
     with pytest.raises(TableRefused, match=f"cannot hold {name}: ") as refused:
         _sync(_write_feed(tmp_path, TABLES[kind]), tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sluice.resources.kafka.produce.send_queue import FIRST_BYTES, MAX_BYTES, Backpressure
 
 
-def test_read_ahead_grows_with_consumption_up_to_its_limit() -> None:
+def test_pending_bytes_limit_grows_with_acknowledged_bytes_up_to_maximum() -> None:
     room, answers = Backpressure(60.0), 0
     while room.bytes < MAX_BYTES:
         room.record_answer(room.bytes // 2, 0)
@@ -15,7 +15,7 @@ def test_read_ahead_grows_with_consumption_up_to_its_limit() -> None:
     assert (room.bytes, room.tight, room.throttled_ms) == (MAX_BYTES, False, 0)
 
 
-def test_read_ahead_covers_some_seconds_of_a_throttling_broker() -> None:
+def test_pending_bytes_limit_covers_some_seconds_of_a_throttling_broker() -> None:
     room = Backpressure(60.0)
     room.record_answer(1_000_000, 1)  # hardly at all
     assert (room.bytes, room.tight) == (FIRST_BYTES, True)

@@ -155,7 +155,7 @@ def list_folders(kafka: LocalKafka) -> list[Path]:
     return [b.log.parent / "data" for b in kafka.status().brokers]
 
 
-def test_uncommitted_records_are_invisible_and_a_second_sender_fences_the_first(
+def test_uncommitted_records_are_invisible_and_second_sender_fences_first(
     kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     topic = fresh_topic(partitions=2)
@@ -174,7 +174,7 @@ def test_uncommitted_records_are_invisible_and_a_second_sender_fences_the_first(
     assert sorted(r["timestamp"] - STAMP for r in records) == list(range(15))
 
 
-def test_large_batches_are_split_and_a_too_large_record_is_named(
+def test_large_batches_are_split_and_too_large_record_is_named(
     kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     topic = fresh_topic(config={"max.message.bytes": "3000"})
@@ -194,7 +194,7 @@ def test_large_batches_are_split_and_a_too_large_record_is_named(
     assert consume_topic(kafka, topic) == []
 
 
-def test_forgotten_idempotent_producer_continues_with_a_new_id(
+def test_forgotten_producer_without_transactions_continues_with_new_id(
     kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     topic = fresh_topic(partitions=2)
@@ -271,7 +271,7 @@ def test_missing_topic_is_not_created(kafka: LocalKafka) -> None:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("key", [PRODUCE, ADD_PARTITIONS])
-def test_lost_answers_double_nothing(behind: Any, fresh_topic: Callable[..., str], key: int) -> None:
+def test_lost_responses_cause_no_duplicates(behind: Any, fresh_topic: Callable[..., str], key: int) -> None:
     topic = fresh_topic(partitions=2, cluster=behind.cluster)
     with open_target(behind.cluster, topic) as target:
         target.begin()

@@ -79,7 +79,7 @@ def test_missing_certificate_file_is_named():
         (ValueError("Unable to parse proxy_url: sesame"), errors.FeedError, "proxy_url"),
     ],
 )
-def test_kafka_errors_are_mapped(error, kind, says):
+def test_kafka_errors_map_to_sluice_errors_with_remedies(error, kind, says):
     ours = explain(error, Grantee("User:u", "host:1"), "reading t:0", Location("t", 0, 5))
     assert type(ours) is kind
     assert says in str(ours)
@@ -95,7 +95,7 @@ def test_sluice_errors_are_unchanged():
     assert explain(ours, Grantee("User:u", "host:1"), "joining") is ours
 
 
-def test_retriable_and_final_errors():
+def test_retriable_errors_are_distinguished_from_final_errors():
     assert is_passing(kafka_errors.NotLeaderForPartitionError)
     assert is_passing(AnswerLost())
     assert is_passing(kafka_errors.UnknownError())
@@ -104,7 +104,7 @@ def test_retriable_and_final_errors():
 
 
 @pytest.mark.parametrize("reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\x00\x00\x00", b""])
-def test_server_of_another_protocol_is_an_error(reply):
+def test_server_with_non_kafka_responses_is_unavailable(reply):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer():
@@ -124,14 +124,14 @@ def test_server_of_another_protocol_is_an_error(reply):
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_silent_server_is_an_error():
+def test_silent_server_is_unavailable():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = KafkaAddress(f"127.0.0.1:{server.getsockname()[1]}", {"bootstrap_timeout_ms": 300})
         with closing(KafkaCluster(address)) as cluster, pytest.raises(KafkaUnavailable, match="no broker answers"):
             cluster.topics()
 
 
-def test_no_connection_is_open_before_the_first_request_or_after_the_last():
+def test_no_connection_is_open_before_the_first_request_or_after_close():
     before = threading.active_count()
     wire = Wire(KafkaAddress("127.0.0.1:1", {"bootstrap_timeout_ms": 100}))
     assert threading.active_count() == before

@@ -72,7 +72,7 @@ def requests(monkeypatch) -> Counter[str]:
     return requests
 
 
-def test_shared_survey_matches_separate_ones_in_few_requests(feeds, requests):
+def test_shared_lookups_match_separate_lookups_in_few_requests(feeds, requests):
     alone = {}
     for feed in feeds:
         with closing(KafkaCluster(feed.kafka)) as cluster, closing(KafkaGroup(feed.kafka, feed.group)) as group:
@@ -118,7 +118,7 @@ def test_concurrent_lookups_by_time_are_combined(feeds, requests, monkeypatch):
         assert clusters[0].offsets_at(times[0]) == alone[0], "each asks separately"
 
 
-def test_settings_that_cannot_be_shared_are_only_for_explanations(feeds, monkeypatch):
+def test_topic_settings_are_requested_separately_when_shared_lookup_fails(feeds, monkeypatch):
     with share_kafka(feeds) as shared_kafka:
         monkeypatch.setattr(shared_kafka, "_take_look", lambda began: _Failed(began, KafkaUnavailable("no broker")))
         topic = feeds[0].topics.names[0]
@@ -159,7 +159,7 @@ def test_slow_settings_request_serves_all_waiting_feeds(feeds, monkeypatch):
     assert len(described) == 1
 
 
-def test_hanging_lookup_of_one_feed_delays_no_other(feeds, monkeypatch):
+def test_hanging_lookup_of_one_feed_does_not_delay_other_feeds(feeds, monkeypatch):
     hangs, hung = threading.Event(), threading.Event()
 
     def hang(times: object) -> None:
@@ -221,7 +221,7 @@ def test_outdated_answers_are_requested_again(kafka, feeds, monkeypatch):
     assert feed.group
 
 
-def test_member_reads_current_offsets_that_no_later_lookup_reuses(kafka, feeds):
+def test_member_and_group_read_current_offsets_despite_shared_lookup(kafka, feeds):
     topic = feeds[0].topics.names[0]
     spot = TopicPartition(topic, 0)
     with share_kafka(feeds) as shared_kafka, closing(shared_kafka.group(feeds[0].group)) as group:
@@ -236,7 +236,7 @@ def test_member_reads_current_offsets_that_no_later_lookup_reuses(kafka, feeds):
         assert group.members() == ()
 
 
-def test_two_feeds_commit_concurrently_over_one_connection(kafka, feeds):
+def test_feeds_commit_concurrently_over_shared_connections(kafka, feeds):
     with share_kafka(feeds) as shared_kafka, ThreadPoolExecutor(4) as pool:
 
         def commit(feed: Feed) -> Any:
@@ -251,7 +251,7 @@ def test_two_feeds_commit_concurrently_over_one_connection(kafka, feeds):
     assert done == [CommittedOffset(3, 0, f.name) for f in feeds]
 
 
-def test_open_transaction_delays_read_committed_feeds_only(kafka, feeds):
+def test_open_transaction_limits_read_committed_lookups_only(kafka, feeds):
     topic = feeds[0].topics.names[0]
     with open_transaction(kafka, topic, 2) as still_open, share_kafka(feeds) as shared_kafka:
         cluster = shared_kafka.cluster()

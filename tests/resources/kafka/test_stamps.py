@@ -68,18 +68,18 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("how", [COMMIT, ABORT])
-def test_first_record_behind_transaction_markers(how: int) -> None:
+def test_first_record_is_located_behind_transaction_markers(how: int) -> None:
     stored = make_transactions(10, how=how)
     times = [0, 1, 25, 35, 40, 395, 390, 391, CLOCK, CLOCK + 100]
     assert find_offsets(Brokers({TP: stored}), *times) == find_expected(stored, *times)
 
 
-def test_record_at_the_answer_is_kept() -> None:
+def test_lookup_keeps_offset_that_points_to_a_record() -> None:
     stored = log(make_batch(0, CLOCK + 5), make_marker(), make_batch(7))
     assert find_offsets(Brokers({TP: stored}), CLOCK) == [OffsetAtTime(1, CLOCK + 5)]
 
 
-def test_unordered_records_are_exact_within_the_read_range() -> None:
+def test_unordered_records_are_located_within_the_read_range() -> None:
     stored = log(
         make_batch(5),
         make_marker(),
@@ -94,21 +94,21 @@ def test_unordered_records_are_exact_within_the_read_range() -> None:
 
 
 @pytest.mark.parametrize("codec", [GZIP, ZSTD])
-def test_record_within_a_batch_of_each_codec(codec: int) -> None:
+def test_record_within_a_compressed_batch_is_located(codec: int) -> None:
     stored = log(make_batch(1), make_marker(), make_batch(*range(2, 500), codec=codec), make_marker())
     assert find_offsets(Brokers({TP: stored}), 250) == find_expected(stored, 250)
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [0, GZIP])
-def test_record_among_batches_of_old_formats(magic: int, codec: int) -> None:
+def test_record_among_batches_of_old_formats_is_located(magic: int, codec: int) -> None:
     old = LogBatch((LogRecord(time=300), LogRecord(time=400)), magic=magic, codec=codec)
     stored = log(make_batch(1), make_marker(), old, make_batch(500))
     (offset,) = find_offsets(Brokers({TP: stored}), 350)
     assert offset == (OffsetAtTime(3, 400) if magic else OffsetAtTime(4, 500)), "the oldest have no stamps"
 
 
-def test_batches_with_broker_timestamps_or_compaction_horizon() -> None:
+def test_lookup_reads_batches_with_append_time_or_delete_horizon() -> None:
     stored = log(
         make_batch(1),
         make_marker(),
@@ -119,7 +119,7 @@ def test_batches_with_broker_timestamps_or_compaction_horizon() -> None:
     assert find_offsets(Brokers({TP: stored}), 300, 440) == [OffsetAtTime(2, 400), OffsetAtTime(4, 450)]
 
 
-def test_no_pandas_is_imported() -> None:
+def test_lookup_does_not_import_pandas() -> None:
     """Dagster evaluates sensors in one process, in which all imports stay loaded."""
     code = """
 import sys
@@ -131,7 +131,7 @@ assert "pandas" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_compacted_log() -> None:
+def test_lookup_in_compacted_log() -> None:
     compacted = make_batch(100, 200, gap=50, tail=9)
     stored = log(
         make_batch(1), make_marker(), compacted, replace(make_marker(), gap=70), make_batch(300, gap=20), make_marker()
@@ -139,7 +139,7 @@ def test_compacted_log() -> None:
     assert find_offsets(Brokers({TP: stored}), 150, 250) == find_expected(stored, 150, 250)
 
 
-def test_batches_larger_than_the_requested_size() -> None:
+def test_lookup_reads_batches_larger_than_requested_size() -> None:
     stored = log(
         make_batch(1),
         make_marker(),
@@ -159,7 +159,7 @@ def test_unreadable_batch_is_left_to_landing() -> None:
     assert find_offsets(Brokers({TP: stored}), 500) == [OffsetAtTime(2, 500, by_marker=True)]
 
 
-def test_nonsensical_batch_headers_end_the_search() -> None:
+def test_invalid_batch_headers_end_the_search() -> None:
     stored = log(make_batch(1), make_marker(), make_batch(2), make_batch(700))
     stored.batches[2] = replace(stored.batches[2], data=b"\xff" * 100)
     assert find_offsets(Brokers({TP: stored}), 500) == [OffsetAtTime(2, 500, by_marker=True)]
@@ -177,13 +177,13 @@ def test_distant_record_is_searched_by_offset() -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_search_without_a_record_ends_at_the_end_of_the_log() -> None:
+def test_lookup_without_matching_record_returns_end_of_log() -> None:
     stored = make_transactions(3000)
     assert find_offsets(Brokers({TP: stored}), 500_000) == [OffsetAtTime(stored.end, 500_000, by_marker=True)]
 
 
 @pytest.mark.usefixtures("short")
-def test_log_that_grew_since_the_lookup() -> None:
+def test_lookup_reads_records_of_a_log_that_grew() -> None:
     brokers = Brokers({TP: make_transactions(300)})
     cluster = brokers.build_cluster()
     assert cluster.offsets_at({TP: 50_000})[TP] == OffsetAtTime(brokers.logs[TP].end, 50_000, by_marker=True)
@@ -194,7 +194,7 @@ def test_log_that_grew_since_the_lookup() -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_log_with_only_markers_behind_a_record() -> None:
+def test_lookup_in_log_with_only_markers_after_a_record() -> None:
     stored = log(make_batch(1), *(make_marker(CLOCK + n) for n in range(5000)))
     (offset,) = find_offsets(Brokers({TP: stored}), 500)
     assert offset in (None, OffsetAtTime(stored.end, 500, by_marker=True))
@@ -209,14 +209,14 @@ BATCH = st.one_of(
 
 @settings(max_examples=150)
 @given(st.lists(BATCH, min_size=1, max_size=25), st.lists(st.integers(0, 320), min_size=1, max_size=8))
-def test_any_log_with_timestamps_in_any_order(batches: list[LogBatch], times: list[int]) -> None:
+def test_lookup_in_any_log_with_timestamps_in_any_order(batches: list[LogBatch], times: list[int]) -> None:
     stored = log(*batches)
     assert find_offsets(Brokers({TP: stored}), *times) == find_expected(stored, *times)
 
 
 @settings(max_examples=150)
 @given(st.data())
-def test_any_log_in_order_of_time_with_small_reads(draws: st.DataObject) -> None:
+def test_lookup_in_any_time_ordered_log_with_small_reads(draws: st.DataObject) -> None:
     batches, clock = draws.draw(st.lists(BATCH, min_size=1, max_size=60)), 0
     for n, batch in enumerate(batches):
         if batch.marker is None:
@@ -241,7 +241,7 @@ def test_any_log_in_order_of_time_with_small_reads(draws: st.DataObject) -> None
 # -- logs that change, brokers that limit
 
 
-def test_retention_deletes_the_marker_during_the_search() -> None:
+def test_lookup_continues_when_retention_deletes_the_marker() -> None:
     brokers = Brokers({TP: log(make_batch(1), make_marker(), make_batch(2), make_marker(), make_batch(900))})
 
     def move_log_start(kind: str) -> None:
@@ -259,7 +259,7 @@ def test_retention_that_overtakes_every_attempt_is_reported() -> None:
         find_offsets(brokers, 500_000)
 
 
-def test_batch_that_fills_a_whole_response() -> None:
+def test_batch_that_fills_a_whole_response_hides_no_other_partition() -> None:
     """The other partitions then come back empty although they have records."""
     tps = [TopicPartition("orders", n) for n in range(8)]
     large = log(make_batch(CLOCK, size=9 << 20))
@@ -280,7 +280,7 @@ def test_batch_shrunk_by_compaction_after_its_header_was_read() -> None:
     assert find_offsets(brokers, 55) == [OffsetAtTime(3, 60)]
 
 
-def test_moved_leader_is_looked_up_again() -> None:
+def test_lookup_is_retried_after_leader_change() -> None:
     brokers = Brokers({TP: make_transactions(3)}, count=1)
     refused = [NotLeaderForPartitionError]
     build_part = brokers._build_part
@@ -319,7 +319,7 @@ def make_brokers(stored: Log, partitions: int, brokers: int) -> Brokers:
 
 @pytest.mark.parametrize(("partitions", "brokers"), [(1, 1), (200, 3), (10_000, 3)])
 @pytest.mark.parametrize("size", [10, 20_000])
-def test_lookup_without_transactions_costs_two_more_requests_per_leader(
+def test_lookup_without_transactions_adds_at_most_two_requests_per_leader(
     partitions: int, brokers: int, size: int
 ) -> None:
     """The second request asks whether large batches are in tiered storage."""
@@ -335,7 +335,7 @@ def test_lookup_without_transactions_costs_two_more_requests_per_leader(
 
 
 @pytest.mark.parametrize("by_partition", [False, True])
-def test_before_kafka_3_5_nothing_is_tiered(monkeypatch: pytest.MonkeyPatch, by_partition: bool) -> None:
+def test_brokers_before_kafka_3_5_are_treated_as_untiered(monkeypatch: pytest.MonkeyPatch, by_partition: bool) -> None:
     brokers, versions = make_brokers(make_plain_log(20_000), 20, 1), []
 
     async def send(leader: int, request: Any) -> Any:
@@ -355,7 +355,7 @@ def test_before_kafka_3_5_nothing_is_tiered(monkeypatch: pytest.MonkeyPatch, by_
 
 
 @pytest.mark.parametrize(("partitions", "brokers"), [(1, 1), (200, 3), pytest.param(10_000, 3, marks=pytest.mark.soak)])
-def test_record_directly_behind_a_marker(partitions: int, brokers: int) -> None:
+def test_record_directly_behind_a_marker_costs_two_fetches_per_leader(partitions: int, brokers: int) -> None:
     stored = log(
         make_batch(10, 20), make_marker(100), make_batch(90, 110), make_marker(120), make_batch(130), make_marker(140)
     )
@@ -371,21 +371,21 @@ def test_search_rounds_are_shared_by_partitions(partitions: int, brokers: int) -
 
 
 @pytest.mark.usefixtures("short")
-def test_rounds_grow_logarithmically_with_the_log() -> None:
+def test_search_rounds_grow_logarithmically_with_the_log() -> None:
     fetches = {
         n: count_requests(make_brokers(make_transactions(n), 1, 1), n * 20 + 5)["Fetch"] for n in (60, 600, 6_000)
     }
     assert fetches == {60: 12, 600: 20, 6_000: 25}
 
 
-def test_hours_of_one_lookup_share_the_read_data() -> None:
+def test_consecutive_lookups_share_the_read_data() -> None:
     stored = make_transactions(1000, size=100)
     times = [Random(3).randrange(0, 40_000) for _ in range(20)]
     once, often = make_brokers(stored, 6, 1), make_brokers(stored, 6, 1)
     assert count_requests(often, *times)["Fetch"] <= count_requests(once, max(times))["Fetch"] + len(times)
 
 
-def test_later_lookup_reads_again() -> None:
+def test_lookup_after_forget_reads_again() -> None:
     brokers = Brokers({TP: make_transactions(3)})
     cluster = brokers.build_cluster()
     cluster.offsets_at({TP: 95})

@@ -117,7 +117,7 @@ def await_tier(cluster: LocalKafka, topic: str, partitions: int = 1) -> None:
     wait_until(lambda: all(len([*(folder / f"{topic}-{p}").glob("*.log")]) == 1 for p in range(partitions)), 60)
 
 
-def test_a_slow_tier_is_waited_for(tiered, fresh_topic):
+def test_fetch_waits_for_slow_tier_within_its_patience(tiered, fresh_topic):
     topic = fresh_topic(cluster=tiered, config=TIERED)
     produce(tiered, topic, 3000, size=1000)
     await_tier(tiered, topic)
@@ -136,7 +136,7 @@ def test_a_slow_tier_is_waited_for(tiered, fresh_topic):
     assert WAIT in failed.error.remedy
 
 
-def test_records_behind_markers_in_a_slow_tier(tiered, fresh_topic):
+def test_lookup_by_time_reads_behind_markers_in_a_slow_tier(tiered, fresh_topic):
     """A marker is stamped by the broker's clock: a look-up by time finds it first and reads on behind it."""
     topic, began = fresh_topic(partitions=3, cluster=tiered, config=TIERED), time.time_ns() // 1_000_000 - 86_400_000
     partitions = [TopicPartition(topic, p) for p in range(3)]

@@ -103,7 +103,7 @@ def ask(wire: Wire) -> str:
     return wire.run("asking", wire.layout, ()).cluster_id
 
 
-def test_any_broker_falls_back_when_the_first_is_down(brokers):
+def test_request_to_any_broker_falls_back_when_first_is_down(brokers):
     """Metadata lists a dead broker until its session has ended."""
     brokers[2].cut()
     for _ in range(12):
@@ -111,7 +111,7 @@ def test_any_broker_falls_back_when_the_first_is_down(brokers):
             assert [ask(link) for _ in range(3)] == ["stand-in"] * 3
 
 
-def test_any_broker_falls_back_when_two_are_silent(brokers):
+def test_request_to_any_broker_falls_back_when_two_are_silent(brokers):
     with open_wire(brokers, request_timeout_ms=1500) as link:
         for _ in range(9):
             ask(link)
@@ -166,7 +166,7 @@ def test_moved_brokers_are_rediscovered_through_bootstrap_addresses(tmp_path):
         assert new.requests == 1
 
 
-def test_restart_of_all_brokers_is_waited_for(brokers):
+def test_request_waits_for_restart_of_all_brokers(brokers):
     with closing(KafkaCluster(make_address(brokers))) as cluster:
         cluster.cluster_id()
         for proxy in brokers.values():
@@ -177,14 +177,14 @@ def test_restart_of_all_brokers_is_waited_for(brokers):
         again.join()
 
 
-def test_unreachable_address_does_not_block_the_others(brokers):
+def test_unreachable_address_does_not_block_other_addresses(brokers):
     brokers[1].cut()
     brokers[2].hold()
     with open_wire(brokers, bootstrap_timeout_ms=900, socket_connection_setup_timeout_ms=500) as link:
         assert ask(link) == "stand-in"
 
 
-def test_endless_throttle_is_not_waited_for(brokers, monkeypatch):
+def test_request_does_not_wait_for_endless_throttle(brokers, monkeypatch):
     """A byte rate of 1 makes a broker demand a pause of days."""
     monkeypatch.setattr(connections, "MOST_THROTTLED", 0.2)
     with open_wire(brokers) as link:
@@ -195,7 +195,7 @@ def test_endless_throttle_is_not_waited_for(brokers, monkeypatch):
             link.run("asking", link.layout, (), 1)
 
 
-def test_error_of_a_chosen_broker_names_it(brokers):
+def test_error_of_request_to_chosen_broker_names_the_broker(brokers):
     with open_wire(brokers, request_timeout_ms=300) as link:
         ask(link)
         brokers[2].cut()
@@ -238,7 +238,7 @@ def test_a_refused_connection_leaves_no_socket_open():
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64])
-def test_invalid_host_name_does_not_block_the_others(brokers, host):
+def test_invalid_host_name_does_not_block_other_addresses(brokers, host):
     port = brokers[1].port
     with closing(Wire(KafkaAddress(",".join([f"{host}:{port}"] * 9 + [f"127.0.0.1:{port}"])))) as link:
         assert ask(link) == "stand-in"
@@ -253,7 +253,7 @@ def test_invalid_address_is_an_error_each_time():
 
 
 @pytest.mark.usefixtures("unclosed")
-def test_a_producer_that_is_refused_leaves_no_socket_open(monkeypatch):
+def test_refused_producer_leaves_no_socket_open(monkeypatch):
     monkeypatch.setattr(events, "_PATIENCE", {"request_timeout_ms": 500, "bootstrap_timeout_ms": 500})
     kafka, mix = KafkaSettings(bootstrap=f"127.0.0.1:{_find_closed_port()}"), events.Mix(1)
     with pytest.raises(KafkaUnavailable):
@@ -316,7 +316,7 @@ def _ask(cluster: KafkaCluster) -> None:
         ("127.0.0.2", 1, True, "IP address mismatch", "as their certificates do"),
     ],
 )
-def test_untrusted_certificate_error_has_a_remedy(
+def test_rejected_broker_certificate_error_has_a_remedy(
     tmp_path: Path, host: str, days: int, trusted: bool, says: str, remedy: str
 ):
     authority = tmp_path / "ca.pem"
@@ -344,7 +344,7 @@ def _accept_handshakes(server: socket.socket, tls: ssl.SSLContext) -> None:
                 secure.recv(1)
 
 
-def test_refused_client_certificate_is_named():
+def test_refused_client_certificate_error_points_to_ssl_certfile():
     error = explain(Untrusted("the broker asks for a certificate"), Grantee("User:u", "k:9093"), "asking")
     assert isinstance(error, NotAuthorized)
     assert "ssl_certfile" in error.remedy

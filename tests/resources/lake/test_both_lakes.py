@@ -55,7 +55,7 @@ def test_put_if_absent_creates_once(lake: Lake) -> None:
     assert list_files(lake) == ["_sluice/f/log/1.json"]
 
 
-def test_put_of_several_files_creates_each_once(lake: Lake) -> None:
+def test_put_each_if_absent_creates_each_file_once(lake: Lake) -> None:
     lake.put("_sluice/f/windows/2026-11/7.json", b"before")
     put = {f"_sluice/f/windows/2026-1{i % 2}/{i}.json": str(i).encode() * 300 for i in range(150)}
     assert lake.put_each_if_absent(put) == put.keys() - {"_sluice/f/windows/2026-11/7.json"}
@@ -75,7 +75,7 @@ def test_put_replaces(lake: Lake) -> None:
     assert list_files(lake) == ["x"]
 
 
-def test_missing_file(lake: Lake) -> None:
+def test_missing_file_has_no_content_and_no_size(lake: Lake) -> None:
     lake.put("folder/file", b"")
     assert (lake.get("folder/file"), lake.size("folder/file")) == (b"", 0)
     for path in ("nothing", "nothing/below", "folder/file/below"):
@@ -87,7 +87,7 @@ def test_missing_file(lake: Lake) -> None:
     assert lake.size("folder") is None
 
 
-def test_create_appears_when_the_block_ends(lake: Lake) -> None:
+def test_created_file_appears_when_the_block_ends(lake: Lake) -> None:
     with lake.create("data/part.parquet") as file:
         pq.write_table(pa.table({"x": range(1000)}), file)
         assert lake.get("data/part.parquet") is None
@@ -139,7 +139,7 @@ def test_list_is_in_path_order_and_starts_after_a_path(lake: Lake) -> None:
     assert list(lake.list("nothing")) == list(lake.list("a")) == []
 
 
-def test_folders_are_those_directly_below(lake: Lake) -> None:
+def test_folders_lists_direct_subfolders_only(lake: Lake) -> None:
     for path in ["a", "d/1", "d/x/2", "d/x/y/3", "d/w-1/4", "d/w.1/5", "e/6"]:
         lake.put(path, b"")
     assert list(lake.folders("d")) == list(lake.folders("d/")) == ["w-1", "w.1", "x"]
@@ -153,7 +153,7 @@ NAMES = st.text("ab-./", min_size=1, max_size=5).filter(
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], max_examples=30)
 @given(st.sets(NAMES, max_size=6), NAMES)
-def test_list_agrees_with_sorting(fresh: Callable[[], Lake], names: set[str], after: str) -> None:
+def test_list_matches_sorted_paths(fresh: Callable[[], Lake], names: set[str], after: str) -> None:
     lake = fresh()
     there: set[str] = set()
     for name in names:
@@ -174,7 +174,7 @@ def test_show_is_idempotent_and_needs_its_source(lake: Lake) -> None:
         lake.show("staging/p", "data/date=2026-11-20/p")
 
 
-def test_show_does_not_replace_a_file_of_another_writer(lake: Lake) -> None:
+def test_show_does_not_replace_a_different_file(lake: Lake) -> None:
     lake.put("staging/p", b"rows")
     lake.put("data/p", b"other rows")
     with pytest.raises(ProofFailed):
@@ -213,20 +213,20 @@ def test_path_outside_the_lake_is_refused_by_every_call(lake: Lake, path: str) -
             call()
 
 
-def test_too_long_name(lake: Lake) -> None:
+def test_too_long_name_is_an_error(lake: Lake) -> None:
     with pytest.raises(Terminal, match="x" * 200):
         lake.put("x" * 1100, b"")
     assert list_files(lake) == []
 
 
-def test_discard_removes_only_writes_that_unfinished_listed(lake: Lake) -> None:
+def test_discard_of_a_finished_file_is_refused(lake: Lake) -> None:
     lake.put("d/x", b"whole")
     with pytest.raises(Terminal):
         lake.discard("d/x")
     assert list_files(lake) == ["d/x"]
 
 
-def test_lake_can_be_pickled(lake: Lake) -> None:
+def test_pickled_lake_reads_the_same_files(lake: Lake) -> None:
     lake.put("p", b"here")
     other = pickle.loads(pickle.dumps(lake))
     assert (other.get("p"), other.locate("p"), other.uri) == (b"here", lake.locate("p"), lake.uri)

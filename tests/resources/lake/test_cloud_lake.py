@@ -70,7 +70,7 @@ def test_other_writer_wins_behind_a_lost_response(lake: Any, proxy: Proxy, store
     assert lake.get(ENTRY) == b"theirs"
 
 
-def test_no_response_is_unknown(lake: Any, proxy: Proxy) -> None:
+def test_write_without_any_response_is_unknown(lake: Any, proxy: Proxy) -> None:
     proxy.rules[:] = [Rule(WRITES, "lose", times=-1)]
     with pytest.raises(Unknown, match="no answer confirmed"):
         lake.put_if_absent(ENTRY, b"ours")
@@ -184,7 +184,7 @@ def test_missing_list_permission_is_an_error_and_not_an_empty_ledger(lake: Any, 
         list(lake.list("_sluice/f/log"))
 
 
-def test_missing_bucket(store: CloudStore) -> None:
+def test_missing_bucket_is_an_error(store: CloudStore) -> None:
     nowhere = cloud_lake.CloudLake(f"{store.scheme}://nowhere/x", store.settings)
     for ask in (lambda: list(nowhere.list("a")), lambda: nowhere.put_if_absent(ENTRY, b"")):
         with pytest.raises(SetupError, match="no bucket or container nowhere"):
@@ -202,7 +202,7 @@ def test_a_store_that_ignores_conditions_is_refused(store: CloudStore, proxy: Pr
     assert [p for p in fresh.list("") if not p.startswith("_sluice/.probe")] == []
 
 
-def test_a_store_that_removes_nothing_is_refused_before_the_first_entry(store: CloudStore, proxy: Proxy) -> None:
+def test_store_that_forbids_deletes_is_refused_before_the_first_entry(store: CloudStore, proxy: Proxy) -> None:
     fresh = cloud_lake.CloudLake(store.make_address(), store.pass_through(proxy.endpoint).settings)
     proxy.rules[:] = [Rule(DELETES, "refuse", times=-1, **RETENTION[store.scheme])]
     with pytest.raises(SetupError, match="retention policy"):
@@ -219,12 +219,12 @@ def test_missing_credentials_are_an_error(azure_store: CloudStore, monkeypatch: 
     assert "AZURE_STORAGE_ACCOUNT_KEY" in refused.value.remedy
 
 
-def test_a_module_does_not_hide_the_function_that_imports_it(store: CloudStore) -> None:
+def test_arrow_files_function_is_not_hidden_by_its_module(store: CloudStore) -> None:
     cloud_lake.open_filesystem(store.make_address(), store.settings)
     assert callable(sluice.resources.lake.arrow_files)
 
 
-def test_no_secret_is_in_an_error_or_a_repr(lake: Any, store: CloudStore, proxy: Proxy) -> None:
+def test_errors_and_reprs_contain_no_secret(lake: Any, store: CloudStore, proxy: Proxy) -> None:
     secret = "emulator" if store.scheme == "gs" else KEY
     detail = f"token {secret} is bad, sig=abc%2Fdef"
     proxy.rules[:] = [Rule("^PUT", "refuse", times=-1, status=403, code="AccessDenied", message=detail)]

@@ -97,13 +97,13 @@ def test_own_write_with_a_lost_response_succeeds(lake: S3Lake, between: Proxy) -
     assert lake.get("log/1") == b"entry"
 
 
-def test_write_of_another_behind_a_lost_response_is_a_conflict(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
+def test_lost_response_after_write_of_other_writer_is_a_conflict(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
     assert aside.put_if_absent("log/1", b"entry")
     between.rules = [Rule("PUT .*log/1", "lose")]
     assert not lake.put_if_absent("log/1", b"entry")
 
 
-def test_missing_response_is_unknown_and_the_ledger_reads_back(lake: S3Lake, between: Proxy) -> None:
+def test_write_without_response_is_unknown_and_ledger_reads_back(lake: S3Lake, between: Proxy) -> None:
     between.rules = [Rule("PUT .*log/", "lose", times=3)]
     with pytest.raises(Unknown, match="no answer confirmed whether log/1 was created"):
         lake.put_if_absent("log/1", b"entry")
@@ -124,7 +124,7 @@ def test_conflicting_writes_are_retried(lake: S3Lake, between: Proxy, code: str)
         lake.put_if_absent("log/2", b"entry")
 
 
-def test_one_rival_wins_each_number(s3_store: Store) -> None:
+def test_exactly_one_rival_wins_each_number(s3_store: Store) -> None:
     lake = S3Lake(s3_store.make_address(), s3_store.settings)
 
     def play(me: int) -> list[int]:
@@ -148,7 +148,7 @@ def test_a_store_that_ignores_conditions_is_refused_before_anything_is_written(s
     assert list(lake.list("")) == []
 
 
-def test_a_store_that_does_not_know_conditions_is_refused(s3_store: Store, between: Proxy) -> None:
+def test_store_without_conditional_writes_is_refused(s3_store: Store, between: Proxy) -> None:
     lake = make_lake(s3_store, between.endpoint)
     between.rules = [Rule("PUT", "refuse", times=-1, status=501, code="NotImplemented")]
     with pytest.raises(SetupError, match="does not honour conditional writes"):
@@ -156,7 +156,7 @@ def test_a_store_that_does_not_know_conditions_is_refused(s3_store: Store, betwe
 
 
 @pytest.mark.parametrize(("seconds", "direction"), [(-3600, "60 min 0 s ahead"), (3600, "behind")])
-def test_clock_skew_of_an_hour_is_refused_even_if_the_store_accepts_it(
+def test_clock_skew_of_an_hour_is_refused_although_the_store_accepts_it(
     s3_store: Store, between: Proxy, seconds: int, direction: str
 ) -> None:
     lake = make_lake(s3_store, between.endpoint)
@@ -223,14 +223,14 @@ def test_each_error_response_has_a_name_and_a_remedy(
         assert pickle.loads(pickle.dumps(caught.value)).message == caught.value.message
 
 
-def test_missing_bucket(s3_store: Store) -> None:
+def test_missing_bucket_is_an_error(s3_store: Store) -> None:
     lake = S3Lake("s3://no-such-bucket-of-ours/x", s3_store.settings)
     for call in (lambda: list(lake.list("")), lambda: lake.put("x", b""), lambda: lake.put_if_absent("x", b"")):
         with pytest.raises((SetupError, NotAuthorized)):
             call()
 
 
-def test_unreachable_endpoint(s3_store: Store) -> None:
+def test_unreachable_endpoint_is_an_error(s3_store: Store) -> None:
     lake = make_lake(s3_store, "http://127.0.0.1:9", connect_timeout_ms=500)
     with pytest.raises(LakeUnavailable, match=r"127\.0\.0\.1:9"):
         lake.get("x")
@@ -238,7 +238,7 @@ def test_unreachable_endpoint(s3_store: Store) -> None:
         lake.put_if_absent("x", b"")
 
 
-def test_missing_credentials_and_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_missing_credentials_or_profile_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -262,7 +262,7 @@ def test_secrets_are_in_no_error_log_or_repr(s3_store: Store, between: Proxy, ca
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, "NotFound"), (501, "NotImplemented"), (412, "PreconditionFailed")])
-def test_unexpected_response_is_a_sluice_error(lake: S3Lake, between: Proxy, status: int, code: str) -> None:
+def test_unexpected_response_is_a_terminal_error(lake: S3Lake, between: Proxy, status: int, code: str) -> None:
     between.rules = [Rule(".", "refuse", times=-1, status=status, code=code)]
     for call in (lambda: lake.put("x", b""), lambda: list(lake.list("")), lambda: list(lake.list_unfinished("x"))):
         with pytest.raises(Terminal, match=rf"the store answered {code}"):
@@ -346,7 +346,7 @@ def test_discarded_upload_fails_and_stays_invisible(lake: S3Lake, between: Proxy
     assert lake.get("staging/7/part") is None
 
 
-def test_memory_is_bounded_for_any_buffered_bytes(lake: S3Lake, s3_store: Store) -> None:
+def test_memory_is_bounded_with_many_open_uploads(lake: S3Lake, s3_store: Store) -> None:
     """Of 40 concurrent files of 6 MiB with a bound of 16 MiB, the excess is buffered on disk."""
     bounded = S3Lake(lake.uri, s3_store.settings.model_copy(update={"buffer_bytes": 16 * MIB, "part_bytes": 8 * MIB}))
     tracemalloc.start()
@@ -365,9 +365,7 @@ def test_memory_is_bounded_for_any_buffered_bytes(lake: S3Lake, s3_store: Store)
     assert [bounded.size("x/0"), bounded.size("x/1")] == [6 * MIB, None]
 
 
-def test_full_disk_for_buffers_is_reported_with_its_folder(
-    lake: S3Lake, s3_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_buffer_disk_error_names_tmpdir(lake: S3Lake, s3_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error comes for a few bytes as well, which a buffer would have kept until the upload."""
     monkeypatch.setattr("tempfile.TemporaryFile", partial(open, "/dev/full", "w+b"))
     monkeypatch.setattr(streams._memory, "_held", MIB)
@@ -378,7 +376,7 @@ def test_full_disk_for_buffers_is_reported_with_its_folder(
     assert bounded.size("x") is None
 
 
-def test_part_size_grows_to_fit_ten_thousand_parts() -> None:
+def test_part_size_grows_so_that_any_object_fits_ten_thousand_parts() -> None:
     upload = s3_streams.Upload(Bucket("b", S3Settings(part_bytes=8 * MIB)), "x")
     sizes = []
     for upload._sent in range(10_000):
@@ -483,7 +481,7 @@ def test_object_replaced_while_read_is_detected(lake: S3Lake) -> None:
             file.read()
 
 
-def test_listing_is_requested_page_by_page_from_its_start(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
+def test_listing_is_requested_page_by_page_from_its_start_path(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: aside.put(f"d/{n:05}", b""), range(1010)))
     listed = lake.list("d")
@@ -503,7 +501,7 @@ def test_disturbed_copy_is_made_once(lake: S3Lake, between: Proxy, how: str) -> 
     assert lake.get("data/p") == b"rows"
 
 
-def test_empty_object_is_not_copied(lake: S3Lake) -> None:
+def test_show_replaces_an_empty_target_object(lake: S3Lake) -> None:
     lake.put("staging/p", b"rows")
     lake.put("data/p", b"")
     lake.show("staging/p", "data/p")

@@ -45,7 +45,7 @@ def test_links_and_unfinished_files_are_not_listed(lake: LocalLake) -> None:
     assert list(lake.list("")) == ["a"]
 
 
-def test_show_links(lake: LocalLake) -> None:
+def test_show_creates_a_hard_link(lake: LocalLake) -> None:
     lake.put("staging/p", b"rows")
     lake.show("staging/p", "data/p")
     assert os.stat(lake.locate("data/p")).st_nlink == 2
@@ -101,7 +101,7 @@ def test_too_long_name_and_file_in_place_of_folder_are_errors(lake: LocalLake) -
     assert list_files(lake) == ["file"]
 
 
-def test_addresses_of_files(lake: LocalLake) -> None:
+def test_uri_and_file_locations_of_the_lake(lake: LocalLake) -> None:
     assert lake.uri == lake.root.as_uri()
     assert lake.locate("data/p") == f"{lake.root}/data/p"
 
@@ -187,7 +187,7 @@ local_lake.LocalLake(Path(sys.argv[1])).put_each_if_absent({f"d/{i:03}": b"whole
 
 
 @pytest.mark.parametrize("at", [0, 1, 99])
-def test_killed_writer_of_several_files_leaves_whole_files_or_none(lake: LocalLake, at: int) -> None:
+def test_killed_writer_of_several_files_leaves_only_whole_files(lake: LocalLake, at: int) -> None:
     ended = subprocess.run([sys.executable, "-c", TOGETHER, str(lake.root), str(at)], check=False)
     assert ended.returncode == -signal.SIGKILL
     assert list(lake.list("")) == [f"d/{i:03}" for i in range(at)]
@@ -220,7 +220,7 @@ def test_put_syncs_contents_before_names_and_names_before_returning(
     assert {f"{lake.root}/a", f"{lake.root}/b/c", f"{lake.root}/b", f"{lake.root}"} <= durable
 
 
-def test_put_of_several_files_without_disk_space_shows_none(small_disk: Path) -> None:
+def test_put_of_several_files_without_disk_space_creates_no_file(small_disk: Path) -> None:
     lake = LocalLake(small_disk)
     with pytest.raises(LakeFull, match="no room in the lake for d/"):
         lake.put_each_if_absent({f"d/{i}": os.urandom(100_000) for i in range(20)})
@@ -241,7 +241,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_full_disk_is_reported_and_leaves_no_file(small_disk: Path) -> None:
+def test_full_disk_is_reported_and_leaves_no_new_file(small_disk: Path) -> None:
     lake = LocalLake(small_disk)
     lake.put("x", b"before")
     big = os.urandom(2 << 20)
@@ -258,7 +258,7 @@ def test_full_disk_is_reported_and_leaves_no_file(small_disk: Path) -> None:
     assert lake.get("x") == b"after"
 
 
-def test_buffered_bytes_are_reported_when_the_disk_fills(small_disk: Path) -> None:
+def test_full_disk_during_buffered_writes_is_reported(small_disk: Path) -> None:
     lake = LocalLake(small_disk)
     with pytest.raises(LakeFull), lake.create("z") as file:  # noqa: PT012 - any of the writes may be the one
         for _ in range(1 << 12):
@@ -305,7 +305,7 @@ def test_show_copies_across_file_systems(small_disk: Path, tmp_path: Path) -> No
     assert list_files(LocalLake(small_disk)) == ["data/p"]
 
 
-def test_a_read_only_disk_is_terminal(small_disk: Path) -> None:
+def test_read_only_disk_is_a_terminal_error(small_disk: Path) -> None:
     lake = LocalLake(small_disk)
     lake.put("x", b"")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
@@ -324,7 +324,7 @@ def test_a_read_only_disk_is_terminal(small_disk: Path) -> None:
         (errno.EACCES, Terminal),
     ],
 )
-def test_os_errors_map_to_kinds(
+def test_os_errors_map_to_sluice_errors(
     lake: LocalLake, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
 ) -> None:
     def refuse(_: int) -> None:
@@ -352,7 +352,7 @@ def test_existing_entry_that_may_not_be_durable_is_unknown(lake: LocalLake, monk
 
 
 @pytest.mark.parametrize("answer", [errno.EEXIST, errno.EIO])
-def test_lost_answer_to_own_link_counts_as_success(
+def test_lost_response_to_own_link_counts_as_success(
     lake: LocalLake, monkeypatch: pytest.MonkeyPatch, answer: int
 ) -> None:
     """Over NFS a repeated LINK finds its own result, which the file's link count reveals."""
@@ -380,7 +380,7 @@ def test_file_system_without_links_is_refused_for_the_ledger(lake: LocalLake, mo
 
 
 @pytest.mark.parametrize(("link", "says"), [(False, "lsattr"), (True, "needs a file system with hard links")])
-def test_permission_error_names_the_attempted_operation(
+def test_permission_error_remedy_depends_on_the_attempted_operation(
     lake: LocalLake, monkeypatch: pytest.MonkeyPatch, link: bool, says: str
 ) -> None:
     """An immutable folder accepts no file and FAT no link, with the same error number."""
@@ -395,7 +395,7 @@ def test_permission_error_names_the_attempted_operation(
     assert says in caught.value.remedy
 
 
-def test_a_large_file_in_pieces_of_any_size_is_whole(lake: LocalLake) -> None:
+def test_large_file_written_in_pieces_of_any_size_is_complete(lake: LocalLake) -> None:
     pieces = [bytes([i % 251]) * (i * i * 997 % 700_000) for i in range(40)]
     with lake.create("data/large") as file:
         for piece in pieces:
@@ -454,7 +454,7 @@ def test_only_unfinished_writes_can_be_discarded(lake: LocalLake) -> None:
     assert lake.get("log/1.json") == b"1"
 
 
-def test_write_whose_temporary_file_was_discarded_fails_and_suggests_retry(lake: LocalLake) -> None:
+def test_write_with_discarded_temporary_file_fails_as_unavailable(lake: LocalLake) -> None:
     def write() -> None:
         with lake.create("data/part") as file:
             file.write(b"half")

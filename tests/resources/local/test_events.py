@@ -25,7 +25,7 @@ def make_events(mix: Mix, count: int = 2000) -> list[events.SampleEvent]:
 
 
 @given(st.integers(0, 2**32), st.integers(0, 10**9))
-def test_events_follow_from_the_seed(seed: int, first: int) -> None:
+def test_same_seed_repeats_events_and_different_seed_changes_events(seed: int, first: int) -> None:
     mix = Mix(seed, first, bad=0.1, tombstones=0.1, headers=0.3)
     assert make_events(mix, 50) == make_events(mix, 50)
     assert make_events(mix, 50) != make_events(Mix(seed + 1, first, bad=0.1, tombstones=0.1, headers=0.3), 50)
@@ -42,7 +42,7 @@ def test_events_are_orders_of_about_190_bytes_in_order_of_time() -> None:
     assert 170 < sum(len(e.value or b"") for e in sample) / len(sample) < 200
 
 
-def test_shares_match_the_request() -> None:
+def test_shares_of_special_events_match_the_mix() -> None:
     sample = make_events(Mix(2, bad=0.05, tombstones=0.1, headers=0.5), 20_000)
     assert 0.09 < sum(e.value is None for e in sample) / 20_000 < 0.11
     assert 0.04 < sum(e.malformed for e in sample) / 20_000 < 0.06
@@ -99,14 +99,14 @@ def _consume_topic(kafka: LocalKafka, topic: str) -> list[object]:
         consumer.close()
 
 
-def test_topics_are_created_once(kafka: LocalKafka) -> None:
+def test_topic_creation_is_idempotent(kafka: LocalKafka) -> None:
     access = KafkaSettings(bootstrap=kafka.bootstrap)
     for _ in range(2):
         events.create(access, ["made-by-events"], 4)
     assert "made-by-events" in events.topics_of(access)
 
 
-def test_unreachable_kafka_is_reported() -> None:
+def test_unreachable_kafka_is_named_in_the_error() -> None:
     access = KafkaSettings(bootstrap="127.0.0.1:9", bootstrap_timeout_ms=300)
     with pytest.raises(KafkaUnavailable, match=r"127\.0\.0\.1:9"):
         events.topics_of(access)

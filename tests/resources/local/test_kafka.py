@@ -113,7 +113,7 @@ def test_kept_cluster_restarts_with_its_ports_data_and_settings(own: LocalKafka)
     assert "log.segment.bytes = 1234567" in again.status().brokers[0].log.read_text()
 
 
-def test_starting_a_running_cluster_attaches_to_it(own: LocalKafka) -> None:
+def test_start_of_an_attached_cluster_keeps_the_running_process(own: LocalKafka) -> None:
     pid = get_pid(own.start())
     attached = LocalKafka.attach(own.status().root)
     assert get_pid(attached.start()) == pid
@@ -204,7 +204,7 @@ def test_damaged_state_file_of_the_cluster_is_a_clear_error(tmp_path: Path, cont
         LocalKafka.attach(tmp_path)
 
 
-def test_attaching_without_a_running_cluster_is_an_error(tmp_path: Path) -> None:
+def test_attaching_without_a_cluster_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="no local Kafka"):
         LocalKafka.attach(tmp_path)
     LocalKafka(tmp_path / "never").stop()
@@ -218,7 +218,7 @@ def test_number_of_brokers_cannot_change(kafka: LocalKafka) -> None:
 
 
 @pytest.mark.faults
-def test_three_brokers_continue_without_one(kafka3: LocalKafka, fresh_topic: Callable[..., str]) -> None:
+def test_three_brokers_continue_after_one_is_killed(kafka3: LocalKafka, fresh_topic: Callable[..., str]) -> None:
     topic = fresh_topic(cluster=kafka3, assignments={0: [3, 1, 2]})
     produce(kafka3, topic, b"three")
     os_pid = get_pid(kafka3, 3)

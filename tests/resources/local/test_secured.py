@@ -51,7 +51,7 @@ def test_kafka_command_line_tools_log_in_with_the_client_file(secured: LocalKafk
         assert process.returncode == code, process.stderr
 
 
-def test_secret_files_are_private_and_on_no_command_line(secured: LocalKafka) -> None:
+def test_secret_files_are_private_and_secrets_on_no_command_line(secured: LocalKafka) -> None:
     folder = _guard(secured).folder
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
@@ -63,13 +63,13 @@ def test_secret_files_are_private_and_on_no_command_line(secured: LocalKafka) ->
     assert not (folder / "scram.arguments").exists()
 
 
-def test_acl_that_kafka_rejects_is_an_error(secured: LocalKafka) -> None:
+def test_acl_rejected_by_kafka_is_an_error(secured: LocalKafka) -> None:
     right = Right(Operation.DESCRIBE, ResourceKind.CLUSTER, "of-another-name", "")
     with pytest.raises(KafkaUnavailable, match=f"changing the rights of {USER}"):
         grant(secured, [right])
 
 
-def test_secured_and_plain_clusters_cannot_change_kind(secured: LocalKafka, kafka: LocalKafka) -> None:
+def test_cluster_cannot_change_between_secured_and_plain(secured: LocalKafka, kafka: LocalKafka) -> None:
     with pytest.raises(SetupError, match="is secured, and stays so"):
         LocalKafka(secured.status().root).start()
     with pytest.raises(SetupError, match="is not secured, and stays so"):

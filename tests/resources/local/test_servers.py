@@ -28,7 +28,7 @@ local_kafka.LocalKafka(folder / "kafka").start()
 
 
 @pytest.mark.parametrize("ends", [SetupError, KeyboardInterrupt])
-def test_unreachable_registry_is_an_error(
+def test_failed_registry_start_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: type[BaseException]
 ) -> None:
     def ask(port: int) -> bool:
@@ -50,7 +50,7 @@ def test_unreachable_registry_is_an_error(
     assert registry._guard is None
 
 
-def test_s3_without_its_bucket_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_bucket_creation_ends_the_s3_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -62,7 +62,7 @@ def test_s3_without_its_bucket_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     assert store._process.poll() is not None
 
 
-def test_kafka_starts_after_interrupted_storage_format(tmp_path: Path) -> None:
+def test_kafka_interrupted_while_formatting_storage_leaves_no_process(tmp_path: Path) -> None:
     program, note = tmp_path / "java", tmp_path / "pid"
     program.write_text(f"#!/bin/sh\necho $$ > {note}\nexec sleep 600\n")
     program.chmod(0o755)

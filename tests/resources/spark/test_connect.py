@@ -65,7 +65,7 @@ def _is_listening(port: int) -> bool:
         ("cancelled", {"error": "the Spark job was cancelled"}),
     ],
 )
-def test_a_batch_through_spark_connect(connect: str, tmp_path: Path, how: str, outcome: dict[str, object]) -> None:
+def test_batch_runs_through_spark_connect(connect: str, tmp_path: Path, how: str, outcome: dict[str, object]) -> None:
     ask = [sys.executable, "-m", "tests.resources.spark.connect_client", connect, str(tmp_path), how]
     done = subprocess.run(ask, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr

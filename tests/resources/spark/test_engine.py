@@ -87,7 +87,7 @@ def _check_columns_in_spark(settings: SparkSettings, files: list[str]) -> None:
 
 
 @pytest.mark.spark
-def test_task_whose_process_dies_is_retried(settings: SparkSettings, wiring: LogWiring) -> None:
+def test_task_is_retried_after_its_process_dies(settings: SparkSettings, wiring: LogWiring) -> None:
     dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=2)
     receipts, failures = prove(PLAN, 12, run(settings, dying), LocalLake(wiring.lake))
     assert failures == []
@@ -114,7 +114,7 @@ def test_failed_job_reports_its_cause_in_one_line(settings: SparkSettings, wirin
 
 @pytest.mark.spark
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads command lines where Linux has them")
-def test_a_secret_reaches_spark_and_no_command_line(settings: SparkSettings) -> None:
+def test_secret_reaches_spark_but_no_command_line(settings: SparkSettings) -> None:
     assert spark.session(settings).conf.get("spark.hadoop.fs.s3a.secret.key") == SECRET
     lines = [_read_command_line(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
     assert any(b"org.apache.spark.deploy.SparkSubmit" in line for line in lines)
@@ -128,7 +128,7 @@ def test_workers_use_the_measured_memory_allocator(settings: SparkSettings) -> N
 
 
 @pytest.mark.spark
-def test_local_spark_refuses_other_users_of_the_machine(settings: SparkSettings) -> None:
+def test_local_spark_is_inaccessible_to_other_users(settings: SparkSettings) -> None:
     conf = spark.session(settings).conf
     assert conf.get("spark.authenticate") == "true"
     assert conf.get("spark.driver.bindAddress") == conf.get("spark.driver.host") == "127.0.0.1"
@@ -161,7 +161,7 @@ def _read_command_line(path: Path) -> bytes:
 
 
 @pytest.mark.spark
-def test_killed_jvm_fails_its_job_and_next_job_starts_another(settings: SparkSettings, wiring: LogWiring) -> None:
+def test_killed_jvm_fails_its_job_and_next_job_starts_a_new_jvm(settings: SparkSettings, wiring: LogWiring) -> None:
     hanging = Job(PLAN, 12, "token", LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True))
 
     def kill_once_begun() -> None:
@@ -180,7 +180,9 @@ def test_killed_jvm_fails_its_job_and_next_job_starts_another(settings: SparkSet
 
 
 @pytest.mark.spark
-def test_next_job_starts_a_context_after_the_master_ended_it(settings: SparkSettings, wiring: LogWiring) -> None:
+def test_next_job_starts_a_new_context_after_the_master_ended_the_old(
+    settings: SparkSettings, wiring: LogWiring
+) -> None:
     spark.session(settings)
     before = spark._jvm_process()
     spark.context(settings)._jsc.sc().stop()
@@ -244,7 +246,7 @@ def test_failed_spark_start_is_a_clear_error() -> None:
 
 
 @pytest.mark.parametrize(("full", "setting"), [(True, "SPARK_LOCAL_DIRS"), (False, "JAVA_HOME")])
-def test_full_temporary_folder_has_its_own_remedy(full: bool, setting: str) -> None:
+def test_failed_start_remedy_depends_on_full_temporary_folder(full: bool, setting: str) -> None:
     output = f"java.nio.file.FileSystemException: /tmp/x: {'No space left on device' if full else 'File exists'}"
     error = spark._not_started(SparkSettings(), OSError("Connection refused"), io.BytesIO(output.encode()))
     assert output in error.message
@@ -261,7 +263,7 @@ def test_missing_java_is_a_clear_error() -> None:
     assert errors.strip().endswith("SetupError: no Java\n  → install one")
 
 
-def test_no_tasks_need_no_spark(wiring: LogWiring) -> None:
+def test_job_without_tasks_needs_no_spark(wiring: LogWiring) -> None:
     assert SparkEngine(SparkSettings(master="spark://nowhere:1")).run(Job(PLAN, 12, "token", wiring), []) == []
 
 
@@ -277,7 +279,9 @@ def test_no_tasks_need_no_spark(wiring: LogWiring) -> None:
         ("sc://host:15002", {}, 4, False),
     ],
 )
-def test_attempts_by_kind_of_master(master: str | None, conf: dict[str, str], tries: int, local: bool) -> None:
+def test_task_attempts_and_locality_depend_on_the_master(
+    master: str | None, conf: dict[str, str], tries: int, local: bool
+) -> None:
     settings = SparkSettings(master=master, conf=conf)
     assert (executors.tries(settings), is_local(settings)) == (tries, local)
 

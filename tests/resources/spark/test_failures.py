@@ -47,7 +47,7 @@ Driver stacktrace:
         ("", "RuntimeError"),
     ],
 )
-def test_informative_line_of_an_error(text: str, expected: str) -> None:
+def test_cause_is_the_informative_line_of_an_error(text: str, expected: str) -> None:
     assert cause(RuntimeError(text)) == expected
 
 
@@ -57,7 +57,7 @@ def test_executors_lost_at_the_end_are_read_from_the_driver_log() -> None:
     assert Ended(lambda: "").summarize() == ("", "")
 
 
-def test_classes_of_spark_errors() -> None:
+def test_spark_errors_are_classified() -> None:
     assert (is_excluded(EXCLUDED), is_excluded(CRASHED)) == (True, False)
     assert (host(EXCLUDED), host(CRASHED), host("it broke")) == ("10.0.0.2", "", "")
     assert full("java.io.IOException: No space left on device")

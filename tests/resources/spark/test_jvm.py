@@ -48,7 +48,7 @@ def test_jvm_starts_from_the_archive_with_pyspark_options(archive: jvm.Archive) 
 
 
 @pytest.mark.spark
-def test_jvm_without_archive_starts_as_by_pyspark(
+def test_jvm_without_archive_starts_as_in_pyspark(
     archive: jvm.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -96,7 +96,7 @@ def test_truncated_archive_is_ignored(archive: jvm.Archive, tmp_path: Path, monk
     assert jvm.find_archive() is None
 
 
-def test_user_jvm_settings_use_the_launcher_of_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_jvm_settings_use_the_pyspark_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jvm.fits({"spark.task.cpus": "1"})
     assert not jvm.fits({"spark.driver.memory": "2g"})
     assert not jvm.fits({"spark.jars": "more.jar"})
@@ -104,7 +104,7 @@ def test_user_jvm_settings_use_the_launcher_of_pyspark(monkeypatch: pytest.Monke
     assert not jvm.fits({})
 
 
-def test_background_creates_one_archive_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_is_not_created_twice_concurrently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(jvm, "_make", lambda folder: pytest.fail("another process makes it"))
     target = jvm._place()
@@ -115,7 +115,7 @@ def test_background_creates_one_archive_at_a_time(tmp_path: Path, monkeypatch: p
         assert subprocess.run(command, capture_output=True, check=False).returncode == 1
 
 
-def test_background_archive_is_not_retried_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_process_is_not_repeated_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     commands: list[list[str]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, **_: commands.append(command))

@@ -47,14 +47,14 @@ def test_remains_of_a_killed_packing_process_are_removed(tmp_path: Path) -> None
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"sluice-pack-{number}.tar.gz" for number in (2, 3, 4)]
 
 
-def test_pack_of_a_running_application_is_kept(tmp_path: Path) -> None:
+def test_recent_packs_are_kept_for_running_applications(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"sluice-pack-{number}.tar.gz").touch()
     pack_archive._forget(tmp_path)
     assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_pack_is_kept_while_a_process_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pack_is_kept_while_a_process_uses_the_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack_archive, "_own_packs", {})
     packs = [tmp_path / f"sluice-pack-{number}.tar.gz" for number in range(5)]
     for number, pack in enumerate(packs):
@@ -138,7 +138,7 @@ def test_pack_is_created_once(capfd: pytest.CaptureFixture[str], tmp_path: Path)
     assert "kafka-python 3.0.12" in document["distributions"]
 
 
-def test_another_release_or_another_file_is_another_pack(tmp_path: Path) -> None:
+def test_pack_digest_depends_on_releases_and_files(tmp_path: Path) -> None:
     distributions, ours = pack_archive._distributions(), pack_archive._ours()
     (tmp_path / "changed.py").write_text("x = 1")
     digests = {
@@ -165,7 +165,7 @@ def test_archives_and_paths_of_the_feed_are_kept() -> None:
     }
 
 
-def test_nothing_is_sent_to_hosts_with_sluice_installed() -> None:
+def test_nothing_is_sent_when_sluice_is_installed_on_hosts() -> None:
     assert executors.conf(SparkSettings(master="yarn", environment="installed"), {}) == {}
 
 

@@ -68,7 +68,7 @@ def test_each_kafka_connection_problem_has_a_remedy(why: str, remedy: str) -> No
     assert remedy in finding.remedy
 
 
-def test_files_of_the_feed_are_checked(tmp_path: Path) -> None:
+def test_missing_files_of_the_feed_are_reported(tmp_path: Path) -> None:
     access = KafkaAddress("127.0.0.1:9", {"security_protocol": "SSL", "ssl_cafile": str(tmp_path / "ca.pem")})
     ports = ExecutorPorts(access, LocalLake(tmp_path))
     question = {"releases": [], "ports": pickle.dumps(ports), "seconds": 5}
@@ -88,7 +88,7 @@ def test_valid_setup_has_no_findings() -> None:
     Preflight((SOUND,), (ExecutorProblem("late", "set it", fatal=False),)).check()
 
 
-def test_fatal_findings_are_one_error() -> None:
+def test_fatal_findings_are_combined_into_one_error() -> None:
     with pytest.raises(SetupError) as e:
         Preflight(
             (),
@@ -122,7 +122,7 @@ NO_PYTHON = (
         ("it broke\n\tat java.base/java.lang.Thread.run(Thread.java:840)", "executors do not answer: it broke"),
     ],
 )
-def test_cause_of_missing_executors_is_reported(error: str, message: str) -> None:
+def test_cause_of_missing_executor_answers_is_reported(error: str, message: str) -> None:
     problem = explain_failure(error, "python3.11")
     assert problem.message == message
     assert problem.remedy

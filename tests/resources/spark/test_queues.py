@@ -31,13 +31,15 @@ def test_each_task_is_in_one_queue_within_broker_limits(leaders: list[int], boun
 
 
 @given(LEADERS)
-def test_brokers_take_turns(leaders: list[int]) -> None:
+def test_first_queues_alternate_between_brokers(leaders: list[int]) -> None:
     first = [leaders[queue[0]] for queue in queues(leaders)][: len(set(leaders))]
     assert len(set(first)) == len(first)
 
 
 @pytest.mark.parametrize(("feeds", "machines", "used"), [("r1", "", "r1"), ("r1", "r2", "r2"), ("", "", "")])
-def test_machine_reports_its_rack(feeds: str, machines: str, used: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rack_of_the_machine_overrides_rack_of_the_feed(
+    feeds: str, machines: str, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     racks: list[str] = []
     monkeypatch.setenv(executor.RACK, machines)
     monkeypatch.setattr("sluice.resources.kafka.fetch.fetch.KafkaFetcher.__init__", lambda *_, rack: racks.append(rack))

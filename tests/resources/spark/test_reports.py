@@ -48,7 +48,7 @@ def make_windows(folder: Path) -> Windows:
     return Windows(make_feed(), (START,), PartKind.LANDED, (file,), table.schema)
 
 
-def test_sql_over_a_window(tmp_path: Path) -> None:
+def test_report_runs_sql_over_a_window(tmp_path: Path) -> None:
     result = run_report(Report("revenue", "orders", SQL, ""), make_windows(tmp_path))
     hour = datetime.fromtimestamp(START / 1000, UTC).strftime("%H")
     assert [list(row.values()) for row in result.to_pylist()] == [[hour, "EUR", 2, 4], [hour, "USD", 1, 2]]

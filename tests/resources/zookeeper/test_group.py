@@ -89,7 +89,7 @@ def test_partitions_added_later_are_owned(zookeeper: LocalZooKeeper) -> None:
         assert (consumer.ours, consumer.topics, bool(consumer.host)) == (True, {"orders": 3}, True)
 
 
-def test_registration_removed_by_another_client_is_lost(zookeeper: LocalZooKeeper) -> None:
+def test_owner_is_fenced_after_its_registration_was_removed(zookeeper: LocalZooKeeper) -> None:
     with closing(ZooKeeperGroup(zookeeper.connect, "removed")) as group:
         group.own(lambda: TPS[:1], lambda: None)
         (name,) = zookeeper.list_children("/consumers/removed/ids")
@@ -121,7 +121,7 @@ def own_server(tmp_path: Path) -> Iterator[LocalZooKeeper]:
     server.throw_away()
 
 
-def test_ownership_ends_before_a_silent_server_can_reassign_it(own_server: LocalZooKeeper) -> None:
+def test_ownership_ends_before_a_silent_server_can_reassign_partitions(own_server: LocalZooKeeper) -> None:
     lost = threading.Event()
     with closing(ZooKeeperGroup(own_server.connect, "silent", session=3)) as group:
         group.own(lambda: TPS, lost.set)
