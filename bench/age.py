@@ -146,7 +146,7 @@ def age_view(report: AgeReport) -> Iterator[RenderableType]:
 
 
 class UnevenCluster(EvenCluster):
-    """As `EvenCluster`, but no hour holds as much as the next, so that offsets are as hard to pack as real ones."""
+    """An `EvenCluster` whose hours differ in size, so that offsets are as hard to pack as real ones."""
 
     def first_offset(self, tp: TopicPartition, at: int) -> int:
         """Records stamped before the time."""

@@ -78,7 +78,7 @@ RAW, TYPED = _of_spark(""), _of_spark("kafka_")
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What one partition holds, in three numbers."""
+    """The contents of one partition, in three numbers."""
 
     rows: int = 0
     sum: int = 0

@@ -26,7 +26,7 @@ Keep = Callable[[BenchReport], None]
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """What to measure: benchmarks by name (none: the main ones), how often, and what deviates from their own choice."""
+    """The requested benchmarks by name (none: the main ones), their repetitions, and other options."""
 
     names: tuple[str, ...] = ()
     records: int | None = None
@@ -77,7 +77,7 @@ def run_cluster(request: BenchRequest, note: Note) -> cluster.ClusterReport:
 
 
 def run_start(request: BenchRequest, note: Note) -> start.StartReport:
-    """What starting costs, next to peers of `typed`. Raises as `run`, and ProofFailed."""
+    """Measure the cost of a start, next to peers of `typed`. Raises as `run`, and ProofFailed."""
     typed = suite.SUITE["typed"]
     chosen = [peers.find_peer(name) for name in request.peers]
     if others := [peer.name for peer in chosen if peer not in (*typed.peers[1:], *typed.also)]:

@@ -90,7 +90,7 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 def _exactly(source: socket.socket, count: int) -> bytes:
-    """So many bytes; none when the other side has ended."""
+    """Returns `count` bytes, or none if the connection has ended."""
     data = bytearray()
     while len(data) < count:
         more = source.recv(min(count - len(data), _PIECE))

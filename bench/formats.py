@@ -47,8 +47,10 @@ _JSON_SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class SentFormat:
-    """`schema` is the text of the orders' schema, `encoded` makes a value of an order's JSON, and `reading` gives what
-    reads a value as a plain loop does; `typed` if it returns times and decimals instead of texts and floats.
+    """A format of sent values.
+
+    `schema` is the text of the orders' schema. `encoded` encodes an order's JSON, and `reading` returns the decoder of
+    a plain loop. `typed` is true if that returns times and decimals instead of texts and floats.
     """
 
     schema: str

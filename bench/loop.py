@@ -46,7 +46,7 @@ def write(lots: Iterable[Lot], task: PeerTask, out: Path) -> None:
 
 
 def _maker(schema: Mapping[str, str], format_: str = "") -> tuple[Callable[[Lot], pa.Table], pa.Schema]:
-    """What makes a table of a lot, and the table's schema."""
+    """Returns a function from a lot to a table, and the table's schema."""
     if not schema:
         raw = pa.schema([*_KEY_AND_VALUE, *_COORDINATES])
         return lambda lot: pa.table(dict(lot), schema=raw), raw
@@ -75,7 +75,7 @@ def _loads(format_: str) -> Callable[[bytes], Any]:
 
 
 def _as_read(kind: pa.DataType) -> pa.DataType:
-    """What orjson makes of the type: texts of times, floats of decimals, which Arrow then rounds to their digits."""
+    """Returns the type as orjson reads it: texts for times, and floats for decimals, which Arrow then rounds."""
     if pa.types.is_struct(kind):
         return pa.struct([(f.name, _as_read(f.type)) for f in kind])
     if pa.types.is_list(kind):

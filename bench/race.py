@@ -79,8 +79,10 @@ class _Track:
     note: Note
 
     def run(self, peers: Sequence[Peer], *, parts: bool) -> tuple[list[PeerResult], PartTimes | None]:
-        """Returns each peer's cost and, if requested, that of the parts of Sluice's work took directly after each of
-        its landings."""
+        """Returns each peer's cost and, if requested, the times of the parts of Sluice's work.
+
+        The parts are measured directly after each landing of Sluice.
+        """
         passes: list[Pass] = []
         with ExitStack() as stack:
             ready = [stack.enter_context(self._standing_by(peer)) for peer in peers]

@@ -182,7 +182,7 @@ def _provenances(report: BenchReport) -> list[tuple[list[str], list[tuple[str, s
 
 
 def _names(races: Sequence[RaceResult]) -> list[str]:
-    """What people call these; all sizes have one name."""
+    """Returns the names of the benchmarks; all sizes of `flat` have one."""
     return list(dict.fromkeys(FLAT if race.name.startswith(FLAT) else race.name for race in races))
 
 

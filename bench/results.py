@@ -111,7 +111,7 @@ class PeerResult:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> PeerResult:
-        """What `document` said, from its raw figures."""
+        """Parse the raw figures of `document`."""
         landings = tuple(CheckedLanding(**x | {"cost": Cost(**x["cost"])}) for x in document["landings"])
         return cls(document["peer"], document["title"], document["versions"], document["records"], landings)
 
@@ -175,7 +175,7 @@ class RaceResult:
         return cpu, median(cost.seconds * self.cores / parts for cost, parts in pairs)
 
     def of(self, peer: str) -> PeerResult | None:
-        """What that peer did, if it took part."""
+        """Returns the result of that peer, if it took part."""
         return next((r for r in self.results if r.peer == peer), None)
 
     def ratio(self, other: PeerResult) -> float:
@@ -211,7 +211,7 @@ class RaceResult:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> RaceResult:
-        """What `document` said, from its raw figures."""
+        """Parse the raw figures of `document`."""
         budget, run = document.get("budget"), document.get("run")
         return cls(
             name=document["name"],
@@ -237,7 +237,7 @@ class BenchReport:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> BenchReport:
-        """What `document` said; nothing of a document of another format."""
+        """Parse `document`; a document of another format gives no results."""
         races = document["benchmarks"] if document.get("format") == FORMAT else []
         return cls(tuple(map(RaceResult.from_document, races)))
 

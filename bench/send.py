@@ -51,7 +51,7 @@ NOISE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class SendingPeer:
-    """Who sends. `share`: of the records, for one that is slow. `environment`: besides ours."""
+    """A program that sends. `share` of the records is for slow ones. `environment` is added to ours."""
 
     name: str
     title: str
@@ -73,7 +73,7 @@ class Sends:
 
 @dataclass(frozen=True, slots=True)
 class PeerSends:
-    """What one peer took, with many records and with few."""
+    """The figures of one peer, with many records and with few."""
 
     name: str
     title: str

@@ -21,8 +21,10 @@ RECORD_BYTES = 200
 
 
 class EvenCluster(MemoryCluster):
-    """Partitions spread over brokers and topics in turn, whose sizes differ as those of real ones do (log-normal), each
-    filled evenly from `begins` on (ms), `day_bytes` a day in all."""
+    """A cluster of partitions that fill evenly from `begins` (ms) on, with `day_bytes` a day in total.
+
+    Partitions are spread over brokers and topics in turn. Their sizes differ as those of real ones do (log-normal).
+    """
 
     def __init__(self, partitions: int, brokers: int, topics: int, begins: int, day_bytes: int) -> None:
         super().__init__(id="memory")

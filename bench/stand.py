@@ -17,10 +17,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class PeerTask:
-    """What to land: a whole topic, to the end of each partition, on `cores` cores, typed by `schema` if there is one.
+    """A whole topic to land, to the end of each partition, on `cores` cores, typed by `schema` if there is one.
 
-    `jars` is a folder, or empty; `contract` the text of a contract for peers that hold rows against one, or empty;
-    `format` what values are sent as, if not as JSON.
+    `jars` is a folder, or empty; `contract` the text of a contract for peers that check rows, or empty;
+    `format` the format of the values, if not JSON.
     """
 
     bootstrap: str

@@ -152,7 +152,7 @@ def _feed_text(bootstrap: str, topic: str, lake: Path | str) -> dict[str, Any]:
 
 
 def _project(folder: Path, bootstrap: str, feeds: int) -> str:
-    """A project in which each run has a feed, and so a lake, of its own; all have one window of `RECORDS` pending."""
+    """Create a project with a feed and a lake for each run; all have one window of `RECORDS` pending."""
     (folder / "feeds").mkdir(parents=True)
     topic, now = f"start-{secrets.token_hex(4)}", time.time_ns() // 1_000_000
     for number in range(feeds):
