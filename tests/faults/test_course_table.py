@@ -22,7 +22,10 @@ def record_course(fault: str, decided: list[int] = EVERY, **broken: str) -> dict
 def test_row_lists_courses_and_outcomes_of_runs() -> None:
     rows = list(
         format_fault_rows(
-            [record_course("broker_killed[1]"), record_course("broker_killed[2]") | {"normal_s": 2, "first_after_s": 3}]
+            [
+                record_course("broker_killed_during[read]"),
+                record_course("broker_killed_during[commit]") | {"normal_s": 2, "first_after_s": 3},
+            ]
         )
     )
     assert rows[2] == "| broker killed | 2 | 6/0/2 | 2,400 | 1.5× |"
