@@ -57,12 +57,12 @@ RETENTION: Mapping[str, dict[str, Any]] = {
     "az": {
         "status": 409,
         "code": "BlobImmutableDueToPolicy",
-        "said": "This operation is not permitted because the blob is immutable due to a policy.",
+        "message": "This operation is not permitted because the blob is immutable due to a policy.",
     },
     "gs": {
         "status": 403,
         "code": "AccessDenied",
-        "said": "Object 'lake/x' is subject to bucket's retention policy and cannot be deleted, overwritten or",
+        "message": "Object 'lake/x' is subject to bucket's retention policy and cannot be deleted, overwritten or",
     },
 }
 """Refusals of removals, as the services send them."""
