@@ -73,7 +73,7 @@ def test_topics_of_feeds_are_completed_as_position_prefixes(tab: Tab, project: P
     assert tab("peek", "") == ["shop.a:", "shop.b:", "orders:"]
 
 
-def test_topics_of_a_kafka_are_completed(tab: Tab, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> None:
+def test_topics_of_the_given_kafka_are_completed(tab: Tab, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> None:
     topic = fresh_topic(name="tab")
     assert topic in tab("init", "--bootstrap", kafka.bootstrap, "--topic", "tab")
 

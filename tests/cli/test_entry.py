@@ -182,14 +182,14 @@ print(exempt > before, gc.get_freeze_count() - exempt, gc.isenabled())
 """
 
 
-def test_only_imports_that_load_modules_exempt_objects_from_garbage_collection() -> None:
+def test_only_imports_that_load_modules_freeze_gc_objects() -> None:
     """`sluice metrics --serve` imports at each scrape; each time 100 kB of garbage were kept."""
     done = run(FREEZES)
     assert (done.stdout, done.stderr) == ("True 0 True\n", "")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_without_unicode_shows_every_outcome(encoding: str, project: Path) -> None:
+def test_symbols_are_escaped_if_output_encoding_lacks_them(encoding: str, project: Path) -> None:
     """A symbol that the terminal cannot encode made a run that had committed exit with 1."""
     command = [str(Path(sys.executable).with_name("sluice")), "feeds", "check"]
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}

@@ -47,7 +47,7 @@ def test_table_omits_and_names_least_important_columns() -> None:
     assert render_lines(table(("feed", "a", "b", "c"), rows, optional="b c"), 80)[1].endswith("3" * 20)
 
 
-def test_row_without_optional_columns_takes_several_lines() -> None:
+def test_table_without_optional_columns_wraps_its_rows() -> None:
     name = "a.very.long.topic-name.of.the.whole.market:12"
     lines = render_lines(table(("partition", "frontier", "lag"), [(name, "123,456", "78")], right="frontier lag"), 60)
     assert lines == [

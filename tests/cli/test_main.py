@@ -227,7 +227,7 @@ def test_sample_events_go_only_to_local_or_named_kafka(sluice: Sluice, project: 
     assert (other.code, other.document["error"]) == (2, "UsageError")
 
 
-def test_status_reports_ledger_when_kafka_does_not_answer(sluice: Sluice, project: Path) -> None:
+def test_status_reports_feed_problem_when_kafka_does_not_answer(sluice: Sluice, project: Path) -> None:
     result = sluice("status", "--json")
     assert result.code == 1
     (feed,) = result.document["feeds"]
@@ -346,7 +346,7 @@ def test_full_disk_under_stdout_is_an_error_without_traceback(options: list[str]
     assert "Traceback" not in done.stderr
 
 
-def test_light_commands_load_no_heavy_library() -> None:
+def test_import_of_cli_main_loads_no_heavy_library() -> None:
     loaded = _list_modules("sluice.cli.main")
     assert not loaded & {"dagster", "pyspark", "numba", "pyarrow", "kafka", "duckdb", "pandas", "boto3", "pydantic"}
 

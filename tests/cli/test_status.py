@@ -124,7 +124,7 @@ def test_live_batch_shows_the_last_heartbeat_of_the_owner(world: World, invoke: 
     assert (live["owner_is"], live["ways"]) == ("alive", [])
 
 
-def test_state_of_a_live_batch_matches_repair_and_has_remedies(world: World, invoke: Invoke) -> None:
+def test_live_batch_of_a_dead_run_is_reported_with_remedies(world: World, invoke: Invoke) -> None:
     """The heartbeat of a killed run remains. `status` judged by it alone, and contradicted `repair`."""
     world.land_unrecorded(in_hour(0))
     who = owner(run="run-123456789")

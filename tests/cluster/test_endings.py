@@ -108,7 +108,7 @@ def test_run_fails_when_all_workers_are_lost_in_the_executor_check(busy: FeedPro
     run.expect_exit(1, f"every executor of {mortal.master} was lost, and no other came within 1m")
 
 
-def test_interrupted_run_leaves_nothing_and_the_next_run_finishes(busy: FeedProject, mortal: LocalSpark) -> None:
+def test_interrupted_run_leaves_no_executors_or_files_and_next_run_lands(busy: FeedProject, mortal: LocalSpark) -> None:
     feed = busy.write_feed(**configure_spark(mortal, conf=AGAIN), **MANY_TASKS)
     run = Run(busy.root)
     run.wait_until_begun(feed)

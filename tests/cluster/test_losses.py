@@ -73,7 +73,7 @@ def test_landing_survives_a_killed_worker(busy: FeedProject, mortal: LocalSpark)
 
 
 @pytest.mark.loss
-def test_landing_survives_a_killed_master_and_the_next_is_refused(busy: FeedProject, mortal: LocalSpark) -> None:
+def test_landing_survives_a_killed_master_and_next_landing_is_refused(busy: FeedProject, mortal: LocalSpark) -> None:
     assert mortal.head
     feed = busy.write_feed(**configure_spark(mortal), **MANY_TASKS)
     with run_amid_landing(feed, mortal.head.kill):
@@ -100,7 +100,7 @@ def test_killed_run_releases_executors_and_the_next_run_lands(busy: FeedProject,
     check_rows(busy, feed)
 
 
-def test_landing_survives_changing_executors_and_duplicate_tasks(busy: FeedProject, cluster: LocalSpark) -> None:
+def test_landing_is_complete_with_dynamic_allocation_and_speculation(busy: FeedProject, cluster: LocalSpark) -> None:
     conf = {
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.shuffleTracking.enabled": "true",
