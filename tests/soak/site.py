@@ -38,6 +38,8 @@ SETTLE_SECONDS = 900
 _KEPT_MS = str(4 * 3_600_000)
 _RUNS = """query($filter: RunsFilter!, $limit: Int) { runsOrError(filter: $filter, limit: $limit) {
     __typename ... on Runs { results { runId jobName status startTime endTime } } } }"""
+_ERRORS = """query($run: ID!) { runOrError(runId: $run) { ... on Run { eventConnection(limit: 1000) { events {
+    ... on ExecutionStepFailureEvent { error { className causes { className } } } } } } } }"""
 
 
 @dataclass
@@ -87,6 +89,12 @@ class Site:
         """Returns Dagster's 50 newest runs with one of these statuses, newest first."""
         runs = self.deployment.ask(_RUNS, filter={"statuses": [s.value for s in statuses]}, limit=50)
         return list(runs["results"])
+
+    def list_errors(self, run: str) -> list[str]:
+        """Returns the class names of the errors that failed a run's steps, sorted."""
+        events = self.deployment.ask(_ERRORS, run=run)["eventConnection"]["events"]
+        errors = [event["error"] for event in events if event.get("error")]
+        return sorted({cause["className"] for error in errors for cause in error["causes"] or (error,)})
 
     # -- processes
 

@@ -146,18 +146,21 @@ class Scene:
             self.ended.wait(20)
 
     def _explain_failures(self) -> None:
-        """A run of Dagster that began and failed while nothing was wrong is a finding.
+        """Report each failed run of Dagster that had begun, without a fault at that time, as a finding.
 
-        A busy code server starts no run in time: such a run ends when it begins, and another one follows.
+        A busy code server starts no run in time: such a run ends when it begins, and another one follows. `PlanBusy` is
+        the refusal of a feed that the other scheduler lands at that moment.
         """
         for run in self.site.list_runs(dg.DagsterRunStatus.FAILURE):
             if run["runId"] in self._explained or not run["startTime"] or not run["endTime"]:
                 continue
             self._explained.add(run["runId"])
             faults = self.weather.list_faults(run["startTime"], run["endTime"])
-            self.journal.note("failed run", f"{run['jobName']} {run['runId']}, during: {', '.join(faults)}")
-            if not faults and run["endTime"] - run["startTime"] > BEGUN_SECONDS:
-                self.journal.fail(f"run {run['runId']} of {run['jobName']} failed, and nothing was wrong")
+            errors = self.site.list_errors(run["runId"])
+            text = f"{run['jobName']} {run['runId']} by {', '.join(errors) or 'no step'}"
+            self.journal.note("failed run", f"{text}, during: {', '.join(faults)}")
+            if not faults and errors != ["PlanBusy"] and run["endTime"] - run["startTime"] > BEGUN_SECONDS:
+                self.journal.fail(f"run {text} failed without a fault")
 
     @contextmanager
     def _repeat(
