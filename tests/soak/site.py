@@ -39,7 +39,7 @@ _KEPT_MS = str(4 * 3_600_000)
 _RUNS = """query($filter: RunsFilter!, $limit: Int) { runsOrError(filter: $filter, limit: $limit) {
     __typename ... on Runs { results { runId jobName status startTime endTime } } } }"""
 _ERRORS = """query($run: ID!) { runOrError(runId: $run) { ... on Run { eventConnection(limit: 1000) { events {
-    ... on ExecutionStepFailureEvent { error { className causes { className } } } } } } } }"""
+    ... on ExecutionStepFailureEvent { error { message causes { message } } } } } } } }"""
 
 
 @dataclass
@@ -91,10 +91,10 @@ class Site:
         return list(runs["results"])
 
     def list_errors(self, run: str) -> list[str]:
-        """Returns the class names of the errors that failed a run's steps, sorted."""
+        """Returns the first lines of the errors that failed a run's steps, with the class of each, sorted."""
         events = self.deployment.ask(_ERRORS, run=run)["eventConnection"]["events"]
         errors = [event["error"] for event in events if event.get("error")]
-        return sorted({cause["className"] for error in errors for cause in error["causes"] or (error,)})
+        return sorted({cause["message"].split("\n")[0] for error in errors for cause in error["causes"] or (error,)})
 
     # -- processes
 
