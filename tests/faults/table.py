@@ -77,8 +77,7 @@ def _group_by_fault(records: Iterable[Record], without: str) -> dict[str, list[R
     """Group records by the fault's name in words. The pattern `without` matches the rest of the name."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        name = re.sub(without, " ", record["fault"]).replace("_", " ").strip()
-        groups[re.sub("(?<! a) (during|while)$", "", name)].append(record)
+        groups[re.sub(without, " ", record["fault"]).replace("_", " ").strip()].append(record)
     return groups
 
 

@@ -42,7 +42,7 @@ def test_broker_killed_and_restarted(field: Field, part: str) -> None:
     ],
     ids=["fetch", "join", "offsets", "end"],
 )
-def test_broker_killed_during(field: Field, part: str, key: int) -> None:
+def test_broker_killed(field: Field, part: str, key: int) -> None:
     """The broker dies before it receives the request. The run continues with another broker or fails with an error."""
     with field.run_producers(RATE):
         field.run_baseline()

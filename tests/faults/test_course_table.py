@@ -23,8 +23,8 @@ def test_row_lists_courses_and_outcomes_of_runs() -> None:
     rows = list(
         format_fault_rows(
             [
-                record_course("broker_killed_during[read]"),
-                record_course("broker_killed_during[commit]") | {"normal_s": 2, "first_after_s": 3},
+                record_course("broker_killed[read]"),
+                record_course("broker_killed[commit]") | {"normal_s": 2, "first_after_s": 3},
             ]
         )
     )

@@ -89,7 +89,7 @@ def stage(shared_stage: Stage, arena: Arena, account: Account) -> Stage:
 
 
 @pytest.mark.parametrize("step", [*HELD, *STOPS])
-def test_run_canceled_in_dagster_while(stage: Stage, step: str) -> None:
+def test_run_canceled_in_dagster(stage: Stage, step: str) -> None:
     field, desk = stage.orders, stage.desk
     with field.run_producers():
         field.run_baseline(1)

@@ -30,7 +30,7 @@ def wait_for(running: Running, seconds: float) -> None:
 
 
 @PHASES
-def test_connections_to_a_broker_are_cut_while(field: Field, part: str, key: int) -> None:
+def test_connections_to_a_broker_are_cut(field: Field, part: str, key: int) -> None:
     with field.run_producers(RATE):
         field.run_baseline()
         victim = brokers.PARTS[part](field)
