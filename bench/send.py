@@ -51,7 +51,7 @@ NOISE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class SendingPeer:
-    """A program that sends. `share` of the records is for slow ones. `environment` is added to ours."""
+    """A program that sends. A slow one sends only that `share` of the records. `environment` is added to ours."""
 
     name: str
     title: str

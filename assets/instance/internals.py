@@ -1,4 +1,4 @@
-"""Dagster without a public API: the parent of a run, its steps, and its planned partitions.
+"""Dagster's internals without a public API: the parent of a run, its steps, and its planned partitions.
 
 `PRIVATE` lists the private names with their reasons. If a version lacks one, its pages show less, and runs continue.
 `tests/test_internals.py` checks that there are no others, and that they become fewer. Tests ask the instance, and

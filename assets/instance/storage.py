@@ -4,8 +4,8 @@ For each event that it stores, Dagster opens files, compiles statements again, a
 it closes them. A run of one small feed stores some forty events: that was most of its CPU. And to know whether a file's
 tables are its newest, it reads all of its migrations, some ninety files, for each file that it opens.
 
-Promises: events are stored as before, each event in a
-separate transaction, on disk when the call returns. Other processes read and write the files as ever.
+Guarantees: each event is stored in a separate transaction, as durable as with Dagster's own connections. Other
+processes read and write the files as before.
 """
 
 from __future__ import annotations

@@ -250,8 +250,8 @@ class TickPolicy:
     def is_due(self, instance: dg.DagsterInstance, at: datetime) -> bool:
         """Returns true if a survey is due.
 
-        Windows have closed since the last survey of this process, that survey or the job's last run left pending
-        windows, or Dagster made no run of the survey's requests.
+        One is due when windows have closed since the last survey of this process, when that survey or the job's last
+        run left pending windows, or when Dagster made no run of the survey's requests.
         """
         now = int(at.timestamp() * 1000)
         last, self._last = self._last, min(now, self._clock())

@@ -117,7 +117,7 @@ class DriftKind(StrEnum):
     """How a field differs from the schema.
 
     NEW: the schema does not name it. MISSING: no record has it. WIDENED: it holds a larger type of the same kind.
-    WRONG: it holds a type of another kind. The others are values of the right kind that the type cannot hold.
+    WRONG: it holds a type of another kind. The others are values of the right kind that no type of it can hold.
     """
 
     NEW = "new"

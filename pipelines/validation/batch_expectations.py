@@ -58,7 +58,7 @@ FUNCTIONS: Mapping[str, Callable[[Sequence[int]], float]] = {
 
 
 class NoHistoryError(Exception):
-    """A parameter has no value yet: it needs `needed` batches of the `there` ones. `strict` fails the expectation."""
+    """A parameter has no value yet: it needs `needed` batches and has `there`. `strict` fails the expectation."""
 
     def __init__(self, strict: bool, needed: int, there: int) -> None:
         super().__init__(f"no history yet: {there} of {needed} batches")
