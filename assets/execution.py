@@ -118,7 +118,7 @@ def _build_result(run_id: str, name: str, fleet: Fleet, other: SluiceError | Non
 @contextmanager
 def _hold_instance(project: Project, run_id: str) -> Iterator[tuple[dg.DagsterInstance, Callable[[str], None]]]:
     """Opens the project's instance while this process holds the run's lock, with its signal of cancellation.
-    Dead runs are told first."""
+    Dead runs are reported first."""
     home = prepare_home(project)
     with open_instance(project) as instance, holding(home, run_id), kept_open(instance, run_id):
         bury_dead_runs(instance, home)

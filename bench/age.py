@@ -311,7 +311,7 @@ class _World:
 
     def grow(self, hours: int) -> None:
         """Copy the newest hour until the ledger has this many; write their manifests, the committed offsets, a
-        checkpoint. Nobody waits for the disk: none of it has to outlive a crash."""
+        checkpoint. Without fsync: none of it has to outlive a crash."""
         ledger = self.ledger()
         copies = _Copies(self, ledger, ledger.read())
         with patch.object(os, "fsync", lambda handle: None):

@@ -49,7 +49,7 @@ def run(request: BenchRequest, arguments: Sequence[str], note: Note, keep: Keep)
     races = [r for r in suite.races(request.names, request.records) if not chosen or {*chosen} & {*r.peers, *r.also}]
     if not races:
         raise UsageError(
-            f"{', '.join(request.peers)} takes no part in these", remedy="name raw, typed or dlt, or nobody"
+            f"{', '.join(request.peers)} takes no part in these", remedy="name raw, typed or dlt, or no peer"
         )
     terms = race.Terms(request.cores or machine.cores(), request.repeat, request.warm_ups, chosen)
     when = datetime.now(UTC).isoformat(timespec="seconds")

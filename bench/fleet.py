@@ -150,7 +150,7 @@ def _measured(track: _Track) -> Iterator[Took]:
     sample = topics[: min(SAMPLE, len(topics))]
     _project(track, "alone", sample)
     _project(track, "fleet", topics)
-    # The first run of a machine compiles loops and lays out classes: it is nobody's cost here.
+    # The first run of a machine compiles loops and lays out classes: it is not counted.
     _project(track, "first", topics[:1])
     _documents_of(["run", topics[0], "--json"], track.folder / "first")
     pending = PARTITIONS * RECORDS

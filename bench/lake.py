@@ -1,7 +1,7 @@
 """Lakes in object stores compared with a local one: speed, memory of a task, and requests by kind of work.
 
 Emulators on this machine stand for the stores: moto for S3, Azurite, fake-gcs-server. They do not show a real store's
-speed, but requests and the memory of a task are the same. Promises: requests are counted before the server, whoever
+speed, but requests and the memory of a task are the same. Promises: requests are counted before the server, whichever
 makes them; before each count the ledger is brought to its age by entries that mean nothing.
 """
 

@@ -28,7 +28,7 @@ def stand(task: PeerTask) -> Iterator[Ready]:
         # Imported once the environment is set, and before the clock runs: it takes seconds.
         from dlt.common.runtime.run_context import active
 
-        # A user's own settings are not read; the id that dlt makes for users, telemetry or none, is nobody's.
+        # A user's own settings are not read; dlt's user id, with or without telemetry, is a new one.
         active()._global_dir = home
         yield Ready(partial(_land, task), {name: version(name) for name in ("dlt", "confluent-kafka", "pyarrow")})
 

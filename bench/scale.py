@@ -1,6 +1,6 @@
 """Cost of a feed's size for its driver: the real planner, ledger, proof and manifests over a cluster in memory.
 
-Nobody here has a thousand brokers. Positions and topology are made up (`simulated_cluster`), nothing is read and rows
+Positions and topology of a thousand brokers are simulated (`simulated_cluster`), nothing is read and rows
 are not landed; everything else is the product's code, from the survey to the manifest of the window. CPU seconds are
 those of this process, so a busy machine does not change them much. Bytes and requests are exact.
 """

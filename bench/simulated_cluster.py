@@ -1,4 +1,4 @@
-"""What nobody has here, made up: a cluster of any size, and an engine that reads nothing.
+"""A simulated cluster of any size, and an engine that reads nothing.
 
 The planner, the ledger and its fold, the proof and the manifests run over them, and over `sluice.testing`, as they are.
 """

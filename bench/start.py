@@ -1,8 +1,8 @@
 """What starting costs: a whole run in a new process, stage by stage, or next to peers; a small catch-up on a warm
 session; planning.
 
-Each is the product's own path on a real Kafka of this machine. Beside the catch-up stands a Spark job of as many tasks
-that does nothing: Spark's own scheduling. Of planning, the time in calls to Kafka is reported separately.
+Each is the product's own path on a real Kafka of this machine. The catch-up is compared with an empty Spark job of as
+many tasks: Spark's own scheduling. Of planning, the time in calls to Kafka is reported separately.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def run_app(commands: typer.Typer, name: str, arguments: Sequence[str] | None = 
 
 
 def _run(commands: typer.Typer, name: str, words: list[str], terminal: CommandOutput) -> int:
-    """The command's exit code. Raises BrokenPipeError if nobody reads its output."""
+    """Returns the command's exit code. Raises BrokenPipeError if the output's reader is gone."""
     try:
         code = int(commands(words, prog_name=name, standalone_mode=False, obj=terminal) or 0)
     except SystemExit:
@@ -107,7 +107,7 @@ def _run(commands: typer.Typer, name: str, words: list[str], terminal: CommandOu
 
 
 def _tell_error(error: Exception, words: list[str], terminal: CommandOutput) -> int:
-    """Report the error, unless an interrupt caused it or nobody would read it. Returns the exit code."""
+    """Report the error, unless an interrupt caused it or the reader is gone. Returns the exit code."""
     if isinstance(error, BrokenPipeError) and terminal.unheard:
         raise error
     if process.Interrupts.pending:

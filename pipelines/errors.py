@@ -36,7 +36,7 @@
     │   │   ├── KafkaUnavailable   no answer, no leader, or a connection cut
     │   │   │   └── ZooKeeperUnavailable  no answer from where old consumers keep their offsets
     │   │   ├── CommitFenced       a newer committer, or a new generation, took our place
-    │   │   ├── LakeUnavailable    the store said "later" or did not answer
+    │   │   ├── LakeUnavailable    the store is busy, unavailable or does not answer
     │   │   ├── CatalogUnavailable the catalog of tables does not answer
     │   │   ├── TableMoved         somebody else committed to the table first
     │   │   ├── DagsterUnavailable the database of Dagster's instance does not answer
@@ -185,8 +185,8 @@ class NotLocal(Refused): ...
 class Breach:
     """One reason why a batch must not be published.
 
-    `stage` is `decode`, `schema` or `contract`; `said` is the sentence for people; `expectation` is the type of the
-    expectation that was broken, if any. `records` of `checked` records are wrong (0: nobody counted), and `first` names
+    `stage` is `decode`, `schema` or `contract`; `said` is a readable sentence; `expectation` is the type of the
+    expectation that was broken, if any. `records` of `checked` records are wrong (0: not counted), and `first` names
     the first of them as `topic:partition:offset`.
     """
 

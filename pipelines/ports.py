@@ -51,7 +51,7 @@ class Groups(Protocol):
         ...
 
     def view(self, group: str) -> GroupView:
-        """One group as it is now; Dead when there is none."""
+        """Returns the group's current state; Dead when there is none."""
         ...
 
     def fetch_committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
@@ -248,7 +248,7 @@ class Group(Protocol):
         known: in ZooKeeper. Kafka knows none outside of a join, so nothing is done there, and nothing is asked.
 
         May be called again, with partitions that came since. `lost` is called from another thread, at most once, when
-        ownership ends before the port is closed; then nothing is committed through it any more. Raises GroupHeld when
+        ownership ends before the port is closed; nothing is committed through it afterwards. Raises GroupHeld when
         others do not let go in time, and CommitFenced when ownership was lost.
         """
         ...
@@ -314,7 +314,7 @@ class Lake(Protocol):
 
     @property
     def uri(self) -> str:
-        """The lake's own address, for people and programs."""
+        """Returns the lake's address."""
         ...
 
     @property
@@ -389,7 +389,7 @@ class Lake(Protocol):
         ...
 
     def discard(self, name: str) -> None:
-        """End a write that `list_unfinished` named. If its process goes on after all, its write fails. Idempotent."""
+        """End a write that `list_unfinished` named. If its process still lives, its write fails. Idempotent."""
         ...
 
     def locate(self, path: str) -> str:
@@ -431,7 +431,7 @@ class Table(Protocol):
         ...
 
     def look(self) -> TableHead | None:
-        """The table as it is now; None where there is none. What follows refers to this."""
+        """Returns the table's current head; None without a table. Later calls refer to it."""
         ...
 
     def files(self) -> Mapping[str, TableFile]:
@@ -487,7 +487,7 @@ class Table(Protocol):
 class Job:
     """Everything that a task needs. Picklable.
 
-    Executors build their own ports from `wiring`. Records become rows of `shape`. `fresh`: nobody has worked on the
+    Executors build their own ports from `wiring`. Records become rows of `shape`. `fresh`: no run has worked on the
     batch before, so the first try of a task finds nothing of it in staging.
     """
 
@@ -505,7 +505,7 @@ class Engine(Protocol):
     def start(self) -> None:
         """Start the engine and wait until it is ready. Raises SetupError.
 
-        Slow work is done once per process. `run` starts the engine by itself if nobody did.
+        Slow work is done once per process. `run` starts the engine if it is not started.
         """
         ...
 
@@ -539,7 +539,7 @@ class Liveness(Protocol):
         ...
 
     def judge(self, owners: Iterable[Owner], *, watch: bool = True) -> Mapping[str, Verdict]:
-        """How each owner stands, by token: alive, dead or not known yet, with the evidence. Nobody else decides this.
+        """Returns each owner's state by token (alive, dead, not known yet) with evidence. Nothing else decides this.
 
         With `watch`, suspects are watched side by side until the answer is known. Without, nothing waits, and a
         suspect is not known yet.

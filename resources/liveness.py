@@ -40,7 +40,7 @@ Also how far apart two times of this machine may be that mean the same moment.
 
 
 def new_owner(run: str) -> Owner:
-    """This process as the owner of a batch for `run`, under a token that nobody can guess or repeat."""
+    """This process as the owner of a batch for `run`, under a random token that is never reused."""
     pid = os.getpid()
     return Owner(secrets.token_hex(16), run, socket.gethostname(), pid, _process_start(pid) or 0)
 

@@ -55,7 +55,7 @@ def describe_check(feed: Feed, name: str) -> str:
     return list_checks(feed).get(name) or f"{_GONE}: {RELOAD}."
 
 
-_GONE = "The feed has no expectation for this check any more"
+_GONE = "The feed no longer has an expectation for this check"
 RELOAD = "choose Reload definitions on the page Deployment"
 """What to do after the contract has changed."""
 

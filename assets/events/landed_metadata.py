@@ -316,7 +316,7 @@ def build_landing_events(
 ) -> Events:
     """Yields the events of complete windows, and of published batches that these windows do not cover.
 
-    An event by which a batch counts as reported comes last: whoever stops before has the next run report all of it.
+    An event by which a batch counts as reported comes last: after an earlier stop, the next run reports all of it.
     """
     for window in sorted(windows):
         keys = reversed(list_reported_assets(books.feed, books.keys))

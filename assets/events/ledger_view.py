@@ -50,7 +50,7 @@ class LedgerView:
 
     @classmethod
     def open(cls, feed: Feed, ledger: Ledger, edges: Ports, keys: Keys | None = None) -> LedgerView:
-        """`keys`: those under which Dagster shows the feed; by default those that nobody has translated."""
+        """`keys`: the feed's asset keys in Dagster; by default the untranslated ones."""
         own_keys = keys or Keys.of(feed.name)
         return cls(feed, ledger, edges.lake, ledger.read(), edges.clock(), edges.liveness, own_keys)
 

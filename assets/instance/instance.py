@@ -176,7 +176,7 @@ def holding(home: Path, run: str) -> Iterator[None]:
 
 
 def _place_lock(home: Path, run: str, fresh: Path) -> bool:
-    """Make the lock visible when it is already held, so that nobody ever sees it free. False if this run's process
+    """Make the lock visible when it is already held, so that it is never seen free. False if this run's process
     holds one already. A lock that a killed process of this run left is replaced."""
     path = fresh.with_name(run)
     try:
@@ -225,7 +225,7 @@ def let_go(home: Path, run: str) -> None:
 
 
 def bury_dead_runs(instance: dg.DagsterInstance, home: Path) -> list[str]:
-    """Mark the runs whose lock nobody holds any more as failed. Returns their ids."""
+    """Mark runs as failed whose lock is free. Returns their ids."""
     locks = home / _LOCKS  # a home that no run has used may be read-only
     run_ids = sorted(p.name for p in locks.iterdir() if not p.name.startswith(".")) if locks.is_dir() else ()
     return [run for run in run_ids if has_died(instance, home, run) and _bury(instance, home, run)]
@@ -234,7 +234,7 @@ def bury_dead_runs(instance: dg.DagsterInstance, home: Path) -> list[str]:
 def has_died(instance: dg.DagsterInstance, home: Path, run: str) -> bool | None:
     """Returns whether the run's process died with its lock; None as `is_held`.
 
-    Dagster's multiprocess executor goes on when the process of a step dies: the run is dead with its own process alone.
+    Dagster's multiprocess executor continues when the process of a step dies: the run dies only with its own process.
     """
     is_locked = is_held(home, run)
     return None if is_locked is None else not is_locked and not _has_process_here(instance, home, run)

@@ -6,7 +6,7 @@ ends the run, and a step waits for its dependencies in the plan. It uses private
 Without one of them, Dagster's own executor runs the steps one after the other.
 
 A thread takes no signal: the main thread takes it, and asks each step to stop (`stopping.Stop`). A step that does not
-obey is given up: the run goes on, or ends, without it.
+obey is given up: the run continues, or ends, without it.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ class _Threads:
         self._messages.put((step, None))
 
     def _skip_late(self) -> Iterator[dg.DagsterEvent]:
-        """Feeds that do not begin any more: their steps are skipped, not failed."""
+        """Feeds that will not begin: their steps are skipped, not failed."""
         if not self._is_late() and self._given_up < self._work.limits.feeds_at_once:
             return
         for waiting in [*self._waiting]:
@@ -328,7 +328,7 @@ class _Threads:
             yield from self._fail(step)
         elif step.lane is None or step.lane.stop.why is None:
             raise what  # an interrupt that only this thread had, or a mistake of Dagster's
-        # else: it was asked to stop, and its failure has been told
+        # else: it was asked to stop, and its failure is reported
 
     def _remove(self, step: _Step) -> None:
         step.over = self._has_news = True

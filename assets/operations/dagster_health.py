@@ -1,6 +1,6 @@
 """The project and its Dagster, for `sluice doctor`: files that load, the instance's storage, whether its daemon lives.
 
-Promises: nothing is written; an instance that nobody has used yet is not made by looking at it.
+Promises: nothing is written; looking at an instance does not create it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Promises: a run is called dead because of its lock, its heartbeat in the lake or its process on this machine, or because
 no process ever began. To end it means to mark it as failed (canceled, if somebody asked for that), to free its slots
-and to say so. No process is killed and no data is touched: if a run goes on after all, it publishes nothing once
+and to say so. No process is killed and no data is touched: if a run still lives, it publishes nothing once
 another run has its batch.
 """
 

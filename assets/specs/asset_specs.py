@@ -62,7 +62,7 @@ class Keys:
 
     @classmethod
     def of(cls, feed: str) -> Keys:
-        """The keys that nobody has translated."""
+        """Returns the untranslated keys."""
         own = (landed_key(feed), quarantined_key(feed), committed_key(feed))
         return cls(*own, republished_key(feed), table_key(feed))
 
@@ -83,7 +83,7 @@ class FeedAsset:
     """An asset that is to be shown. `name` is the feed's, or the topic's. There is no `feed` for a topic, which several
     may read, and for a file that is wrong.
 
-    `spec` is how it is shown if nobody says otherwise.
+    `spec` is the default spec.
     """
 
     kind: AssetOf

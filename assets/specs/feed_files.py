@@ -106,7 +106,7 @@ def recall_feeds(
                 recalled[feed.name] = recall(feed, open_lake(feed))
             except SluiceError as error:
                 errors[feed.name] = error
-            except Exception as error:  # noqa: BLE001 - the thread goes on with other feeds
+            except Exception as error:  # noqa: BLE001 - the thread continues with other feeds
                 text = f"the ledger could not be read: unforeseen {type(error).__name__}"
                 errors[feed.name] = Failed(text, remedy=f"see the error: sluice status {feed.name} --debug")
             finally:

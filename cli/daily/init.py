@@ -202,7 +202,7 @@ def _environ(root: Path) -> Mapping[str, str]:
 
 
 def _ask(session: Session, what: str) -> str | None:
-    """An answer from the terminal; None where nobody is there to ask, and at the end of input."""
+    """Returns an answer from the terminal; None without a terminal and at the end of input."""
     if session.terminal.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     try:

@@ -161,7 +161,7 @@ def _start(project: Project, address: str, servers: Servers) -> None:
         raise extras.build_missing_error("dagster_webserver")
     home = prepare_home(project)
     with open_instance(project) as instance:
-        feeds = read_shapes(project).feeds  # a wrong file shows there, and keeps nobody from looking
+        feeds = read_shapes(project).feeds  # a wrong file is shown there and does not stop the UI
         fleets = {fleet_pool(feed.schedule) for feed in feeds.values()}
         limit_pools(instance, [report_assets.POOL, compaction_job.POOL, *map(pool, feeds), *fleets])
         bury_dead_runs(instance, home)  # otherwise runs that wait for their pools would wait indefinitely
@@ -182,7 +182,7 @@ def _start(project: Project, address: str, servers: Servers) -> None:
 
 
 def _find_socket() -> Path:
-    """A folder that nobody else may enter, with a path that is short enough for a socket in it."""
+    """Returns a private folder with a path short enough for a socket in it."""
     folder = scratch.get_root()
     return folder if len(os.fsencode(folder / "code.sock")) <= _SOCKET else Path(tempfile.mkdtemp(dir="/tmp"))
 

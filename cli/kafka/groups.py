@@ -110,7 +110,7 @@ def _list_missing(listed: Iterable[ListedGroup], owners: Mapping[str, str]) -> l
 
 
 def _find_hidden(groups: Groups, missing: Iterable[tuple[str, str]]) -> dict[str, NotAuthorized]:
-    """The feeds' groups that no list shows and this client may not see: nobody knows whether they exist."""
+    """Returns the feeds' groups that no list shows and this client may not see. They may or may not exist."""
     hidden = {}
     for name, _ in missing:
         try:
@@ -399,11 +399,11 @@ class OwnerLedger:
 
     def describe_note(self, committed: CommittedOffset | None) -> str:
         """Describe the metadata of a committed offset."""
-        from sluice.pipelines.ledger.marks import Beside
+        from sluice.pipelines.ledger.marks import OffsetNote
 
         if committed is None or not committed.metadata:
             return ""
-        mark = Beside.parse(committed.metadata)
+        mark = OffsetNote.parse(committed.metadata)
         if mark is None:
             return repr(committed.metadata[:60])
         how = "by hand" if mark.by_hand else "commit"

@@ -142,7 +142,7 @@ def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: Dr
 
 
 def _confirm(session: Session, feed: Feed, foreseen: Accepted, reason: str) -> None:
-    """Ask before offsets are given up. Raises UsageError if nobody can answer, and Failed if the answer is no."""
+    """Ask before offsets are given up. Raises UsageError without a terminal, and Failed if the answer is no."""
     given_up = sum(r.range.span for r in (*foreseen.lost, *foreseen.skipped))
     if given_up:
         session.terminal.show(*view(feed, foreseen, reason, dry_run=True))

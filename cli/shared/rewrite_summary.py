@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileSums:
-    """Files and bytes before and after; `bytes_after` is None while nobody knows."""
+    """Files and bytes before and after; `bytes_after` is None while unknown."""
 
     merges: int
     files: int

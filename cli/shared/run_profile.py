@@ -1,4 +1,4 @@
-"""Where the time of a run went: its stages, as whoever started it waited for them, its tasks by activity, and what
+"""Where the time of a run went: its stages by wall-clock time, its tasks by activity, and what
 brokers took to answer."""
 
 from __future__ import annotations

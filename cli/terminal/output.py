@@ -120,7 +120,7 @@ class CommandOutput:
         return not self.json and self._err.is_terminal and sys.stdin.isatty()
 
     def confirm(self, question: str) -> None:
-        """Ask before a change. Raises UsageError if nobody can answer, and Failed unless the answer is yes."""
+        """Ask before a change. Raises UsageError without a terminal, and Failed unless the answer is yes."""
         if not self.interactive:
             raise UsageError(f"not confirmed: {question}", remedy="add --yes, or preview it with --dry-run")
         self._err.print(Text(f"{safe(question)} [y/N] ", style="bold"), end="", soft_wrap=True)

@@ -93,7 +93,7 @@ def time_text(cell: pa.Scalar) -> str:
 
 
 def view(records: Sequence[Mapping[str, Any]], states: Sequence[str] | None = None) -> RenderableType:
-    """A table of records with Spark's Kafka columns; `states` says something of each."""
+    """Returns a table of records with Spark's Kafka columns. `states` describes each."""
     columns: dict[str, list[str | Text]] = {
         "offset": [count(r["offset"]) for r in records],
         "timestamp": [_time(r["timestamp"]) for r in records],

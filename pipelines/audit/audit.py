@@ -217,12 +217,12 @@ def _find_scope(
 class _Listing:
     """Lists the feed's visible files: all, or only the folders of checked entries if some rows are not loaded.
 
-    `beside` are rows that are not loaded and have files in these folders.
+    `unloaded` are rows that are not loaded and have files in these folders.
     """
 
     def __init__(self, ledger: Ledger, lake: Lake, state: State, previous: Audited | None) -> None:
         self._ledger, self._lake, self._state, self._known = ledger, lake, state, previous
-        self.beside: tuple[Settled, ...] = ()
+        self.unloaded: tuple[Settled, ...] = ()
 
     def __call__(self, new: Iterable[tuple[int, Receipt]]) -> dict[str, int]:
         previous = self._known
@@ -235,16 +235,16 @@ class _Listing:
             *previous.strange,
             *(place_of(p.path) for r in (*(r for _, r in new), *old) for p in r.parts),
         }
-        self.beside = tuple(s for s in previous.settled if not wanted.isdisjoint(s.places))
+        self.unloaded = tuple(s for s in previous.settled if not wanted.isdisjoint(s.places))
         if "" in wanted:
-            self.beside = previous.settled
+            self.unloaded = previous.settled
             return shown(self._lake, self._ledger.feed)
         every = {p for s in previous.settled for p in s.places}
         return shown(self._lake, self._ledger.feed, list(runs(wanted, every)))
 
-    def load_beside(self) -> list[Rows | None]:
-        """Returns the rows `beside`; None for a file that does not match its digest."""
-        return [s.load(self._lake, self._ledger.feed) for s in self.beside]
+    def load_rows(self) -> list[Rows | None]:
+        """Returns the `unloaded` rows; None for a file that does not match its digest."""
+        return [s.load(self._lake, self._ledger.feed) for s in self.unloaded]
 
 
 class _Scope:
@@ -264,9 +264,9 @@ class _Scope:
         for number, path, data in log.entries(since):
             self._take(number, parse(data, path))
         self.listed = listed = listing(self.receipts)
-        unopened = listing.load_beside()
+        unopened = listing.load_rows()
         self.unread = None in unopened
-        self._beside = {tag for rows in unopened if rows for tag in rows.tags.tolist()}
+        self._unloaded_tags = {tag for rows in unopened if rows for tag in rows.tags.tolist()}
         rows = previous.rows if previous else Rows.of((), self.tag, ())
         counts = still_counts(rows, state, since)
         holds = counts & still_there(rows, listed) & (rows.column(proof) != NEVER)
@@ -344,7 +344,7 @@ class _Scope:
     def list_strangers(self) -> list[str]:
         """Returns the visible files that belong to no live receipt."""
         live = {p.path for _, r in self.receipts for p in r.parts}
-        known_tags = {*self.rows.tags.tolist(), *self._beside}
+        known_tags = {*self.rows.tags.tolist(), *self._unloaded_tags}
         return [path for path, tag in self.listed.items() if path not in live and tag not in known_tags]
 
 

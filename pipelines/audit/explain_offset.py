@@ -46,7 +46,7 @@ class Class(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`text` is one sentence for people. Landed records have a lake path, row group and row within it (from 0)."""
+    """`text` is one readable sentence. Landed records have a lake path, row group and row within it (from 0)."""
 
     tp: TopicPartition
     offset: int

@@ -49,7 +49,7 @@ class RangeComparison:
 
 @dataclass(frozen=True, slots=True)
 class CurrentLog:
-    """The log in Kafka as it is now: its partitions, and the way to read them.
+    """The current log in Kafka: its partitions, and a reader for them.
 
     `compacted`: whether Kafka compacts each topic, without topics whose policy is unknown.
     """

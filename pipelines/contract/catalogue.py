@@ -1,4 +1,4 @@
-"""The expectations of Great Expectations' core that a contract can have: what each takes, concerns and says.
+"""The expectations of Great Expectations' core that a contract can have: arguments, columns and description of each.
 
 `ENTRIES` is the table. `suite` reads files by it, `records.contract_rows` (tasks) and `validation` (driver) evaluate
 its expectations, and docs/contracts.md lists it. This module is light: it loads neither Arrow nor Great Expectations.

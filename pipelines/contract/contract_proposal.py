@@ -46,7 +46,7 @@ _PATTERNS = (
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One expectation that the sample suggests. `why` is a reason for people; `seen` holds counts."""
+    """One expectation that the sample suggests. `why` is a readable reason; `seen` has counts."""
 
     column: str
     type: str

@@ -52,7 +52,7 @@ class FleetSettings(Settings):
     `feeds_at_once` feeds are at work at the same time, `per_kafka` of them with one Kafka. Feeds that have not begun
     `deadline` after the run did are left to the next one. A feed's step that takes longer than `feed_time` is ended. A
     tick asks for `windows` windows of a feed at most. A feed that is far behind begins no other batch `catch_up` after
-    it began, and goes on in the next run.
+    it began, and continues in the next run.
     """
 
     scheduler: Scheduler = Scheduler.DAGSTER

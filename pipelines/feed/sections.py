@@ -214,7 +214,7 @@ class OffsetSettings(Settings):
     """Where the group's committed offsets are kept. How they are committed is `commit`'s to say.
 
     `connect` is the address of a ZooKeeper with the old consumers' layout: `host:2181,host:2181/chroot`. `dual_commit`,
-    for offsets in Kafka, commits there too, and goes on from the larger one. A run waits `patience` (ms) for other
+    for offsets in Kafka, commits there too, and continues at the larger one. A run waits `patience` (ms) for other
     consumers that own its partitions in ZooKeeper.
     """
 
@@ -513,4 +513,4 @@ REGISTRY, LOCAL_REGISTRY = "SCHEMA_REGISTRY_URL", "SLUICE_LOCAL_REGISTRY"
 """Environment variables with a schema registry's address, for sections `registry` that name none."""
 
 LOCAL_LOGIN = "SLUICE_LOCAL_KAFKA_LOGIN"
-"""A file of settings, as JSON, by which feeds log in to the local Kafka that say nothing of it."""
+"""A file of settings, as JSON, by which feeds without a login of their own log in to the local Kafka."""

@@ -67,7 +67,7 @@ class IcebergSettings(Settings):
 
     @property
     def where(self) -> str:
-        """Which catalog it is, as far as its properties tell, whoever logs in to it."""
+        """Returns the catalog's identity by its properties, without credentials."""
         properties = self.properties()
         sql = properties.get("type") == "sql" or "sql" in properties.get("uri", "").partition(":")[0]
         which = ("name", "uri") if sql else ("name", "type", "uri", "warehouse", "prefix", "glue.id", "glue.region")

@@ -308,7 +308,7 @@ def _content_of(root: Path, file: str) -> str | FileProblem:
         return FileProblem("", f"needs {name}, which does not exist", remedy)
     except PermissionError:
         return FileProblem("", f"needs {name}, which this user may not read", "let the user that runs Sluice read it")
-    except (OSError, ValueError, RuntimeError):  # a name that the system does not take, or a `~` of nobody
+    except (OSError, ValueError, RuntimeError):  # an invalid path, or the `~` of an unknown user
         return FileProblem("", f"needs the file {_show_path(file)}, which cannot be read", "fix the path")
     if len(raw) > MAX_FILLED_BYTES:
         return FileProblem("", f"needs {name}, which is larger than {MAX_FILLED_BYTES >> 10} KiB", "name another file")

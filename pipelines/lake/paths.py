@@ -26,7 +26,7 @@
                    relanded/<batch>/<range>.parquet     former reasons for quarantine of a replay's records
                    aside/<number>/<path>                files of lost entries, moved here from <path>
                    republished/<name>/plan.json         source and target of a republish
-                   republished/<name>/run.json          the run that carries it out
+                   republished/<name>/run.json          the run that sends it
                    republished/<name>/progress.json     its minimum progress (lane 1: progress-1.json, …)
                    republished/<name>/lane-<n>.json     the end of a lane, and its files of the map
                    republished/<name>/done.json         the end of all lanes, and the files of the map

@@ -41,7 +41,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class OffsetNote:
     """Sluice's metadata of an offset, from a commit or a move by hand: entry `entry` of `ledger`."""
 
     ledger: str
@@ -49,7 +49,7 @@ class Beside:
     by_hand: bool
 
     @classmethod
-    def parse(cls, metadata: str) -> Beside | None:
+    def parse(cls, metadata: str) -> OffsetNote | None:
         """Returns None for metadata that Sluice did not write."""
         try:
             if mark := Mark.parse(metadata):
@@ -108,15 +108,15 @@ class Foreign:
 
 def find_foreign_mark(state: State, tp: TopicPartition, committed: CommittedOffset | None) -> Foreign | None:
     """Returns the offset if it has the mark of another ledger that was not taken over up to that mark."""
-    neighbour = Beside.parse(committed.metadata) if committed else None
-    if committed is None or neighbour is None or neighbour.ledger == state.ledger_id:
+    note = OffsetNote.parse(committed.metadata) if committed else None
+    if committed is None or note is None or note.ledger == state.ledger_id:
         return None
-    number = min(max(neighbour.entry, 0), BEYOND)
-    if number <= state.taken.get(neighbour.ledger, -1):
+    number = min(max(note.entry, 0), BEYOND)
+    if number <= state.taken.get(note.ledger, -1):
         return None
     mark = Mark.parse(committed.metadata)
     topic_id = Key(tp.topic, tp.partition, mark.incarnation).topic_id if mark else ""
-    return Foreign(tp, committed.offset, neighbour.ledger, number, topic_id)
+    return Foreign(tp, committed.offset, note.ledger, number, topic_id)
 
 
 def find_foreign_marks(state: State, committed: Committed, *, commits: bool = True) -> list[Foreign]:

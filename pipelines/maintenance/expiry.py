@@ -1,7 +1,7 @@
 """Expiry: retires rows that landed before a time, first by an entry in the ledger, then their files.
 
 Guarantees: the decision is made on the state just below its entry, for whole windows of every partition, and only if
-nothing is pending there and nobody is at work. The account stays closed: landed offsets become retired. A crash leaves
+nothing is pending there and no run is active. The account stays closed: landed offsets become retired. A crash leaves
 files that do not count; `remove_retired` removes them, and may be called at any time.
 """
 

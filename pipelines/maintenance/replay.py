@@ -242,7 +242,7 @@ def replay(feed: Feed, edges: Ports, wanted: Filter, fixer: Fixer | None, owner:
         if ledger.read().origins:  # else nothing is in quarantine, and only a landing may begin a ledger
             declare(feed, ledger)
         candidates = find(feed, edges, ledger, wanted, fixer, report)
-        # One thread calls a fix function: nobody promised that it is thread-safe.
+        # One thread calls a fix function, which need not be thread-safe.
         at_once = 1 if fixer else threads(feed.compaction, os.cpu_count() or 1)
         how: RewriteMethod[Candidate] = RewriteMethod(
             REQUEST,

@@ -114,7 +114,7 @@ def are_free(
 class Rewriting(Generic[P]):
     """One call that rewrites parts that counted at one entry. Pieces that share files are written in one batch.
 
-    `done`, `batches` and `busy` grow as it goes on.
+    `done`, `batches` and `busy` grow with progress.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Rewriting(Generic[P]):
                 self._carry_out(*planned)
 
     def _plan_free(self, pieces: Sequence[P]) -> tuple[int, Plan, Sequence[P]] | None:
-        """Plan the pieces that nobody else works on; None when none is left."""
+        """Plan pieces that no other run works on; None when none is left."""
         free: list[P] = []
 
         def decide(state: State) -> PlanEntry | None:

@@ -122,10 +122,10 @@ class GroupView:
         return next((m for m in self.members or () if tp in (m.assignment or ())), None)
 
     def who(self) -> str:
-        """The members in a few words, for people."""
+        """Returns a short description of the members."""
         if self.members is None:
             return f"members of the '{self.kind}' protocol"
-        members = [f"{m.client_id} at {m.host}" for m in self.members] or ["nobody is listed yet"]
+        members = [f"{m.client_id} at {m.host}" for m in self.members] or ["no member is listed yet"]
         return ", ".join(members[:3]) + (f" and {len(members) - 3} more" if len(members) > 3 else "")
 
 

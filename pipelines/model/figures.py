@@ -1,7 +1,7 @@
 """The state of feeds as figures for a monitoring system: every name, its labels and its meaning.
 
 `FAMILIES` is the one list of names. Names follow Prometheus: base units (seconds, bytes), `_total` for what only grows.
-A figure that is not known is left out, never told as 0.
+An unknown figure is left out, never shown as 0.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class Key(NamedTuple):
 
     @property
     def life(self) -> str:
-        """The incarnation in short, for people: `27YBcOdd`, `27YBcOdd#1`."""
+        """Returns a short form of the incarnation: `27YBcOdd`, `27YBcOdd#1`."""
         return self.topic_id[:8] + self.incarnation[len(self.topic_id) :]
 
     def __str__(self) -> str:

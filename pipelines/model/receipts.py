@@ -433,7 +433,7 @@ class BrokerTraffic:
     `requests` are fetches sent, `latency` is how long their answers took, `empty` are answers without any record, and
     `bytes` those of whole answers. `errors` counts by kind: refusals of a partition, and requests that got no answer.
     `held_us` is how long requests waited because this side had no room: it decoded and wrote too slowly. `throttled`
-    are answers that told us to pause, and `throttle_ms` for how long (throttle_time_ms, KIP-219). `moved` are
+    are responses that request a pause, and `throttle_ms` for how long (throttle_time_ms, KIP-219). `moved` are
     partitions that this broker led until another one did, `reconnects` connections to it beyond the first of a task.
     """
 

@@ -7,7 +7,7 @@ Design: docs/developers/design/failures.md
     truncated   the log lost records that were read       → a new life, from where the log ends
     gone        Kafka no longer has the partition         → windows and commits do without it
     cluster     another cluster took the old one's place  → new lives, from the log starts
-    moved       the group's committed offsets were moved  → the next commit goes on from there, or they become skips
+    moved       the group's committed offsets were moved  → the next commit continues there, or they become skips
     corrupt     a batch cannot be read                    → a loss of exactly its offsets
     ledger      the ledger lost its newest entries        → files of lost entries are set aside, and pending again
     group       another ledger committed for the group    → the feed takes it over, from there or from its `start`
@@ -94,7 +94,7 @@ class AcceptEvent(StrEnum):
 
 
 class Begin(StrEnum):
-    """Where a feed goes on that takes a group over from another ledger."""
+    """The offsets at which a feed continues that takes a group over from another ledger."""
 
     COMMITTED = "committed"
     START = "start"
@@ -292,7 +292,7 @@ def accept_moved(feed: Feed, edges: Ports, reason: str, only: Only = (), *, adop
     Raises NothingToAccept, UsageError, ForeignMarks, and GroupMoved for an offset beyond the end of its log.
     """
     if feed.commit is CommitMode.NONE:
-        raise UsageError(f"feed {feed.name} commits no offsets", remedy="nobody's offsets are in its way")
+        raise UsageError(f"feed {feed.name} commits no offsets", remedy="no committed offset can conflict with it")
     ledger = open_ledger(feed, edges)
     state = ledger.read()
     targets = {k: o for k, o in state.frontiers().items() if not only or k.tp in only}
@@ -570,7 +570,7 @@ def accept_group(feed: Feed, edges: Ports, begin: Begin, reason: str) -> Accepte
     """Take the group over from the ledgers whose marks its committed offsets carry. Newer marks are refused again.
 
     A partition that the feed has not planned begins at the committed offset, or as `start` says. One that it has
-    planned goes on from its frontier, or skips what lies up to the committed offset. Raises NothingToAccept,
+    planned continues at its frontier, or skips what lies up to the committed offset. Raises NothingToAccept,
     UsageError, EntriesLost, GroupMoved.
     """
     ledger = open_ledger(feed, edges)

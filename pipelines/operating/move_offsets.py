@@ -1,6 +1,6 @@
 """Moving a group's committed offsets by hand: where to, what that means, and doing it.
 
-    1 check that nobody is a member      refuse: GroupHeld; ForeignMarks, another ledger's offsets
+    1 check that the group has no member refuse: GroupHeld; ForeignMarks, another ledger's offsets
     2 `moved` into the feed's ledger     refuse: beyond the frontier as it is then
     3 OffsetCommit without a member      refuse: GroupHeld, somebody came in
     4 read back                          until then a lost answer leaves the outcome unknown

@@ -1,4 +1,4 @@
-"""What dead runs left in a feed's ledger and lake: find it, fix what nobody else will fix, and report each finding.
+"""Leftovers of dead runs in a feed's ledger and lake: find, fix where no other process will, and report them.
 
 Promises: nothing of a live owner is touched, and nothing under `data/` that the ledger does not know is deleted. Names
 are read first and the ledger afterwards, because a name that the fold does not know may be newer than the fold
@@ -201,17 +201,17 @@ def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
     receipts = list_live_receipts(target.ledger, state)
     parts = list({p.path: p for r in receipts for p in r.parts}.values())
     unknown = visible - {p.path for p in parts}
-    nobodys = tuple(
+    strangers = tuple(
         sorted(
             unknown
             - target.ledger.list_replaced(unknown, state)
             - published_files.read_pending_removals(target.lake, target.feed).foreign
         )
     )
-    if nobodys:
-        text = f"{many(len(nobodys), 'file')} unknown to the ledger: {ends(nobodys)}"
+    if strangers:
+        text = f"{many(len(strangers), 'file')} unknown to the ledger: {ends(strangers)}"
         remedy = "readers of the folder count their rows: check where they come from, then move them elsewhere"
-        yield RepairFinding(RepairKind.STRANGER, text, remedy=(remedy,), items=nobodys)
+        yield RepairFinding(RepairKind.STRANGER, text, remedy=(remedy,), items=strangers)
     lacking = [p for p in parts if p.path not in visible and _is_nowhere(target.lake, p)]
     replaced = target.ledger.list_replaced(p.path for p in lacking)
     if missing := tuple(p.path for p in lacking if p.path not in replaced):

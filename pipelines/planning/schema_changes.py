@@ -223,7 +223,7 @@ def _build_source(reader: Reader | None) -> SchemaSource | None:
 
 
 def _describe_change(ledger: Ledger, state: State, shape: Shape) -> str:
-    """Returns a description of the change for people."""
+    """Returns a description of the change."""
     last = find_newest_name(state)
     before = shape_named(ledger, state, last) if last else None
     if before is None:

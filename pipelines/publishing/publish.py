@@ -2,7 +2,7 @@
 
 The entry is the commit point of the data. The visible files follow from it: for every batch that still has staging,
 `roll_forward` makes `data/` equal the live parts of the fold. Anyone may call it, any number of times, at the same time
-as others, and whoever left the staging (docs/developers/design/publishing.md).
+as others, whichever run left the staging (docs/developers/design/publishing.md).
 
 Code that meets another run's batch calls `judge_batches`, and reports by `report_met` and `build_busy_error`. A batch
 is finished or given up only if its run is known to be dead; a suspicion is not enough.
@@ -42,7 +42,7 @@ from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import HOUR, show_window
 
 LATE = HOUR
-"""The time (ms) after which no copy of a replaced file appears any more."""
+"""The time (ms) after which a replaced file can no longer reappear by a late copy."""
 
 
 def publish(
@@ -123,7 +123,7 @@ class RolledForward:
 def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     """Make `data/` equal the live parts of the fold for every batch with staging; then remove that staging.
 
-    Order matters. Staged files of replaced parts go first, so that nobody can bring one back. Then replaced parts are
+    Order matters. Staged files of replaced parts go first, so that none can come back. Then replaced parts are
     hidden and live ones shown. A part that was replaced while it was being shown is hidden again. Names that the fold
     does not know are newer than it and are left alone. Where a table may name replaced parts, they stay.
     Where the lake copies, a note in staging has replaced parts hidden again for an hour (`LATE`).
@@ -168,7 +168,7 @@ def _agree(ledger: Ledger, lake: Lake, feed: str, state: State, staged: dict[int
 
 
 def _note_replaced(ledger: Ledger, lake: Lake, replacing: Sequence[Batch], staged: dict[int, list[str]]) -> set[str]:
-    """Keep notes of the batches that replaced files which may still appear: a store goes on with a copy when the run
+    """Keep notes of the batches that replaced files which may still appear: a store continues a copy when the run
     that requested it is dead, and may have read its source before that was removed. Returns the notes' paths."""
     if not lake.copies:
         return set()

@@ -1,4 +1,4 @@
-"""The way back: landed or quarantined rows become records of a Kafka topic again, each once and in order.
+"""Republishing: landed or quarantined rows become records of a Kafka topic again, each once and in order.
 
     plan (ranges of offsets, where to) ─► rows in log order ─► records ─► transactions, each with its mark ─► map
 

@@ -104,7 +104,7 @@ def files(lake: Lake, plan: Republish, lane: int) -> list[str]:
 
 
 def remove_others(lake: Lake, plan: Republish, lane: int, counting: Sequence[str]) -> None:
-    """Remove a lane's files that do not count. Only whoever holds the lane's transactional id may."""
+    """Remove a lane's files that do not count. Only the owner of the lane's transactional id may call it."""
     for name in set(files(lake, plan, lane)) - set(counting):
         lake.remove(_path(plan, name))
 

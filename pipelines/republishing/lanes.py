@@ -65,7 +65,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class LaneSender:
-    """A picklable function that carries a lane out.
+    """Returns a picklable function that sends a lane.
 
     `open_target` opens the target under the name of a lane. `root` is the project's folder, in which the plan's
     function is looked for; `token` that of the run; `seconds`: for how long rows go into one transaction.
@@ -212,7 +212,7 @@ def pace_of(text: str) -> Pace:
 
 
 def check_resumed(options: Mapping[str, Any]) -> None:
-    """Raises UsageError if something is said, by its name, that the plan of a republish which goes on says already."""
+    """Raises UsageError, with their names, for settings that the plan of a resumed republish already has."""
     if conflicting := [name for name, value in options.items() if value]:
         raise UsageError(
             f"a republish goes on as it was planned, and these contradict it: {', '.join(conflicting)}",

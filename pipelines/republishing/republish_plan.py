@@ -1,7 +1,7 @@
 """The plan of a republish: rows and their order, decided before anything is sent.
 
 Guarantee: the same wishes over the same ledger give the same plan, and the plan alone decides the order. So a run that
-goes on after a crash sends what follows, and nothing else.
+resumes after a crash sends what follows, and nothing else.
 """
 
 from __future__ import annotations

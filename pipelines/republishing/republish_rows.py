@@ -96,7 +96,7 @@ class RowCursor:
             first, stop = (int(n) for n in np.searchsorted(get_offsets(batch), (start, end)))
             stop_here = min(stop, first + limit())
             if stop_here < batch.num_rows:
-                self._rest = batch.slice(stop_here)  # before the rows: whoever takes them may take no more
+                self._rest = batch.slice(stop_here)  # before the yield: the caller may stop there
             if first < stop_here:
                 yield batch.slice(first, stop_here - first)
             elif stop < batch.num_rows:
@@ -128,7 +128,7 @@ def records_of(rows: pa.RecordBatch, source: Source, plan: Republish, shape: Sha
 def _typed_values(rows: pa.RecordBatch, source: Source, plan: Republish, shape: Shape) -> pa.Array:
     if shape.columns is None:
         raise UsageError(
-            f"rows of {plan.feed} are typed, and its feed file has no schema any more",
+            f"rows of {plan.feed} are typed, and its feed file no longer has a schema",
             remedy="put the schema back to send them",
         )
     try:

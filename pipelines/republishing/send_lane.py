@@ -1,14 +1,14 @@
-"""Carries a lane of a republish out: transaction by transaction, each with its records, its part of the map, and its
+"""Sends a lane of a republish: transaction by transaction, each with its records, its part of the map, and its
 mark.
 
-1. `begin` fences whoever else carries the lane out, and tells the newest mark that took effect.
+1. `begin` fences other senders of the lane and returns the newest committed mark.
 2. Rows that follow the mark become records and are sent, until the transaction is large or old enough.
 3. The map of the transaction is written into the lake.
 4. The transaction ends with a new mark: records and mark are there for readers together, or not at all.
 
-Guarantee: whatever ends a run, and whenever, the next one goes on behind the newest mark. So a reader of committed
+Guarantee: whatever ends a run, and whenever, the next one continues after the newest mark. So a reader of committed
 records sees each record once, and those of one old partition in their old order. This rests on transactions and marks
-alone. Which run goes on where two meet is settled by a token in the lake: the one that began last does.
+alone. A token in the lake decides which of two concurrent runs continues: the one that began last.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class LaneSent:
 
 
 def claim(lake: Lake, plan: Republish) -> str:
-    """From now on the run with the token that is returned carries the republish out, and no other one."""
+    """Make this run the only sender of the republish. Returns its token."""
     token = secrets.token_hex(8)
     lake.put(paths.republish_run_path(plan.feed, plan.id), json.dumps({"run": token}).encode())
     return token
@@ -310,7 +310,7 @@ class Run:
             )
 
     def _begun(self) -> LaneProgress:
-        self._check_ours()  # before others are fenced, and afterwards: whoever began last fences whom it met
+        self._check_ours()  # before and after others are fenced: the run that began last wins
         state = self.target.begin()
         self._check_ours()
         mark = LaneProgress() if state is None else LaneProgress.read(state, self.plan, self.lane)

@@ -136,7 +136,7 @@ def unfit(old: pa.Schema, new: pa.Schema) -> str:
     for field in old:
         at = new.get_field_index(field.name)
         if at < 0:
-            return f"column {field.name} is not in the schema any more"
+            return f"column {field.name} is no longer in the schema"
         if not holds(field.type, new.field(at).type):
             return f"column {field.name} was {field.type}, and {new.field(at).type} does not hold all of it"
     missing = (f.name for f in new if not f.nullable and old.get_field_index(f.name) < 0)

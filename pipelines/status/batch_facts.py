@@ -46,7 +46,7 @@ SMALL_BYTES, MANY_REQUESTS = 64 << 10, 200
 
 @dataclass(frozen=True, slots=True)
 class TopicTraffic:
-    """A batch's reads of one topic. `behind` is as in `Traffic`; None where nobody counted."""
+    """A batch's reads of one topic. `behind` is as in `Traffic`; None if not counted."""
 
     topic: str
     records: int = 0
@@ -92,7 +92,7 @@ def notable(brokers: Sequence[BrokerTraffic]) -> list[str]:
 
 
 def name_of(b: BrokerTraffic) -> str:
-    """The broker, for people."""
+    """Returns the broker's readable name."""
     return f"broker {b.node}" + (f" at {b.address}" if b.address else "")
 
 
@@ -124,7 +124,7 @@ def _describe_moves(brokers: Sequence[BrokerTraffic]) -> Iterator[str]:
         if b.moved:
             yield (
                 f"{name_of(b)} gave up the lead of {many(b.moved, 'partition')} amid reading, which went on with the"
-                " new leader; if nobody restarted that broker, see its log"
+                " new leader; if that broker was not restarted, see its log"
             )
 
 

@@ -1,6 +1,6 @@
 """Forecasts for a feed: how far behind it is, when it will have caught up, and what retention will take first.
 
-These are pure functions of the ledger's fold, what Kafka said, and the time. A forecast warns early rather than late: a
+These are pure functions of the ledger's fold, Kafka's answers, and the time. A forecast warns early rather than late: a
 range is at risk from the moment at which Kafka may delete its first record, though segments usually go later.
 """
 
@@ -129,7 +129,7 @@ class Deletion:
     below: int = 0
 
     def at_risk(self, end: int | None) -> AtRisk:
-        """`end`: the first offset stamped later than `stamped` (None: there is none, or nobody asked)."""
+        """`end`: the first offset stamped later than `stamped` (None: there is none, or it was not requested)."""
         pending = self.pending.held
         first, last = pending[0].start, pending[-1].end
         bound = self.below if self.stamped is None else last if end is None else end

@@ -37,7 +37,7 @@ WINDOWS = 100
 class Finding:
     """`about` identifies a finding within its feed, and stays the same as long as the finding lasts.
 
-    `severe`: records are or will be lost, or nothing lands any more.
+    `severe`: records are or will be lost, or nothing lands.
     """
 
     about: str

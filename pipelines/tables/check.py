@@ -49,7 +49,7 @@ class TableComparison:
 
     @property
     def is_sound(self) -> bool:
-        """Returns whether nobody else changed the table."""
+        """Returns whether only Sluice changed the table."""
         return not (self.missing or self.foreign or self.rows or self.deletes)
 
     def describe(self) -> str:
@@ -147,10 +147,10 @@ def trusted_mark(ledger: Ledger, state: State, head: TableHead) -> bool:
 def check_owner(table: Table, head: TableHead, state: State, feed: str) -> None:
     """Raises TableDiffers for a table that is not of this ledger, and EntriesLost when it knows newer entries."""
     if head.ledger != state.ledger_id:
-        whose = "another ledger" if head.ledger else "nobody that Sluice knows"
+        whose = "another ledger" if head.ledger else "an unknown writer"
         raise TableDiffers(
             f"{table.name} is there and belongs to {whose}, not to feed {feed}",
-            remedy="give the feed's table another name, or drop that one if nobody needs it",
+            remedy="give the feed's table another name, or drop that one if it is unused",
         )
     if head.mark > state.number:
         raise build_lost_error(feed, state.newest, [Trace(head.mark - 1, f"{table.name} names entry {head.mark - 1}")])

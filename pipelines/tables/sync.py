@@ -242,7 +242,7 @@ class _Publisher:
         return [change] if add or remove else []
 
     def _check_names(self, state: State) -> None:
-        """Raises TableRefused for a column that a new table cannot have. One that is there goes on as it is."""
+        """Raises TableRefused for a column that a new table cannot have. An existing table stays as it is."""
         for path, why in find_invalid_names(column_types(state, self.kind), self.table.format):
             raise TableRefused(
                 f"{self.table.name} cannot hold {path}: {why}",

@@ -41,11 +41,11 @@ class CompleteWindows:
     settings: WindowSettings
 
     def bring_up(self, ledger: Ledger, lake: Lake, state: State, expire_before: int | None = None) -> None:
-        """Make the table what this state of the ledger says, and let its snapshots from before a time (ms) expire.
+        """Sync the table with this state of the ledger, and expire its snapshots from before a time (ms).
 
-        Raises as `sync`. Guarantee: stopped anywhere, it is what some state said, and the next call goes on.
+        Raises as `sync`. Guarantee: stopped anywhere, the table equals some state, and the next call continues.
         """
-        # a file of ours that is gone was taken away by whoever knows more
+        # a missing file of ours was removed by a process with a newer state
         head = retry_outdated(lambda: self._up_to(ledger, lake, state), lambda lost: lost.gone)
         if head is not None and expire_before is not None:
             before = expire_before

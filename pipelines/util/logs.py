@@ -107,7 +107,7 @@ class Line(logging.Handler):
             os.write(own, data)
             if self._also is not None and not os.path.sameopenfile(own, self._also):
                 os.write(self._also, data)
-        except (OSError, ValueError):  # nobody reads it any more; a run does not end for that
+        except (OSError, ValueError):  # its reader is gone; that does not end a run
             pass
         except Exception:  # noqa: BLE001 - a message that does not fit its arguments: reported as by any handler
             self.handleError(record)

@@ -58,7 +58,7 @@ def map_parallel(work: Callable[[One], Done], items: Sequence[One], patience: fl
             while len(threads) < min(len(items), AT_ONCE) and (not patience or _is_slow(threads, done, patience)):
                 threads.append(pool.submit(go))
             wait(threads)
-        except BaseException as error:  # an interrupt: nobody begins another
+        except BaseException as error:  # an interrupt: no thread begins another item
             failed[-1] = error
             raise
     if failed:

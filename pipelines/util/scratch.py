@@ -36,7 +36,7 @@ def _create_root(pid: int) -> Path:
     clear()
     hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
     handle = os.open(hidden / _HELD, os.O_CREAT | os.O_RDWR, 0o600)  # stays open, and locked, until the process ends
-    with suppress(OSError):  # where nothing can be locked, nobody takes it for a dead process's
+    with suppress(OSError):  # on a file system without locks, no folder counts as a dead process's
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     visible = hidden.with_name(hidden.name.removeprefix("."))
     hidden.rename(visible)  # it was never there without its lock

@@ -100,7 +100,7 @@ _WORDS = {
 
 
 def describe_drift(drift: Drift) -> str:
-    """One line for people: the field, the type that would hold it, how it differs, and in how many records."""
+    """Returns one line: the field, a type that would fit, how it differs, and in how many records."""
     name = "further fields" if drift.field == OTHERS else drift.field
     type_text = f" ({drift.type})" if drift.type else ""
     return f"{name}{type_text} {_WORDS[drift.kind]}, {many(drift.records, 'record')}"

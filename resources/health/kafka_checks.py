@@ -259,7 +259,7 @@ def registry(of: OneFeed) -> Iterator[Diagnosis]:
 
 
 def group(of: OneFeed) -> Iterator[Diagnosis]:
-    """Check that the group answers and that nobody else holds it."""
+    """Check that the group answers and has no other member."""
     if of.feed.offsets.store is not OffsetStore.KAFKA:
         return
     view = of.visit.group(of.feed.group)

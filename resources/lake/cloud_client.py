@@ -407,7 +407,7 @@ def _translate_refusal(status: int, code: str, where: str, message: str) -> Slui
         return LakeFull(f"no room in the lake for {where} ({message})", remedy="free space or raise the quota")
     if code in _LATER or status in (408, 409, 429) or status >= 500:
         return LakeUnavailable(
-            f"the lake said “later” for {where} ({message})",
+            f"the store is busy or unavailable for {where} ({message})",
             remedy="run again; if it stays, raise the store's retries or ask its operators",
         )
     if status == 401 or code in ("AuthenticationFailed", "InvalidAuthenticationInfo"):

@@ -239,12 +239,12 @@ def _forget() -> None:
 
 
 def pause(attempt: int) -> None:
-    """Wait before trying again: longer each time, and never two at once."""
+    """Wait before a retry: exponential, at most 5 seconds, with full jitter."""
     time.sleep(random.random() * min(0.1 * 2**attempt, 5.0))
 
 
 def patience(attempts: int) -> float:
-    """Seconds until a store that said "later", or nothing, is asked again: longer each time, and never two at once."""
+    """Returns the seconds until a retry: exponential, at most 20, with full jitter."""
     return random.random() * min(2.0 ** (attempts - 1), 20.0)
 
 
@@ -305,7 +305,7 @@ def _refusal(error: boto.ClientError, where: str, detail: str) -> SluiceError:
         )
     if code in _LATER or status == 429 or (status >= 500 and code not in _FULL and status != 507):
         return LakeUnavailable(
-            f"the lake said “later” for {where} ({message})",
+            f"the store is busy or unavailable for {where} ({message})",
             remedy="run again; if it stays, raise tuning.s3_retries or ask the operators of the store",
         )
     if code in _FULL or status == 507:
@@ -341,7 +341,7 @@ def _refusal(error: boto.ClientError, where: str, detail: str) -> SluiceError:
 
 
 def _no_answer(error: Exception, where: str, detail: str) -> SluiceError:
-    """The error if nobody answered, or the request was never sent."""
+    """Returns the error for a request without a response, or one that was never sent."""
     match error:
         case boto.NoCredentialsError() | boto.PartialCredentialsError() | boto.CredentialRetrievalError():
             return NotAuthorized(

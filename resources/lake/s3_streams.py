@@ -136,7 +136,7 @@ class Upload(io.RawIOBase):
             self._resolve(error)
 
     def _resolve(self, error: Exception) -> None:
-        """Find out what happened if nobody answered, or if the upload is gone: this process may have completed it."""
+        """Find out the outcome without a response, or if the upload is gone: this process may have completed it."""
         upload, self._id = self._id, ""
         if not is_written(self._key, self._write, partial(written_by, self._bucket), error):
             self._id = upload

@@ -137,7 +137,7 @@ class PartBuffer:
 
     def close(self) -> None:
         self._release()
-        with suppress(OSError):  # bytes that found no room are tried once more, and nobody wants them now
+        with suppress(OSError):  # close writes the bytes again for which there was no room; they are not needed
             self.file.close()
 
 

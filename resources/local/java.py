@@ -135,7 +135,7 @@ class SharedClasses:
     """The classes of a program as its first run left them in an archive: later starts take half the CPU (JEP 350).
 
     `made` is where a run that finds no archive leaves one when it ends in order; `keep` puts it where the next ones
-    look. A JVM does without an archive of other classes or another Java, and says nothing of it.
+    look. A JVM silently ignores an archive of other classes or another Java.
     """
 
     jars: Path

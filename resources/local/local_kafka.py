@@ -48,7 +48,7 @@ ARTIFACTS = (
     java.Artifact("org.apache.kafka", "kafka_2.13", VERSION),
     # The tools bring all of Kafka Connect for one command that we do not use.
     java.Artifact("org.apache.kafka", "kafka-tools", VERSION, without=("org.apache.kafka:connect-runtime",)),
-    # Kafka names no SLF4J binding; without one a broker that fails to start says nothing.
+    # Kafka names no SLF4J binding; without one a broker that fails to start logs nothing.
     java.Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
 )
 START_SECONDS = 180.0

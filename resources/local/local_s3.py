@@ -1,6 +1,6 @@
 """A store that speaks S3, on this machine: moto's server, for the demo and for tests. Nothing in it outlives it.
 
-Promises: it listens on loopback only, is a process of its own, and ends with whoever started it, also when that one is
+Promises: it listens on loopback only, is a process of its own, and ends with its parent process, also when that is
 killed: its standard input closes. Of several conditional writes at once exactly one wins, which moto alone leaves open.
 """
 

@@ -49,7 +49,7 @@ def of_node(node: Node, nodes: Sequence[Node]) -> dict[str, str]:
         # Brokers that do nothing: a third less CPU than with twice a second for both.
         "metadata.max.idle.interval.ms": "5000",
         "replica.fetch.wait.max.ms": "2000",
-        # Nobody waits for a group to fill up, nor longer than asked for a dead member or transaction.
+        # Do not wait for a group to fill up, nor longer than requested for a dead member or transaction.
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "500",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",

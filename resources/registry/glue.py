@@ -21,7 +21,7 @@ from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.records.rows.wire_format import AVRO, JSON, PROTOBUF, RegisteredSchema, build_unavailable_error
 
 TRIES = 3
-_NOBODY = "EntityNotFoundException"
+_NOT_THERE = "EntityNotFoundException"
 _MOST_SUBJECTS = 10_000
 _REFUSED = frozenset(
     {
@@ -88,7 +88,7 @@ class GlueClient:
                     try:
                         answer: dict[str, Any] = getattr(glue, operation)(**parameters)
                     except boto.ClientError as error:
-                        if _code(error) == _NOBODY:
+                        if _code(error) == _NOT_THERE:
                             return None
                         raise
                     return answer

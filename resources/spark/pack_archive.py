@@ -179,7 +179,7 @@ def _is_in_use(path: Path) -> bool:
 
 
 def _forget(folder: Path) -> None:
-    """Remove old packs, and what killed processes left of theirs: under the lock nobody makes one."""
+    """Remove old packs and leftovers of killed processes. The caller holds the lock, so none is being made."""
     for unfinished in folder.glob(f"{_MAKING}*/"):
         shutil.rmtree(unfinished, ignore_errors=True)
     packs = sorted(folder.glob("sluice-pack-*.tar.gz"), key=lambda p: p.stat().st_mtime, reverse=True)

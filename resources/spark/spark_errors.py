@@ -82,7 +82,7 @@ def full(*texts: str) -> bool:
 class Ended:
     """Executors of an application that ended without being asked to, and the reasons.
 
-    They are recorded while the application runs: an ended context has no data any more. The last events are only in the
+    They are recorded while the application runs: an ended context has no data. The last events are only in the
     driver's log: `printed` returns its last lines.
     """
 

@@ -65,7 +65,7 @@ _PROPERTIES = {
     _RETRIES: "0",
     # readers open a bounded number of manifests, however many commits there were
     "commit.manifest-merge.enabled": "true",
-    # and whoever merges manifests, each hundredth commit, writes few thousand entries again
+    # and a merge of manifests, each hundredth commit, rewrites a few thousand entries
     "commit.manifest.target-size-bytes": str(1 << 20),
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",

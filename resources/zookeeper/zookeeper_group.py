@@ -62,7 +62,7 @@ class ZooKeeperGroup:
         self._tree.close()
 
     def fetch_committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
-        """Return committed offsets, with our mark if nobody has written since; None for partitions without one.
+        """Return committed offsets, with our mark if ours is the last write; None for partitions without one.
 
         Raises Refused for a node that holds no offset, ZooKeeperUnavailable, NotAuthorized.
         """
@@ -267,7 +267,7 @@ class ZooKeeperGroups:
         return GroupView(group, ZOOKEEPER, state, "consumer", "", broker, members)
 
     def fetch_committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
-        """Return all offsets of the group, with our mark if nobody has written since.
+        """Return all offsets of the group, with our mark if ours is the last write.
 
         Raises Refused for a node that holds no offset.
         """

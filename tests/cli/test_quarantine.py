@@ -184,7 +184,7 @@ def test_replay_names_skipped_ranges_and_exits_with_3(landed: World, invoke: Inv
     (landed.project.feeds_folder / "orders.yaml").write_text(_format_feed({"id": "int64 not null"}))
     result = invoke(quarantine.replay, "orders", dry_run=True)
     assert (result.code, len(result.document["unfit"])) == (3, 8)
-    assert "was skipped: column amount is not in the schema any more" in result.text
+    assert "was skipped: column amount is no longer in the schema" in result.text
     (landed.project.feeds_folder / "orders.yaml").write_text(_format_feed(WIDER))
     receipts = [
         r.offset_range

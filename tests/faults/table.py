@@ -74,11 +74,11 @@ def format_republish_rows(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _group_by_fault(records: Iterable[Record], without: str) -> dict[str, list[Record]]:
-    """Group records by the fault's name in words. The pattern `without` matches the rest of the name."""
+    """Group records by the fault's name in words, sorted. The pattern `without` matches the rest of the name."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[re.sub(without, " ", record["fault"]).replace("_", " ").strip()].append(record)
-    return groups
+    return dict(sorted(groups.items()))
 
 
 def _count_judged(courses: Iterable[Record]) -> str:

@@ -124,7 +124,7 @@ def test_foreign_table_of_the_same_name_is_refused(kind: str, tmp_path: Path) ->
     course.grow(*split_offsets(A, 100))
     before = course.find_newest()
     outcome = course.publish()
-    assert (outcome.error, "belongs to nobody that Sluice knows" in outcome.message) == ("TableDiffers", True), outcome
+    assert (outcome.error, "belongs to an unknown writer" in outcome.message) == ("TableDiffers", True), outcome
     assert course.publish("", True).error == "TableDiffers", "nor does a repair touch it"
     assert course.find_newest() == before
 

@@ -192,7 +192,7 @@ class _Program:
     def _emit_read_union(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
         """The first branch that matches best: of the same type, else one that the writer's can become."""
         if w.kind is AvroKind.NULL and any(b.kind is AvroKind.NULL for b in r.inner):
-            return  # a slot that nobody writes is null
+            return  # an unwritten slot is null
         branch = next((b for b in r.inner if _is_same_type(w, b)), None) or next(
             (b for b in r.inner if _can_become(w, b)), None
         )
@@ -464,6 +464,6 @@ def _format_type(w: AvroType) -> str:
 
 
 def _describe(t: AvroType) -> str:
-    """A type for people, with its name."""
+    """Returns a readable type with its name."""
     kind = f"{t.kind} {t.short}" if t.name else str(t.kind)
     return f"{kind} ({t.logical})" if t.logical else kind

@@ -224,7 +224,7 @@ _NAMED = ("record", "error", "enum", "fixed")
 
 
 def merge_texts(texts: Sequence[str]) -> str:
-    """The last of the texts, as JSON for people, with the others in it. They have been parsed (`schema.parse`)."""
+    """Returns the last of the texts as readable JSON, with the others in it. They are parsed (`schema.parse`)."""
     types: dict[str, Any] = {}
     for text in texts[:-1]:
         _collect(json.loads(text), "", types)

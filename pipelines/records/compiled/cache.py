@@ -317,7 +317,7 @@ def _side_by_side(folder: Path, done: Callable[[int], None]) -> bool:
                 ended += codes
                 done(len(ended))
         return not any(ended)
-    finally:  # also when we are interrupted: nothing goes on compiling
+    finally:  # also after an interrupt: no process continues to compile
         for child in running:
             child.terminate()
 

@@ -443,7 +443,7 @@ def skip(buf: Array, at: int, end: int, depth: int, nest: Array) -> tuple[int, i
 
 @inner
 def _name(buf: Array, at: int, end: int) -> tuple[int, int]:
-    """A name that nobody asked for, and its colon: (where the value begins, OK), or (−1 − byte, code)."""
+    """Skip an unwanted name and its colon. Returns (start of the value, OK) or (−1 − byte, code)."""
     if at >= end:
         return -1 - end, CUT
     if byte(buf, at) != 0x22:

@@ -36,7 +36,7 @@ _SHAPES = {
 class SchemaNode:
     """A place in the schema.
 
-    `path` is its name for people: `lines[].sku`, `tags{}`. `level` is the list or map that it lies in, counted from 0
+    `path` is its readable name: `lines[].sku`, `tags{}`. `level` is the list or map that it lies in, counted from 0
     for the record; `inner` is the level of its own elements. `children` are the numbers of the nodes below it.
     `name` is its name in records.
     """

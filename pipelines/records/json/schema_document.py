@@ -301,7 +301,7 @@ def _format_name(name: str) -> str:
 
 
 def bundle_texts(texts: Sequence[str], names: Sequence[str]) -> str:
-    """The last of the texts, as JSON for people, with the others in it. Raises UnusableSchema."""
+    """Returns the last of the texts as readable JSON, with the others in it. Raises UnusableSchema."""
     root = load_json(texts[-1])
     if names and not isinstance(root, dict):
         raise UnusableSchema("", "is no object")

@@ -134,7 +134,7 @@ def _make_expectation(path: int, column: str, limit: _Limit, types: Mapping[str,
 
 
 class _Columns:
-    """Makes types of schemas. Goes on after what cannot be one: `problems` are all of these."""
+    """Makes types of schemas. Continues after unusable ones and collects them in `problems`."""
 
     def __init__(self, document: Document) -> None:
         self._document = document

@@ -5,7 +5,7 @@ spans stay in the processor's caches in between. A chunk comes in several pieces
 memory than its values.
 
 `Fallback` reads records again that do not fit a field which came from other records (`on_drift: evolve`). Such a field
-has the type of its first values; nobody has declared it. The record is read without the field, so the value stays in
+has the type of its first values, not a declared one. The record is read without the field, so the value stays in
 `_make_extra`. A record that does not fit the feed's own fields stays refused.
 
 Promises: each record is either typed or refused, and the result depends on the record alone.

@@ -94,7 +94,7 @@ def _make_drift(name: str, usage: Array, offsets: Array) -> Drift:
 
 
 def escape_name(name: bytes) -> str:
-    """A name from outside, for people: unprintable characters are escaped, and long names are cut."""
+    """Returns a foreign name for display: unprintable characters are escaped, and long names are cut."""
     text = name.decode("utf-8", "backslashreplace").replace("\\", "\\\\")
     escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return escaped if len(escaped) <= MOST_NAME else escaped[:MOST_NAME] + "…"

@@ -39,13 +39,13 @@ MEMORY = 1 << 30
 GOOGLE = "google/protobuf/"
 """Where the well-known files are."""
 _ENTRY = re.compile(r"\boption\s+map_entry\s*=\s*true\s*;")
-"""What protoc lets nobody write. Apicurio's Java serializer registers it in place of `map<…>`."""
+"""An option that protoc refuses in sources. Apicurio's Java serializer registers it in place of `map<…>`."""
 _MARK = "sluice_map_entry"
 """A reserved name in its place, which marks the message in the descriptors."""
 _NAME = re.compile(r"(?!/)(?!.*(?:^|/)\.{1,2}(?:/|$))[A-Za-z0-9_./+-]{1,200}")
 _IMPORT = re.compile(r'^\s*import\s+(?:public\s+|weak\s+|option\s+)?"([^"\n]{1,200})"\s*;', re.MULTILINE)
 _OWN = re.compile(r"^schema\d*\.proto:(\d+):(\d+)")
-"""Where protoc found something, in the schema itself: nobody else knows it by that name."""
+"""The position of a protoc message in the schema itself, by the name that only this module uses."""
 _NOISE = re.compile(r"warning:|^WARNING|^[IWEF][0-9]{4} |libprotobuf", re.IGNORECASE)
 _PROTOC = f"""
 import resource, sys

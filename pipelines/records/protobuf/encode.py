@@ -99,7 +99,7 @@ def _encode_field(column: pa.Array, f: ProtoField, path: str) -> Written:
 
 
 def _list_presence(column: pa.Array, f: ProtoField, values: Written) -> list[bool]:
-    """Which values are no default: those need not be written where nobody knows whether they are missing."""
+    """Returns which values are not the default. Without field presence, defaults need not be written."""
     if f.kind in (ProtoKind.FLOAT, ProtoKind.DOUBLE):
         return [any(value) for value in values]  # -0.0 is no default
     default = (

@@ -31,7 +31,7 @@ _ALSO_READ: Mapping[ProtoKind, Set[ProtoKind]] = {
 }
 """Other types that a feed's field of this type may have been written as."""
 Unknown = Callable[[ProtoMessage, int, str], None]
-"""Told of a field that only the writer has: the feed's message that it is in, its number, its name."""
+"""Called for a field that only the writer has: (the feed's message, field number, name)."""
 
 
 class IncompatibleMessage(ValueError):

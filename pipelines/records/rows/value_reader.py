@@ -36,7 +36,7 @@ class UnusableSchema(ValueError):
 
     @property
     def text(self) -> str:
-        """All problems for people, with safe names: one on the same line, several on lines of their own."""
+        """Returns all problems as text with safe names: one on the same line, several on separate lines."""
         lines = [sanitize(f"{path}: {what}" if path else what, limit=600) for path, what in self.problems]
         more = len(lines) - MOST_PROBLEMS
         listed = [*lines[:MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]

@@ -2,7 +2,7 @@
 
 Promises: nothing is changed, no group is joined; each request ends soon, whichever broker is absent: addresses and
 brokers get `SECONDS`, however patient the feed would be. Looking up a coordinator makes the brokers create their
-internal topics for groups and transactions if nobody has used any yet, as every client's look-up does.
+internal topics for groups and transactions if they do not exist yet, as every client's lookup does.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ class _ResponseParser:
 
     def __call__(self, frame: memoryview) -> list[tuple[int, Any]]:
         if not self._requests:
-            raise kafka_errors.CorrelationIdError("an answer that nobody asked for")
+            raise kafka_errors.CorrelationIdError("a response without a request")
         request = self._requests.popleft()
         response = request.get_response_class()
         head = io.BytesIO(frame[:_HEADER_BYTES])

@@ -1,6 +1,6 @@
 """The Groups port: every group of a cluster, and commits without membership to a group that has no members.
 
-Promises: reading disturbs nobody; no group is joined or created by it; every wait has an end. A list waits while groups
+Promises: reading disturbs no group; none is joined or created by it; every wait has an end. A list waits while groups
 are without a coordinator; a coordinator that took groups over a moment ago may leave them out, as it does for Kafka's
 own tools.
 """

@@ -40,7 +40,7 @@ from sluice.resources.kafka.protocol.group_api import ProducerId, Seat, ask_comm
 from sluice.resources.kafka.protocol.kafka_errors import error_of
 from sluice.resources.kafka.protocol.messages import Code, printed_id, top_error
 
-_NOBODY = ""
+_NO_MEMBER = ""
 _NO_GENERATION = -1
 
 
@@ -130,7 +130,7 @@ def ask_every_committed(group: str) -> Any:
 
 def ask_put(group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> Any:
     """Build an OffsetCommit without a member: a coordinator accepts it only for a group without members."""
-    return ask_commit(Seat(group, _NOBODY, _NO_GENERATION), offsets)
+    return ask_commit(Seat(group, _NO_MEMBER, _NO_GENERATION), offsets)
 
 
 _OPERATIONS = {3: "READ", 4: "WRITE", 5: "CREATE", 8: "DESCRIBE", 10: "DESCRIBE_CONFIGS"}

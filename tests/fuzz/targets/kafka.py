@@ -8,7 +8,7 @@ from random import Random
 
 from kafka.errors import KafkaError
 
-from sluice.pipelines.ledger.marks import Beside, Mark, by_hand
+from sluice.pipelines.ledger.marks import Mark, OffsetNote, by_hand
 from sluice.resources.kafka.connection.zero_copy_transport import _ResponseFrame
 from sluice.resources.kafka.protocol.messages import FETCH_VERSIONS, read_fetch
 from tests.fuzz.mutation import mutate_bytes, mutate_json
@@ -88,7 +88,7 @@ def _make_metadata_seeds() -> list[bytes]:
 
 def _run_metadata(data: bytes) -> str:
     text = data.decode("utf-8", "surrogateescape")
-    mark, position = Mark.parse(text), Beside.parse(text)
+    mark, position = Mark.parse(text), OffsetNote.parse(text)
     assert position is None or isinstance(position.entry, int)
     return f"{mark is not None} {position is not None}"
 

@@ -287,7 +287,7 @@ def test_rows_that_would_lose_data_under_current_schema_stay_unchanged(world: Ty
     before = world.read_rows()
     done = world.replay()
     assert done.done == ()
-    assert {why for _, why in done.candidates.unfit} == {"column name is not in the schema any more"}
+    assert {why for _, why in done.candidates.unfit} == {"column name is no longer in the schema"}
     assert len(done.candidates.unfit) == 4
     assert world.read_rows().equals(before)
     world.write_feed({**WIDER, "id": "string"})
@@ -304,7 +304,7 @@ def test_rows_in_the_same_file_as_fitting_records_lose_nothing(world: Typed, sel
     before = world.read_rows()
     world.write_feed({"id": "int64 not null", "amount": "int64"})
     done = world.replay(selection)
-    assert (1, "column name is not in the schema any more") in [(s.partition, why) for s, why in done.candidates.unfit]
+    assert (1, "column name is no longer in the schema") in [(s.partition, why) for s, why in done.candidates.unfit]
     assert done.done == ()
     assert world.read_rows().equals(before)
     world.write_feed(WIDER)

@@ -49,7 +49,7 @@ def test_group_view_reports_partition_owner_and_members() -> None:
     group = view("Stable", members=(member("idle"), holder))
     assert (group.holder(TP), group.holder(TopicPartition("orders", 1))) == (holder, None)
     assert group.who() == "idle at 10.0.0.7, loader at 10.0.0.7"
-    assert view("Assigning").who() == "nobody is listed yet"
+    assert view("Assigning").who() == "no member is listed yet"
     assert view("Stable", kind="share", members=None).who() == "members of the 'share' protocol"
     many = view("Stable", members=tuple(member(f"m{n}") for n in range(9)))
     assert many.who().endswith("m2 at 10.0.0.7 and 6 more")

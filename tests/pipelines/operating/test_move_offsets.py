@@ -14,7 +14,7 @@ from sluice.pipelines.errors import CommitFenced, GroupHeld, Refused, UsageError
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import KeyRange, LossEntry, MovedEntry, OriginEntry, OriginItem
-from sluice.pipelines.ledger.marks import Beside, Mark, by_hand
+from sluice.pipelines.ledger.marks import Mark, OffsetNote, by_hand
 from sluice.pipelines.model.kafka import CommittedOffset, Key, OffsetAtTime, Range, TopicPartition
 from sluice.pipelines.operating.move_offsets import (
     Aim,
@@ -154,14 +154,14 @@ def test_arbitrary_bytes_parse_to_known_partitions_or_are_refused(data: bytes) -
 
 def test_only_commit_marks_parse_as_marks_and_manual_moves_are_flagged() -> None:
     hand = by_hand("abc", 7)
-    assert Beside.parse(hand) == Beside("abc", 7, by_hand=True)
-    assert Beside.parse(Mark("abc", 7, "t").dump()) == Beside("abc", 7, by_hand=False)
+    assert OffsetNote.parse(hand) == OffsetNote("abc", 7, by_hand=True)
+    assert OffsetNote.parse(Mark("abc", 7, "t").dump()) == OffsetNote("abc", 7, by_hand=False)
     assert Mark.parse(hand) is None
 
 
 @given(st.text(max_size=30) | st.sampled_from(["{}", "[1]", '{"sluice": "a", "n": 1e999, "i": ""}', '{"moved": {}}']))
 def test_arbitrary_offset_metadata_is_parsed_or_ignored(text: str) -> None:
-    parsed = Beside.parse(text)
+    parsed = OffsetNote.parse(text)
     assert parsed is None or text.startswith("{")
 
 
@@ -220,7 +220,9 @@ def test_move_is_recorded_first_and_next_commit_continues_to_frontier() -> None:
     world.groups.before_put = check_note
     done = world.move(20)
     assert (done.entry, done.held[TP].offset, world.committed) == (number, 20, 20)
-    assert Beside.parse(world.group.offsets[TP].metadata) == Beside(world.ledger.read().ledger_id, number, by_hand=True)
+    assert OffsetNote.parse(world.group.offsets[TP].metadata) == OffsetNote(
+        world.ledger.read().ledger_id, number, by_hand=True
+    )
     assert world.get_standing() is Stands.BY_HAND
     assert (world.commit(), world.committed, world.get_standing()) == (CommitStatus.COMMITTED, 60, Stands.AT)
 

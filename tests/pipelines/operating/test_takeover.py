@@ -17,7 +17,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger, checkpoint
-from sluice.pipelines.ledger.marks import Beside, Mark, by_hand
+from sluice.pipelines.ledger.marks import Mark, OffsetNote, by_hand
 from sluice.pipelines.ledger.tip import BEYOND
 from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
@@ -147,7 +147,7 @@ def test_commit_after_takeover_writes_own_mark_without_landed_records(world: Wor
     accept_group(world.feed, world.make_ports(), Begin.COMMITTED, "test")
     assert commit_landed(world).status is CommitStatus.COMMITTED
     assert list_committed(world) == [8, 8]
-    mark = Beside.parse(world.group.offsets[P0].metadata)
+    mark = OffsetNote.parse(world.group.offsets[P0].metadata)
     assert mark is not None
     assert mark.ledger == world.ledger.read().ledger_id
 

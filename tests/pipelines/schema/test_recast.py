@@ -86,7 +86,7 @@ def test_nested_rows_are_recast_with_nulls_for_new_fields() -> None:
 
 def test_unfit_names_column_that_prevents_recast() -> None:
     old = pa.schema([("a", pa.int64()), ("b", pa.string())])
-    assert unfit(old, pa.schema([("a", pa.int64())])) == "column b is not in the schema any more"
+    assert unfit(old, pa.schema([("a", pa.int64())])) == "column b is no longer in the schema"
     assert unfit(old, pa.schema([("a", pa.int8()), ("b", pa.string())])).startswith("column a was int64, and int8")
     more = pa.schema([*old, pa.field("c", pa.int8(), nullable=False)])
     assert unfit(old, more) == "column c is new and may not be null"

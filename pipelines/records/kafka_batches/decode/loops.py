@@ -753,7 +753,7 @@ def _go_back(columns: ChunkBuffers, state: Array) -> None:
 def decode(raw: Array, scratch: Array, table: Array, columns: ChunkBuffers, state: Array) -> int:
     """Records of the frames from `state[FRAME]` on → rows of `columns`, in order.
 
-    Returns DONE; FULL or GROW (make room, call again: it goes on at the same record); or an error, with `state` at
+    Returns DONE; FULL or GROW (make room and call again: it continues at the same record); or an error, with `state` at
     the frame at fault, ERROR_AT its byte, and the rows of that frame taken back, save those already handed out.
     POSITION follows the last offset of each finished frame, whatever records are left in it.
     """
