@@ -26,6 +26,7 @@ def _connect_consumer(field: Field) -> KafkaConsumer:
         client_id="stranger",
         enable_auto_commit=False,
         auto_offset_reset="earliest",
+        isolation_level="read_committed",
         heartbeat_interval_ms=300,
         session_timeout_ms=6000,
     )
@@ -33,7 +34,11 @@ def _connect_consumer(field: Field) -> KafkaConsumer:
 
 @contextmanager
 def join_group(field: Field) -> Iterator[Callable[[], None]]:
-    """Keep an ordinary consumer in the group. Yields a function that commits its position."""
+    """Keep an ordinary consumer in the group.
+
+    Yields a function that commits its position and returns once the log has grown beyond: a commit at the frontier of
+    the next run would be accepted.
+    """
     stopped, lock = threading.Event(), threading.Lock()
     consumer = _connect_consumer(field)
     consumer.subscribe([field.topic])
@@ -51,6 +56,11 @@ def join_group(field: Field) -> Iterator[Callable[[], None]]:
             consumer.commit({Plain(field.topic, p): OffsetAndMetadata(o, "", -1) for p, o in positions.items()})
         field.foreign_commits += [((field.topic, p), o) for p, o in positions.items()]
         field.account.log(f"it committed {positions}")
+        wait_until(lambda: any(position(p) > o for p, o in positions.items()), 60)
+
+    def position(partition: int) -> int:
+        with lock:
+            return consumer.position(Plain(field.topic, partition)) or 0
 
     thread = threading.Thread(target=poll)
     thread.start()
