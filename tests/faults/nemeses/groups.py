@@ -56,9 +56,9 @@ def join_group(field: Field) -> Iterator[Callable[[], None]]:
             consumer.commit({Plain(field.topic, p): OffsetAndMetadata(o, "", -1) for p, o in positions.items()})
         field.foreign_commits += [((field.topic, p), o) for p, o in positions.items()]
         field.account.log(f"it committed {positions}")
-        wait_until(lambda: any(position(p) > o for p, o in positions.items()), 60)
+        wait_until(lambda: any(get_position(p) > o for p, o in positions.items()), 60)
 
-    def position(partition: int) -> int:
+    def get_position(partition: int) -> int:
         with lock:
             return consumer.position(Plain(field.topic, partition)) or 0
 
