@@ -91,7 +91,7 @@ def start_not_used(feed: Feed, snapshot: Survey) -> str:
     return (
         f"`start: {feed.start}` is not used in {len(begun)} of {many(len(snapshot.new_origins), 'partition')}: group"
         f" {feed.group} has offsets there from another committer, and feed {feed.name} begins at them\n"
-        f"  → to begin at `start`, give the feed an unused group: `group: NAME` in feeds/{feed.name}.yaml"
+        f"  → to begin at `start`, give the feed a group of its own: `group: NAME` in feeds/{feed.name}.yaml"
     )
 
 

@@ -509,7 +509,7 @@ def test_offsets_of_other_consumer_override_start_with_a_warning(
     consumer.commit({TopicPartition(feed, 0): OffsetAndMetadata(0, "", -1)})
     consumer.close()
     warning = f"`start: earliest` is not used in 1 of 2 partitions: group g-{feed} has offsets there"
-    remedy = "give the feed an unused group: `group: NAME` in feeds/orders.yaml"
+    remedy = "give the feed a group of its own: `group: NAME` in feeds/orders.yaml"
     assert remedy in sluice("plan", "orders", "--json").document["start_not_used"]
     assert warning in " ".join(sluice("plan", "orders").out.split())
     assert warning in " ".join(sluice("status", "orders").out.split())

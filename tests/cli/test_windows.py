@@ -380,7 +380,7 @@ def test_an_hour_without_records_is_empty_and_not_missing(world: World, invoke: 
 def test_offsets_of_another_committer_that_replace_start_are_reported(world: World, invoke: Invoke) -> None:
     world.group.offsets[P0] = CommittedOffset(5, metadata="")
     note = "is not used in 1 of 2 partitions: group"
-    remedy = "give the feed an unused group: `group: NAME` in feeds/orders.yaml"
+    remedy = "give the feed a group of its own: `group: NAME` in feeds/orders.yaml"
     for body, feed in ((plan.plan, "orders"), (run.run, ["orders"])):
         answer = invoke(body, feed, text=False)
         document = answer.run if body is run.run else answer.document
