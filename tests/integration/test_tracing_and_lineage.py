@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from kafka import KafkaProducer
@@ -55,9 +56,8 @@ def test_failed_run_reports_its_cause(
 ) -> None:
     project.write_feed(topics="none-such", description="Orders of the shop")
     monkeypatch.chdir(project.root)
-    with run_listener() as listener:
-        for name, value in build_environment(listener.address).items():
-            monkeypatch.setenv(name, value)
+    # patch.dict also removes the variables that OpenLineage's client adds: later runs in this process would use them.
+    with run_listener() as listener, patch.dict(os.environ, build_environment(listener.address)):
         assert main(["run", "orders", "--json"]) == 1
     error = json.loads(capfd.readouterr().out)["feeds"][0]["runs"][0]["error"]
     started, failed = listener.list_events()
