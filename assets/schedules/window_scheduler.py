@@ -86,7 +86,7 @@ def feed_schedule(
         job,
         [feed.window],
         f"Lands the closed windows of {feed.name} that are pending, {closing_words(feed.window)}."
-        " Oldest first; a run for those in a row. While more are pending, a run starts a few minutes after each.",
+        " Oldest first; a run for those in a row. While more are pending, the next run follows within minutes.",
         lambda _: FeedScheduler(session, {feed.name: partitions}, feed.name, job),
     )
 
@@ -101,7 +101,7 @@ def fleet_schedule(
         fleet_job(schedule),
         (f.window for f in feeds),
         f"Lands in one run the pending closed windows of {which}, whenever windows have closed."
-        " Those come first that Kafka deletes first. While more is pending, a run starts a few minutes after each.",
+        " Those come first that Kafka deletes first. While more is pending, the next run follows within minutes.",
         lambda only: FleetScheduler(session, partitions, schedule, only),
     )
 

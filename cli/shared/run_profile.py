@@ -1,5 +1,4 @@
-"""Where the time of a run went: its stages by wall-clock time, its tasks by activity, and what
-brokers took to answer."""
+"""Where the time of a run went: its stages by wall-clock time, its tasks by activity, and brokers' responses."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _float(text: str) -> float:
-    """Parse a number that a float represents exactly. Any other would be compared as a different number."""
+    """Parse a number whose digits a float keeps. Any other would be compared as a different number."""
     number = float(text)
     if len(text) > 60 or number in (float("inf"), float("-inf")) or Decimal(repr(number)) != Decimal(text):
         raise _ContractRefused(

@@ -67,7 +67,7 @@ class IcebergSettings(Settings):
 
     @property
     def where(self) -> str:
-        """Returns the catalog's identity by its properties, without credentials."""
+        """Returns the properties that identify the catalog, without credentials."""
         properties = self.properties()
         sql = properties.get("type") == "sql" or "sql" in properties.get("uri", "").partition(":")[0]
         which = ("name", "uri") if sql else ("name", "type", "uri", "warehouse", "prefix", "glue.id", "glue.region")

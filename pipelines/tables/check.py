@@ -49,7 +49,7 @@ class TableComparison:
 
     @property
     def is_sound(self) -> bool:
-        """Returns whether only Sluice changed the table."""
+        """Returns whether no other writer changed the table."""
         return not (self.missing or self.foreign or self.rows or self.deletes)
 
     def describe(self) -> str:

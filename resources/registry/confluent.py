@@ -242,7 +242,7 @@ class RegistryClient:
             document = self._parse(self._send(f"{path}/search/{results}?{kind}={number}&limit=1"))
             versions = document.get(results) if isinstance(document, dict) else None
             if not versions:
-                return None  # a text that no version has now
+                return None  # no version has this text now
             references = self._parse(self._send(f"{at}/references")) or []
             self._collect(references, texts, (), _Apicurio(self, path, references))
             return _make_client(id, str(versions[0].get(type_)), texts, text.decode("utf-8", "replace"))

@@ -169,7 +169,7 @@ class SharedKafka:
         return mine.answer
 
     def _withdraw(self, question: _Question) -> None:
-        with contextlib.suppress(ValueError):  # another thread has withdrawn it
+        with contextlib.suppress(ValueError):  # already withdrawn
             self._questions.remove(question)
 
     def _ask_together(self) -> None:

@@ -137,7 +137,7 @@ class KafkaGroup:
                     raise
 
     async def _take_seat(self, topics: Sequence[str]) -> Seat:
-        await self._check_no_member()
+        await self._wait_until_empty()
         try:
             joined = await self._join(topics)
         except kafka_errors.InvalidSessionTimeoutError:
@@ -160,7 +160,7 @@ class KafkaGroup:
             raise
         return seat
 
-    async def _check_no_member(self) -> None:
+    async def _wait_until_empty(self) -> None:
         until = time.monotonic() + self._session + 1
         while members := await self._members():
             strangers = [m for m in members if m.client_id != self._wire.client_id]
