@@ -60,7 +60,7 @@ _SET_CHILD_SUBREAPER = 36
 @dataclass(frozen=True, slots=True)
 class Cold:
     """One `sluice run` in a new process: seconds from its start to its end, CPU of all its processes, and the stages;
-    "leave" is the time after the last of them. A peer has no stages."""
+    "exit" is the time after the last of them. A peer has no stages."""
 
     seconds: float
     cpu: float | None
@@ -178,7 +178,7 @@ def _cold(folder: Path, number: int, window: str, note: Note, *options: str) -> 
     if done.returncode:
         raise Failed(f"sluice run ended with {done.returncode}: {done.stderr[-500:]}")
     stages = json.loads(done.stdout)["feeds"][0]["runs"][0]["seconds"]
-    return Cold(seconds, meter.cost.cpu, stages | {"leave": round(seconds - sum(stages.values()), 3)})
+    return Cold(seconds, meter.cost.cpu, stages | {"exit": round(seconds - sum(stages.values()), 3)})
 
 
 def _build_command(number: int, window: str, *options: str) -> list[str]:

@@ -79,7 +79,7 @@ def watch(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> T
     if run.returncode:
         raise Failed(f"{command[0]} ended with {run.returncode}: {err[-500:]}")
     stages: dict[str, Any] = json.loads(out)["feeds"][0]["runs"][0]["seconds"]
-    return Timeline(seconds, stages | {"leave": seconds - sum(stages.values())}, [*processes.values()])
+    return Timeline(seconds, stages | {"exit": seconds - sum(stages.values())}, [*processes.values()])
 
 
 def _count_parents(pid: int, root: int, stats: Mapping[int, Stat]) -> int:

@@ -447,7 +447,7 @@ def _store(
     portion = Portion.of(unknown, limit)
     windows = portion.windows | (books.list_complete(batches) - unknown)
     for number, event in enumerate(build_landing_events(books, batches, windows, why)):
-        report(Progress("tell", number, max(len(windows) * len(list_reported_assets(books.feed, books.keys)), number)))
+        report(Progress("report", number, max(len(windows) * len(list_reported_assets(books.feed, books.keys)), number)))
         instance.report_runless_asset_event(event)
     return Portion(windows, portion.remaining)
 

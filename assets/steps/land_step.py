@@ -286,7 +286,7 @@ class LandStep:
             landed = run.land(self.request, self.skip, self._time_is_up())
         log_tasks(landed)
         self._log(landed)
-        run.report(Progress("tell"))
+        run.report(Progress("report"))
         books = books_now()
         watched = None
         if not landed.failures:  # after failures Kafka may be unreachable, and a request would take minutes

@@ -69,7 +69,7 @@ class _Look:
             self.diagnoses.append(
                 report_failure(self.title, f"{error.strerror or error}{where}", "fix that and repeat")
             )
-        except Exception as error:  # noqa: BLE001 - the others' findings are told whatever this one met
+        except Exception as error:  # noqa: BLE001 - the other checks still report
             self.diagnoses.append(
                 report_failure(self.title, f"unforeseen {type(error).__name__}", "report it, and the command")
             )

@@ -84,7 +84,7 @@ def _emit(client: Any, event: Callable[[], Any]) -> None:
         client.emit(event())
     except Exception as error:  # noqa: BLE001 - transports have no common error, and a run does not end for lineage
         # Its message could hold an address with a key in it.
-        log.warning("lineage was not told (%s): nothing else depends on it", type(error).__name__)
+        log.warning("the event was not sent to OpenLineage (%s); the landing is not affected", type(error).__name__)
 
 
 @cache

@@ -26,8 +26,8 @@ def test_timed_port_forwards_calls_and_sums_time() -> None:
 
 
 def test_medians_are_shown_next_to_first_run_of_project() -> None:
-    cold = tuple(Cold(s, s / 2, {"start": 1.0, "leave": s - 1}) for s in (30.0, 10.0, 12.0))
-    plain = (Cold(2.0, 1.0, {"connect": 0.5, "leave": 1.5}),)
+    cold = tuple(Cold(s, s / 2, {"start": 1.0, "exit": s - 1}) for s in (30.0, 10.0, 12.0))
+    plain = (Cold(2.0, 1.0, {"connect": 0.5, "exit": 1.5}),)
     report = StartReport(cold, plain, (Warm(1.2, 0.4), Warm(1.0, 0.4)), (PlanTiming(2.0, 0.5, 0.4),))
     text = print_view(start_view(report), 100)
     assert "all 11.00 2.00 30.00" in text

@@ -29,7 +29,7 @@ def test_each_process_has_a_lane_with_its_cpu_times(tmp_path: Path) -> None:
     assert [p.name for p in timeline.processes] == ["command", "pool", "worker"]
     assert all(0 <= p.began <= a < b <= p.ended <= timeline.seconds for p in timeline.processes for a, b in p.busy)
     assert all(p.busy for p in timeline.processes)
-    assert [*timeline.stages] == ["start", "plan & <land>", "leave"]
+    assert [*timeline.stages] == ["start", "plan & <land>", "exit"]
     assert sum(timeline.stages.values()) == pytest.approx(timeline.seconds)
     text = [e.text or "" for e in ElementTree.fromstring(str(draw(timeline))).iter() if e.tag.endswith("text")]
     assert {"stages", "CPU of command", "CPU of pool", "CPU of worker"} <= {*text}
