@@ -446,8 +446,9 @@ def _store(
     unknown = find_unreported_windows(instance, books, books.keys.landed)
     portion = Portion.of(unknown, limit)
     windows = portion.windows | (books.list_complete(batches) - unknown)
+    total = len(windows) * len(list_reported_assets(books.feed, books.keys))
     for number, event in enumerate(build_landing_events(books, batches, windows, why)):
-        report(Progress("report", number, max(len(windows) * len(list_reported_assets(books.feed, books.keys)), number)))
+        report(Progress("report", number, max(total, number)))
         instance.report_runless_asset_event(event)
     return Portion(windows, portion.remaining)
 
