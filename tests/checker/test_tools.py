@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.checker import facts
 from tests.checker.facts import EvidenceError, Log
-from tests.checker.tools import parse_batches, parse_committed_offsets, parse_consumed
+from tests.checker.tools import choose_replicas, parse_batches, parse_committed_offsets, parse_consumed
 
 BATCH = (
     "baseOffset: {} lastOffset: {} count: {} baseSequence: 0 lastSequence: 1 producerId: {} producerEpoch: 0 "
@@ -78,6 +79,20 @@ def format_committed(offset: int, metadata: str = "") -> str:
     return (
         f'{{"version":"4","data":{{"offset":{offset},"leaderEpoch":0,"metadata":"{metadata}","commitTimestamp":17}}}}'
     )
+
+
+@pytest.mark.parametrize("complete", [1, 2, 3])
+def test_replica_that_retention_shortened_least_is_read(tmp_path: Path, complete: int) -> None:
+    """The followers have deleted the segment of offsets 28 to 35, which the leader still serves."""
+    for broker in (1, 2, 3):
+        folder = tmp_path / str(broker) / "t-0"
+        folder.mkdir(parents=True)
+        for start, end in ((28, 36), (36, 40)) if broker == complete else ((36, 40),):
+            header = struct.pack(">qiibIhi", start, 49, 0, 2, 0, 0, end - start - 1)
+            (folder / f"{start:020}.log").write_bytes(header.ljust(61, b"\0"))
+    chosen = choose_replicas([tmp_path / str(broker) for broker in (1, 2, 3)], {"t"})[("t", 0)]
+    assert chosen.folder == tmp_path / str(complete) / "t-0"
+    assert (chosen.start, chosen.end) == (28, 40)
 
 
 def test_committed_offsets_take_effect_with_their_transaction() -> None:

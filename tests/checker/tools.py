@@ -2,7 +2,8 @@
 
 `scan` runs the console consumer, `dump` and `dump_offsets` run DumpLogSegments. The console consumer's separators are
 random for each scan, so that no record's bytes can be mistaken for them; keys and values are returned exactly. Of
-several brokers' replicas the one with the newest leader epoch is read, and of these the longest.
+several brokers' replicas the one with the newest leader epoch is read, and of these the one that ends last and begins
+first.
 """
 
 from __future__ import annotations
@@ -181,20 +182,29 @@ def parse_consumed(topic: str, columns: Sequence[bytes], header: bytes, null: by
 
 
 class Replica(NamedTuple):
-    """One broker's copy of a partition, ordered by recency: only the newest leader knows its own election."""
+    """One broker's copy of a partition, with its offsets from `start` to `end`."""
 
     elected: int
     leader_epoch: int
     end: int
+    start: int
     folder: Path
     segments: tuple[Path, ...]
     topic_id: str
+
+    def rank(self) -> tuple[int, ...]:
+        """Returns a key that is largest for the replica to read.
+
+        Only the newest leader knows its own election. Retention deletes on each broker separately, so a follower may
+        lack records that the leader still serves.
+        """
+        return self.elected, self.leader_epoch, self.end, -self.start
 
 
 def dump(java: Java, folders: Iterable[Path], topics: Iterable[str], out: Path) -> Path:
     """Write every batch of the topics' segments to `out`."""
     topic_names, lines = set(topics), list[dict[str, Any]]()
-    replicas = dict(sorted(_choose_replicas(folders, topic_names).items()))
+    replicas = dict(sorted(choose_replicas(folders, topic_names).items()))
     dumps = _dump_segments(java, replicas, "--deep-iteration")
     for (topic, partition), replica in replicas.items():
         coordinates = {"topic": topic, "partition": partition, "topic_id": replica.topic_id}
@@ -208,7 +218,7 @@ def dump(java: Java, folders: Iterable[Path], topics: Iterable[str], out: Path) 
 
 def dump_offsets(java: Java, folders: Iterable[Path], out: Path) -> Path:
     """Write every committed offset to `out`, in the order of taking effect: those of a transaction at its COMMIT."""
-    replicas = dict(sorted(_choose_replicas(folders, {"__consumer_offsets"}).items()))
+    replicas = dict(sorted(choose_replicas(folders, {"__consumer_offsets"}).items()))
     dumps = _dump_segments(java, replicas, "--offsets-decoder")
     return write_lines(
         out, (row for (_, partition), output in dumps.items() for row in parse_committed_offsets(partition, output))
@@ -230,14 +240,14 @@ def _dump_segments(java: Java, replicas: Mapping[TP, Replica], how: str) -> dict
     return outputs
 
 
-def _choose_replicas(folders: Iterable[Path], topics: Collection[str]) -> dict[TP, Replica]:
+def choose_replicas(folders: Iterable[Path], topics: Collection[str]) -> dict[TP, Replica]:
     """Returns the newest replica of each partition of the topics. Skips other topics: a broker may hold many."""
     replicas: dict[TP, Replica] = {}
     for partition_folder in (p for folder in folders for p in sorted(folder.resolve().iterdir()) if p.is_dir()):
         match = _FOLDER.fullmatch(partition_folder.name)
         if match and match[1] in topics and (replica := _read_replica(partition_folder)):
             tp = (match[1], int(match[2]))
-            replicas[tp] = max(replicas.get(tp, replica), replica)
+            replicas[tp] = max(replicas.get(tp, replica), replica, key=Replica.rank)
     return replicas
 
 
@@ -248,7 +258,8 @@ def _read_replica(folder: Path) -> Replica | None:
     epoch, end = max(_read_tail(s) for s in segments)
     metadata = folder / "partition.metadata"
     match = re.search(r"topic_id: (\S+)", metadata.read_text()) if metadata.exists() else None
-    return Replica(_read_leader_epoch(folder), epoch, end, folder, segments, match[1] if match else "")
+    start = int(segments[0].stem)
+    return Replica(_read_leader_epoch(folder), epoch, end, start, folder, segments, match[1] if match else "")
 
 
 def _read_leader_epoch(folder: Path) -> int:
