@@ -285,7 +285,7 @@ def _read_log_start(replica: Replica, topic: str, partition: int) -> int:
     checkpoint = replica.folder.parent / "log-start-offset-checkpoint"
     rows = [line.rsplit(" ", 2) for line in checkpoint.read_text().splitlines()[2:]] if checkpoint.exists() else []
     starts = [int(offset) for t, p, offset in rows if (t, int(p)) == (topic, partition)]
-    return max([*starts, int(replica.segments[0].stem)])
+    return max([*starts, replica.start])
 
 
 def _read_cluster_id(replica: Replica) -> str:
