@@ -20,7 +20,7 @@ from bench.results import BenchReport, PeerResult, Provenance, RaceResult
 from bench.suite import FLAT, SUITE
 from sluice.cli.terminal.output import facts, heading, table
 from sluice.cli.terminal.text_layout import size
-from sluice.pipelines.errors import UsageError
+from sluice.errors import UsageError
 
 PAGE, DATA, PLOT = "performance.md", "performance.json", "images/performance.svg"
 _KINDS = {"driver": "Python driver", "jvm": "JVM", "worker": "Python workers"}

@@ -278,7 +278,7 @@ def _find_first(feed: Feed, now: int) -> int:
 
 
 def closing_words(window: WindowSettings) -> str:
-    """The same in words: `every hour, 5 minutes past`."""
+    """Returns when windows close, in words: `every hour, 5 minutes past`."""
     every, first = _compute_closing(window)
     length = "hour" if every == 60 else many(every, "minute")
     return f"every {length}, {many(first, 'minute')} past" if first else f"every {length}, on the dot"

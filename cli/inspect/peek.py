@@ -132,7 +132,7 @@ class PeekedRecord:
     row: dict[str, Any]
     state: str
     fields: dict[str, Any] | None = None
-    """Returns the record as its schema reads it, if the feed has one."""
+    """The record's columns by the feed's schema; None without a schema."""
 
 
 def _build_document(record: PeekedRecord) -> dict[str, Any]:

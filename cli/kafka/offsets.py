@@ -227,7 +227,7 @@ def _find_stand(desk: OffsetsContext, spot: Spot) -> _Stand:
 
 
 def _list_refused(desk: OffsetsContext, stands: Sequence[_Stand]) -> list[_Stand]:
-    """Returns the reason why the next commit would be refused while others hold the group."""
+    """Returns the partitions whose committed offsets the next commit would refuse."""
     from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
     from sluice.pipelines.operating.move_offsets import Stands
 

@@ -250,7 +250,7 @@ class SchemaAsked:
 
 
 def schema_asked(folder: Path, feed: str, environ: Mapping[str, str]) -> SchemaAsked:
-    """The same for a feed of the folder whose schema_file need not be there yet. Raises FeedError."""
+    """Returns the schema that a feed file requests; its schema_file may be missing. Raises FeedError."""
     path, root = find_feed_file(folder, feed), folder.resolve().parent
     if not path.exists():
         raise FeedError(f"{path} does not exist", remedy="name a feed of this project")

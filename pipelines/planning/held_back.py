@@ -96,7 +96,7 @@ class HeldBack:
         )
 
     def document(self) -> dict[str, Any]:
-        """The same as a JSON-ready dict."""
+        """Returns the fields as a JSON-ready dict."""
         return {
             "offsets": self.offsets,
             "partitions": [

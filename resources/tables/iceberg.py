@@ -289,7 +289,7 @@ class IcebergTable:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """The same for a commit: if the catalog did not answer, its outcome is unknown."""
+        """Translate errors of a commit. Without a response of the catalog its outcome is Unknown."""
         from pyiceberg.exceptions import (
             BadRequestError,
             CommitFailedException,

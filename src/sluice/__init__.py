@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from sluice.pipelines import errors
+    from sluice import errors
     from sluice.pipelines.model.plans import Request
     from sluice.pipelines.model.receipts import Progress
     from sluice.pipelines.operating.check_window import WindowCheck
@@ -38,12 +38,8 @@ def __getattr__(name: str) -> Any:
         from sluice.pipelines.util.extras import VERSION
 
         return VERSION
-    if name == "errors":
-        from sluice.pipelines import errors
-
-        return errors
-    if name == "dagster":
-        return importlib.import_module("sluice.dagster")
+    if name in ("dagster", "errors"):
+        return importlib.import_module(f"sluice.{name}")
     raise AttributeError(f"module 'sluice' has no attribute {name!r}")
 
 
@@ -116,9 +112,9 @@ def run(
     `feeds` are names, or a mapping of names to requests. `windows` and `to` are as in `read`; without them a feed
     catches up. `project` is as in `read`. `on_progress` is called with the name of a feed and its progress.
 
-    Feeds run one after the other in this process; it needs Spark, but no Dagster. Offsets are committed only after the
-    rows below them are published. A feed's error is in its result (`error`, with `remedy`) and stops no other feed; a
-    later call continues. If Dagster runs the same feed, too, its next run there reports these rows.
+    Feeds run one after the other in this process, each with its own engine, without Dagster. Offsets are committed only
+    after the rows below them are published. A feed's error is in its result (`error`, with `remedy`) and stops no other
+    feed; a later call continues. If Dagster runs the same feed, too, its next run there reports these rows.
 
     Raises FeedError and UsageError before anything runs, and KeyboardInterrupt after it has cancelled Spark's job.
     """

@@ -87,7 +87,7 @@ def read_status(feed: str, windows: int, *, project: str | os.PathLike[str] | No
 
 
 def of_feed(feed: Feed, window: When, *, to: When | None = None, kind: str = "landed") -> Windows:
-    """The same, for a feed that is already loaded."""
+    """Returns windows of a loaded feed, as `read` does for its name. Raises UsageError and WindowIncomplete."""
     start, length = instant(window), feed.window.length
     end = start + length if to is None else instant(to)
     if start >= end or (end - start) % length:

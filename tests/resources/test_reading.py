@@ -13,7 +13,8 @@ import pytest
 
 import sluice
 from sluice import reading
-from sluice.pipelines.errors import FeedError, UsageError, WindowIncomplete
+from sluice.errors import FeedError, SluiceError, UsageError, WindowIncomplete
+from sluice.pipelines import errors
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.published_files import File
 from sluice.resources.lake.local_lake import LocalLake
@@ -222,6 +223,9 @@ def test_duckdb_compares_nanosecond_times_after_truncation(tmp_path: Path) -> No
 
 def test_public_names_of_the_package_are_importable() -> None:
     assert all(getattr(sluice, name) for name in sluice.__all__)
-    assert issubclass(sluice.errors.WindowIncomplete, sluice.errors.SluiceError)
+    assert sluice.errors.WindowIncomplete is WindowIncomplete
+    defined = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, SluiceError)}
+    assert len(defined) > 40
+    assert defined <= vars(sluice.errors).keys()
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         _ = sluice.nothing_of_the_kind

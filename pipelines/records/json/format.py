@@ -169,7 +169,7 @@ class JsonFormat(TypedFormat):
 
 
 def _detect_encoding(refused: RefusedRecords, opened: Opened) -> RefusedRecords:
-    """The same, with a reason of its own for records that begin as JSON in UTF-16 or UTF-32."""
+    """Returns refused records with their own code for those that begin as JSON in UTF-16 or UTF-32."""
     chosen = np.flatnonzero(np.isin(refused.codes, (scan.NO_VALUE, scan.NO_NAME)))
     data, ends, _ = buffers_of(opened.values)
     begins = ends[refused.rows[chosen]].astype(np.int64) + opened.skip

@@ -176,7 +176,7 @@ class _TLSTransport(_Receiving, KafkaSSLTransport):  # type: ignore[misc]
 
 
 class Manager(Closing):
-    """The same, with our own receive path."""
+    """A `Closing` whose connections receive into their response's own buffer."""
 
     plain, secure = _Transport, _TLSTransport
 
