@@ -114,7 +114,7 @@ def _walk(command: Any, context: Any = None, path: tuple[str, ...] = ("sluice",)
 def render_keys() -> str:
     """Returns the page with every key of a feed file, its default and the docstring of its settings."""
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.feed.load import TUNING
+    from sluice.pipelines.feed.sections import TUNING
 
     out = ["# Every key of a feed", "", "Generated from the code. [Feeds](../feeds.md) explains the keys.", ""]
     tuned: dict[str, str] = dict.fromkeys(TUNING.values(), "")

@@ -22,8 +22,8 @@ import yaml
 
 from sluice.cli.main import build_app
 from sluice.pipelines.feed.json_schema import build_schema
-from sluice.pipelines.feed.load import TUNING, load_feed
-from sluice.pipelines.feed.sections import Settings
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.sections import TUNING, Settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

@@ -16,8 +16,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaV
 from pydantic_core import CoreSchema
 
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.load import TUNING
 from sluice.pipelines.feed.project_files import FleetSettings, NotifySettings
+from sluice.pipelines.feed.sections import TUNING
 from sluice.pipelines.util.units import show_duration
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

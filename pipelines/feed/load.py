@@ -16,37 +16,22 @@ from sluice.pipelines.errors import FeedError, docs_command
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.feed.problems import NAMES, problems_of, raise_problems
-from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY, REGISTRY, UNKNOWN_KAFKA
+from sluice.pipelines.feed.sections import (
+    BOOTSTRAP,
+    LOCAL_KAFKA,
+    LOCAL_LOGIN,
+    LOCAL_REGISTRY,
+    MOVED_KEYS,
+    REGISTRY,
+    TUNING,
+    UNKNOWN_KAFKA,
+)
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, parse_yaml, read_yaml
 from sluice.pipelines.records.rows.value_reader import KEY_PREFIX, KeyReader, Reader, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import READERS
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.util.units import sanitize
-
-TUNING = {
-    "range_bytes": "limits.slice_bytes",
-    "task_bytes": "limits.task_bytes",
-    "task_memory": "limits.task_memory",
-    "max_tasks": "limits.max_tasks",
-    "tasks_per_broker": "fetch.tasks_per_broker",
-    "active_ranges": "fetch.active_slices",
-    "request_bytes": "fetch.request_bytes",
-    "partition_bytes": "fetch.partition_bytes",
-    "ahead_bytes": "fetch.ahead_bytes",
-    "row_group_rows": "landing.row_group_rows",
-    "file_bytes": "landing.target_file_bytes",
-    "compaction_file_bytes": "compaction.target_file_bytes",
-    "compaction_batch_bytes": "compaction.batch_bytes",
-    "compaction_memory": "compaction.memory",
-    "s3_connect_timeout_ms": "s3.connect_timeout_ms",
-    "s3_read_timeout_ms": "s3.read_timeout_ms",
-    "s3_retries": "s3.retries",
-    "s3_part_bytes": "s3.part_bytes",
-    "s3_buffer_bytes": "s3.buffer_bytes",
-    "spark_start_timeout": "spark.start_timeout",
-}
-"""Keys of a feed file's section `tuning`, each with its place in `Feed`, which feed files may use instead."""
 
 _KEY = re.compile(r"\bfeed[\"']?\s*:")
 _NO_NAME = FileProblem("", "has a name that no feed can have", f"rename it, or write `feed:` in it: {NAMES}")
@@ -199,8 +184,7 @@ def list_deprecated_keys(path: Path) -> dict[str, str]:
     """Returns the deprecated keys of a valid feed file, each with the key that replaces it."""
     data = parse_yaml(path.read_text())
     keys = {f"{section}.{key}" for section, values in data.items() if isinstance(values, dict) for key in values}
-    replacements = {old_key: f"tuning.{key}" for key, old_key in TUNING.items()} | {"window.settle": "window.grace"}
-    return {old_key: new for old_key, new in replacements.items() if old_key in keys}
+    return {old_key: new for old_key, new in MOVED_KEYS.items() if old_key in keys}
 
 
 def move_tuning(data: Mapping[str, Any]) -> dict[str, Any] | tuple[FileProblem, ...]:

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from sluice.pipelines.errors import FeedError, docs_command
 from sluice.pipelines.feed.kafka_section import KAFKA_OWNED
+from sluice.pipelines.feed.sections import MOVED_KEYS
 from sluice.pipelines.feed.stores import EXAMPLES
 from sluice.pipelines.feed.table_section import ColumnNotHeld
 from sluice.pipelines.feed.yaml_file import FileProblem, locate_keys
@@ -127,10 +128,12 @@ def _unknown_key(key: str, path: Sequence[str], model: type[BaseModel]) -> FileP
     if key in _NEVER_BY_ITSELF:
         return FileProblem(key, "is not for a feed to set", _NEVER_BY_ITSELF[key])
     keys = [f.alias or n for n, f in _section(model, path[:-1]).model_fields.items() if not f.exclude]
+    current = {k: MOVED_KEYS.get(".".join([*path[:-1], k]), k) for k in keys}
     name = path[-1].replace(".", "_").replace("-", "_").lower()
     ours = _ELSEWHERE.get(name, "")
-    near = [ours] if ours in keys else get_close_matches(name, keys, n=1)
-    hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(keys) or 'nothing'}"
+    near = [ours] if ours in keys else get_close_matches(name, current, n=1)
+    here = [k for k in current.values() if "." not in k] or current.values()
+    hint = f"did you mean `{current[near[0]]}`?" if near else f"known here: {', '.join(here) or 'nothing'}"
     return FileProblem(key, "is unknown", hint)
 
 

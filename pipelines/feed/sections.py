@@ -87,6 +87,36 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
+TUNING = {
+    "range_bytes": "limits.slice_bytes",
+    "task_bytes": "limits.task_bytes",
+    "task_memory": "limits.task_memory",
+    "max_tasks": "limits.max_tasks",
+    "tasks_per_broker": "fetch.tasks_per_broker",
+    "active_ranges": "fetch.active_slices",
+    "request_bytes": "fetch.request_bytes",
+    "partition_bytes": "fetch.partition_bytes",
+    "ahead_bytes": "fetch.ahead_bytes",
+    "row_group_rows": "landing.row_group_rows",
+    "file_bytes": "landing.target_file_bytes",
+    "compaction_file_bytes": "compaction.target_file_bytes",
+    "compaction_batch_bytes": "compaction.batch_bytes",
+    "compaction_memory": "compaction.memory",
+    "s3_connect_timeout_ms": "s3.connect_timeout_ms",
+    "s3_read_timeout_ms": "s3.read_timeout_ms",
+    "s3_retries": "s3.retries",
+    "s3_part_bytes": "s3.part_bytes",
+    "s3_buffer_bytes": "s3.buffer_bytes",
+    "spark_start_timeout": "spark.start_timeout",
+}
+"""Keys of a feed file's section `tuning`, each with its place in `Feed`, which feed files may use instead."""
+MOVED_KEYS = {old_key: f"tuning.{key}" for key, old_key in TUNING.items()} | {
+    "compaction": "tuning",
+    "window.settle": "window.grace",
+}
+"""Deprecated keys and sections of a feed file, with those that replace them."""
+
+
 class StartKind(StrEnum):
     """The ways to say where a partition begins."""
 

@@ -19,9 +19,10 @@ from pydantic import BaseModel
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import CREDENTIALS, KAFKA_OWNED, KafkaSettings
-from sluice.pipelines.feed.load import TUNING, find_feed_file, group_tuning, load_feed, load_feeds
+from sluice.pipelines.feed.load import find_feed_file, group_tuning, load_feed, load_feeds
 from sluice.pipelines.feed.project_files import load_fleet, load_notify
 from sluice.pipelines.feed.sections import (
+    TUNING,
     CommitMode,
     Compression,
     OnGroupMoved,
@@ -278,6 +279,11 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"tuning": {"active_ranges": 0}}, "tuning.active_ranges: should be greater than or equal to 1"),
         ({"tuning": {"range_bytes": "128 potatoes"}}, "tuning.range_bytes: is not a size"),
         ({"tuning": {"ranges_bytes": 1}}, "tuning.ranges_bytes: is unknown\n  → did you mean `range_bytes`?"),
+        ({"xyzzy": 1}, "known here: feed, kafka, topics, group, "),
+        ({"limits": {"slice_byte": 1}}, "limits.slice_byte: is unknown\n  → did you mean `tuning.range_bytes`?"),
+        ({"fetch": {"xyzzy": 1}}, "fetch.xyzzy: is unknown\n  → known here: rack, assignor"),
+        ({"compaction": {"xyzzy": 1}}, "is unknown\n  → known here: tuning.compaction_file_bytes, "),
+        ({"compactions": {}}, "compactions: is unknown\n  → did you mean `tuning`?"),
         ({"tuning": {"x\u001b": 1}}, "is unknown\n  → known here: range_bytes, "),
         ({"tuning": "fast"}, "tuning: is not a section of keys and values"),
         ({"tuning": {"range_bytes": 1}, "limits": "none"}, "limits: is not a section of keys and values"),
@@ -783,6 +789,14 @@ def test_the_docs_name_every_key() -> None:
     old_places = {old_key.rpartition(".")[2] for old_key in TUNING.values()} | {"compaction"}
     documented = list_keys(Feed) - old_places | set(TUNING)
     assert [key for key in sorted(documented) if not re.search(rf"\b{key}\b", DOCS)] == []
+
+
+def test_known_keys_of_the_feed_include_tuning_but_no_deprecated_section(write: Write) -> None:
+    with pytest.raises(FeedError) as refused:
+        load_feed(write(xyzzy=1), {})
+    known = refused.value.remedy.removeprefix("known here: ").split(", ")
+    assert "tuning" in known
+    assert "compaction" not in known
 
 
 @pytest.mark.parametrize("key", TUNING)
