@@ -6,6 +6,7 @@ A release of Dagster, kafka-python or PySpark may change its internals at any ti
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,6 +136,41 @@ def test_listed_modules_still_use_internals() -> None:
     for name, attributes in MAY_REACH_INTO.items():
         unused = sorted(attributes - set(find_foreign_names(ast.parse((ROOT / name).read_text()))))
         assert not unused, f"{name} uses {', '.join(unused)} no more: take it out of MAY_REACH_INTO"
+
+
+DAGSTER_METHODS = {
+    "_conn_string",
+    "_event_to_row",
+    "_has_asset_key_col_on_connection",
+    "_store_asset_event",
+    "_store_runless_asset_check_evaluation",
+    "_update_asset_check_evaluation",
+}
+"""Private methods and attributes of Dagster's storages that `assets/instance/storage.py` uses by name."""
+DAGSTER_STORED = {
+    "AssetCheckEvaluationTargetMaterializationData",
+    "AssetKey",
+    "AssetMaterializationPlannedData",
+    "EventLogRecord",
+    "ExternalPipelineOrigin",
+    "ExternalRepositoryOrigin",
+    "LoadableTargetOrigin",
+    "ManagedGrpcPythonEnvRepositoryLocationOrigin",
+    "SerializableErrorInfo",
+    "StepFailureData",
+}
+"""Classes of Dagster's stored values that are built by name."""
+DAGSTER_REPLACED = {"ScriptDirectory", "serialize_value"}
+"""Names that are replaced in Dagster's modules."""
+
+
+def test_names_of_dagster_in_strings_are_listed() -> None:
+    texts = {path.name: path.read_text() for path in (ROOT / "assets").rglob("*.py")}
+    every, storage = "".join(texts.values()), texts["storage.py"]
+    stored = re.findall(r'(?:"__class__": |build_stored\(\s*)"(\w+)"', every)
+    assert {*re.findall(r'"(_[a-z]\w+)"', storage + texts["internals.py"])} == DAGSTER_METHODS
+    assert {*stored} == DAGSTER_STORED
+    assert {*re.findall(r"\.(\w+) = _[A-Z]", storage)} == DAGSTER_REPLACED
 
 
 def test_private_names_of_dagster_exist_and_do_not_increase() -> None:

@@ -1,8 +1,8 @@
 """Dagster's internals without a public API: the parent of a run, its steps, and its planned partitions.
 
-`PRIVATE` lists the private names with their reasons. If a version lacks one, its pages show less, and runs continue.
-`tests/test_internals.py` checks that there are no others, and that they become fewer. Tests ask the instance, and
-GraphQL as the UI does, whether all of this still works.
+`PRIVATE` lists the private names that Sluice imports, with their reasons; `storage` uses private methods besides. If a
+version lacks one, its pages show less, and runs continue. `tests/test_internals.py` lists all names, and checks that
+they become fewer. Tests ask the instance, and GraphQL as the UI does, whether all of this still works.
 """
 
 from __future__ import annotations

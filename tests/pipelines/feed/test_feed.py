@@ -794,9 +794,9 @@ def test_the_docs_name_every_key() -> None:
 def test_known_keys_of_the_feed_include_tuning_but_no_deprecated_section(write: Write) -> None:
     with pytest.raises(FeedError) as refused:
         load_feed(write(xyzzy=1), {})
-    known = refused.value.remedy.removeprefix("known here: ").split(", ")
-    assert "tuning" in known
-    assert "compaction" not in known
+    candidates = refused.value.remedy.removeprefix("known here: ").split(", ")
+    assert "tuning" in candidates
+    assert "compaction" not in candidates
 
 
 @pytest.mark.parametrize("key", TUNING)
