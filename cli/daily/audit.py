@@ -103,8 +103,10 @@ def audit(
     report, more, unkept = _prove(session, definition, options)
     if of_table:
         report = replace(report, problems=report.problems + _of_table(session, definition))
-    session.terminal.show(*view(report, rescanned=options.rescan, more=more, unkept=unkept))
-    session.terminal.print_document(build_document(report) | ({"strict": _build_more(more)} if more else {}))
+    rounded = definition.shape.rounded if options.rescan else ()
+    session.terminal.show(*view(report, rescanned=options.rescan, more=more, unkept=unkept, rounded=rounded))
+    document = build_document(report) | {"rounded": list(rounded)}
+    session.terminal.print_document(document | ({"strict": _build_more(more)} if more else {}))
     return 0 if report.is_reconciled else 1
 
 
@@ -182,7 +184,12 @@ def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: 
 
 
 def view(
-    report: AuditReport, *, rescanned: bool, more: Strict | None = None, unkept: SluiceError | None = None
+    report: AuditReport,
+    *,
+    rescanned: bool,
+    more: Strict | None = None,
+    unkept: SluiceError | None = None,
+    rounded: Sequence[str] = (),
 ) -> list[RenderableType]:
     labels = label_partitions(a.key for a in report.accounts)
     rows = [_build_row(labels[a.key], a) for a in report.accounts]
@@ -217,6 +224,9 @@ def view(
     out += _format_gaps(report)
     out += _format_strict(more) if more else []
     out += _format_proven(report)
+    if rounded and report.compared:
+        text = f"{', '.join(rounded)}: compared as rounded to a float; digits beyond it are not in the rows"
+        out.append(warn(f"{text} (`decimal(p,s)` keeps them)"))
     if unkept:
         out.append(warn(f"the next audit checks everything again: {unkept.message}"))
     out.append(_format_verdict(report, rescanned))

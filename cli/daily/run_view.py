@@ -31,7 +31,7 @@ from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.drift import describe_drift
 
 if TYPE_CHECKING:
-    from sluice.pipelines.batch.result import BatchResult, Landed
+    from sluice.pipelines.batch.result import BatchResult, Landed, Skip
     from sluice.pipelines.committing.commit import CommitResult, CommittedMove
     from sluice.pipelines.planning.windows import OpenWindows
     from sluice.pipelines.status.window_state import WindowStanding
@@ -50,7 +50,7 @@ class TimedRun:
     """One run of a feed. `stages` are seconds, in order.
 
     `contract` is the contract that its rows were checked against; `met` are batches of other runs; `window` is the
-    state of the requested window after the run.
+    state of the requested window after the run; `skip` are the pending offsets that it was to skip.
     """
 
     feed: str
@@ -60,6 +60,7 @@ class TimedRun:
     contract: Contract | None = None
     met: tuple[Met, ...] = ()
     window: WindowStanding | None = None
+    skip: Skip | None = None
 
     @property
     def batches(self) -> tuple[BatchResult, ...]:
@@ -164,9 +165,22 @@ def _list_notices(run: TimedRun, landed: Landed) -> list[RenderableType]:
             )
             for s in landed.skipped
         ),
+        *([warn("nothing was skipped: no offset before that is pending")] if run.skip and not landed.skipped else []),
         *(bad(refusal.error.message) for refusal in landed.refusals),
         *map(warn, (*_describe_drifts(run.facts), *_describe_breaches(run.facts), *run.facts.broker_notes)),
         *([warn(landed.overridden)] if landed.overridden else []),
+        *_list_left(run),
+    ]
+
+
+def _list_left(run: TimedRun, where: str = "") -> list[Text]:
+    """Describes the offsets that the feed's limits left to the next catch-up."""
+    landed = run.result.landed
+    if landed is None or not landed.left or landed.stopped or run.is_cut:
+        return []
+    return [
+        warn(f"{where}the feed's limits ended the run: {many(landed.left, 'offset')} remain"),
+        Text(f"  → the next run continues: sluice run {run.feed}", style="bold"),
     ]
 
 
@@ -362,7 +376,7 @@ def _list_feed_notices(feed: FeedRuns) -> list[RenderableType]:
     held_back = landed[-1].held if landed else ()
     out: list[RenderableType] = [line for h in held_back for line in outlooks.held_back(h).lines(where=where)]
     out += [loss for of_run in landed for loss in _list_losses(of_run, where)]
-    return out + (_list_shortfalls(feed.runs[-1], where) if feed.runs else [])
+    return [*out, *_list_left(feed.runs[-1], where), *_list_shortfalls(feed.runs[-1], where)] if feed.runs else out
 
 
 def list_failed(feeds: Sequence[FeedRuns]) -> list[str]:

@@ -25,7 +25,7 @@ from sluice.pipelines.errors import (
     SluiceError,
     choose_exit_code,
 )
-from sluice.pipelines.model.receipts import Life, Met, Scheduler, describe_run, find_scheduler
+from sluice.pipelines.model.receipts import Life, Scheduler, describe_run, find_scheduler
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status, try_read_status
 from sluice.pipelines.status.window_state import Standing
 from sluice.pipelines.util.documents import document_of
@@ -229,7 +229,7 @@ def _format_detail(status: FeedStatus, terminal: CommandOutput) -> list[Renderab
         facts(
             *(outlooks.pace(outlook) if outlook else ()),
             ("last batch", _format_batch(status.last)),
-            *(("live batch", _at_work(b, status.met[b.id])) for b in status.live if b.id not in status.refused),
+            *(("live batch", str(m)) for m in status.met.values() if m.verdict.life is Life.ALIVE),
             *(outlooks.list_expiries(outlook) if outlook else ()),
         ),
         *other_batches.view(
@@ -254,16 +254,6 @@ def _format_refusal(feed: str, batch: int, why: BatchRefused) -> Iterator[Text]:
     yield Text.assemble(
         ("  → ", "bold"), f"then: sluice run {feed}; or abandon it: sluice repair {feed} --abandon {batch}"
     )
-
-
-def _at_work(b: Batch, standing: Met) -> str:
-    verdict = standing.verdict
-    stands = (
-        f"at work: {verdict.why}"
-        if verdict.life is Life.ALIVE
-        else {Life.DEAD: "dead"}.get(verdict.life, str(verdict.life))
-    )
-    return f"{b.id}: {b.request}, {count(b.reserved_span)} offsets, {b.owner.describe()}, {stands}"
 
 
 def _format_above(ranges: tuple[tuple[int, int], ...]) -> str:

@@ -141,13 +141,15 @@ class WindowCheck:
 
 
 def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str], report: Reporter) -> WindowCheck:
-    """Check a window by its start (ms); None: the newest one that is due. `by` names the columns of a key.
+    """Check a window by its start (ms); None: the newest one that is due, or the
+    feed's first. `by` names the columns of a key.
 
     Raises UsageError for a time that is not a window of the feed and for a column that it lacks, and PartUnreadable.
     """
     ledger = Ledger(edges.lake, feed.name, edges.clock)
     state, settings = ledger.read(), feed.window
-    start = settings.last_boundary(edges.clock()) - settings.length if window is None else window
+    newest = settings.last_boundary(edges.clock()) - settings.length
+    start = max(newest, settings.start_of(state.first_window or 0)) if window is None else window
     windows.check_aligned(start, settings)
     windows.check_begun(feed.name, start, settings, state)
     _check_columns(feed, state, by)

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.errors import BatchRefused, SluiceError
-from sluice.pipelines.model.kafka import BrokerConfig, Key, OpenTransaction, PartitionState, TopicPartition
+from sluice.pipelines.model.kafka import (
+    BrokerConfig,
+    Key,
+    OpenTransaction,
+    PartitionState,
+    Range,
+    TopicPartition,
+    subtract,
+)
 from sluice.pipelines.model.receipts import Met
 from sluice.pipelines.status.window_state import WindowStanding
 
@@ -36,7 +44,7 @@ class PartitionStatus:
     frontier: int | None
     committed: int | None
     end: int | None
-    holes: tuple[tuple[int, int], ...]
+    holes: tuple[Range, ...]
     age: int | None = None
     unstable: int = 0
 
@@ -47,8 +55,10 @@ class PartitionStatus:
 
     @property
     def lag(self) -> int | None:
-        """Stable offsets above the frontier."""
-        return None if self.end is None or self.frontier is None else max(0, self.end - self.frontier)
+        """Stable offsets that are not accounted for."""
+        if self.end is None or self.frontier is None:
+            return None
+        return sum(r.span for r in subtract(Range(self.frontier, max(self.frontier, self.end)), self.holes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +229,6 @@ def _partition(reading: _FeedReading, key: Key) -> PartitionStatus:
     if key not in state.origins:
         return PartitionStatus(key, None, None, committed, end, (), unstable=unstable)
     frontier = state.frontier(key)
-    above = tuple((r.start, r.end) for r in state.list_accounted(key) if r.start > frontier)
+    above = tuple(r for r in state.list_accounted(key) if r.start > frontier)
     age = reading.outlook.ages().get(key) if reading.outlook else None
     return PartitionStatus(key, state.origins[key].offset, frontier, committed, end, above, age, unstable)

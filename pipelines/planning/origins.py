@@ -42,8 +42,8 @@ def format_accept(feed: str, event: str, more: str = "") -> str:
 def advise_absent(feed: str) -> str:
     """Returns what to do about a partition of the ledger that Kafka does not list for the feed."""
     return (
-        "restore the topic, the right to DESCRIBE it, or its name in `topics`; if it was deleted: "
-        f"{format_accept(feed, 'gone')}"
+        "restore the topic, the right to DESCRIBE it, or its name in `topics`; if it was deleted or taken out of the"
+        f" feed: {format_accept(feed, 'gone')}"
     )
 
 

@@ -204,7 +204,7 @@ def settle_removals(
 
 def may_be_foreign(path: str) -> bool:
     """Returns whether no part of a feed can have this name: the file may be removed although the ledger lacks it."""
-    return paths.parse_part(path) is None and not paths.is_table_log(path)
+    return paths.parse_part(path) is None and not paths.is_ignored(path)
 
 
 def _dump(note: Mapping[str, object]) -> bytes:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.pipelines.audit.audit import AuditReport, audit
-from sluice.pipelines.lake.paths import is_table_log
+from sluice.pipelines.lake.paths import is_ignored
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.ports import Table
 from sluice.pipelines.publishing import published_files as files
@@ -117,7 +117,7 @@ class TableWorld(World):
         raise NotImplementedError
 
     def list_parts(self) -> list[str]:
-        return [path for path in self.list_files() if not is_table_log(path)]
+        return [path for path in self.list_files() if not is_ignored(path)]
 
 
 class IcebergWorld(TableWorld):
