@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
+import sysconfig
 import tomllib
+import venv
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +24,7 @@ from sluice.resources.project import Project
 
 ROOT = Path(__file__).parents[1]
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
-SHELL_ONLY = ("pip ", "mkdir ")
+SHELL_ONLY = ("make ", "pip ", "mkdir ")
 HOUR = "2026-11-20T14"
 
 
@@ -29,7 +32,7 @@ def find_blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def find_commands(page: Path) -> list[tuple[str, list[str]]]:
+def find_commands(page: Path, skipped: tuple[str, ...] = SHELL_ONLY) -> list[tuple[str, list[str]]]:
     """Returns each command of the page with the lines of its output that the page shows."""
     out: list[tuple[str, list[str]]] = []
     for line in "".join(find_blocks(page, "console")).splitlines():
@@ -37,7 +40,7 @@ def find_commands(page: Path) -> list[tuple[str, list[str]]]:
             out.append((line[2:], []))
         else:
             out[-1][1].append(line)
-    return [entry for entry in out if not entry[0].startswith(SHELL_ONLY)]
+    return [entry for entry in out if not entry[0].startswith(skipped)]
 
 
 @dataclass
@@ -54,8 +57,7 @@ class Newcomer:
         for command, lines in find_commands(page):
             if command not in self.output:
                 self.output[command] = self._run(command)
-            for line in lines:
-                assert _compile(line).search(self.output[command]), f"{command}: {line!r} not in {self.output[command]}"
+            check_output(command, lines, self.output[command])
 
     def _run(self, command: str) -> str:
         name, *arguments = command.split()
@@ -69,6 +71,11 @@ class Newcomer:
             out, err = self.capture.readouterr()
         assert code == 0, f"{command}: {out}{err}"
         return re.sub(r"\s+", " ", out)
+
+
+def check_output(command: str, lines: list[str], output: str) -> None:
+    for line in lines:
+        assert _compile(line).search(output), f"{command}: {line!r} not in {output}"
 
 
 def _compile(line: str) -> re.Pattern[str]:
@@ -102,6 +109,71 @@ def test_readme_and_tutorial_run_as_typed(newcomer: Newcomer, capfd: pytest.Capt
     out, _ = capfd.readouterr()
     assert "revenue" in out
     assert sluice.read("orders", landed[:13]).rows > 1000
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.slow
+def test_readme_runs_as_typed_in_a_bare_clone(tmp_path: Path) -> None:
+    """Type README's commands into a shell, in the files that git tracks, without `.venv`.
+
+    To save minutes, the slow objects of the loops come from this checkout, and the active environment has this
+    checkout's packages other than Sluice. `make release-check` installs the wheel into an empty environment.
+    """
+    clone, environment, outputs = tmp_path / "clone", tmp_path / "environment", tmp_path / "outputs"
+    copy_tracked_files(clone)
+    (clone / "build/cache/sluice").mkdir(parents=True)
+    for path in LOOPS.glob("*.o"):
+        if not path.name.startswith(COMPILED_ANEW):
+            shutil.copy(path, clone / "build/cache/sluice")
+    create_environment(environment)
+    outputs.mkdir()
+    commands = find_commands(README, skipped=())
+    script = "\n".join(f"{{ {command}\n}} >{outputs}/{i} 2>&1" for i, (command, _) in enumerate(commands))
+    unset = {"SLUICE_PROJECT", "KAFKA_BOOTSTRAP", "DAGSTER_HOME", "PYTHONPATH", "VIRTUAL_ENV", "PYTHON"}
+    env = {name: value for name, value in os.environ.items() if name not in unset}
+    env["PATH"] = f"{environment / 'bin'}:{env['PATH']}"
+    try:
+        done = subprocess.run(["bash", "-euc", script], cwd=clone, env=env, check=False)
+        printed = [re.sub(r"\s+", " ", (outputs / str(i)).read_text()) for i in range(len(list(outputs.iterdir())))]
+        assert done.returncode == 0, f"{commands[len(printed) - 1][0]}: {printed[-1]}"
+        for (command, lines), output in zip(commands, printed, strict=True):
+            check_output(command, lines, output)
+    finally:
+        if (project := tmp_path / "shop").exists():
+            subprocess.run([environment / "bin/sluice", "kafka", "stop"], cwd=project, env=env, check=False)
+
+
+LOOPS = ROOT / "pipelines/records/compiled/loops"
+COMPILED_ANEW = ("kafka_batches.encode.loops-", "json.counting-")
+"""Objects of the loops that take seconds. The first imports the most packages."""
+
+
+def copy_tracked_files(folder: Path) -> None:
+    """Copy the files of this checkout that a commit would have: a clone with the changes of the working tree."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (source := ROOT / name).is_symlink() or source.exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, folder / name, follow_symlinks=False)
+
+
+def create_environment(folder: Path) -> None:
+    """Create a virtual environment with the packages of the running one, other than Sluice, and with pip."""
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith(("kafka_sluice", "__editable__")):
+            (packages / path.name).symlink_to(path)
+    pip = folder / "bin/pip"
+    pip.write_text(f'#!/bin/sh\nexec {folder}/bin/python -m pip "$@"\n')
+    pip.chmod(0o755)
 
 
 @pytest.mark.parametrize("page", [README, TUTORIAL], ids=["README", "tutorial"])

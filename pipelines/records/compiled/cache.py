@@ -186,19 +186,23 @@ def _compile(share: str, folder: Path) -> Path:
     return path
 
 
-def _link(folder: Path) -> None:
+def _link(folder: Path) -> str:
     """Link the objects into a library, which loads without llvmlite. Without a C compiler, there is none. Remove the
-    package's loops of earlier sources."""
-    compiler, objects = shutil.which("cc"), list_files()
+    package's loops of earlier sources. Returns the linker's error."""
+    compiler, objects, error = shutil.which("cc"), list_files(), ""
     if compiler and objects and find_library() is None and not any(name in os.environ for name in _SETTINGS):
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             library = Path(scratch, _make_library_name(find_targets()[0]))
             command = [compiler, "-shared", "-nostdlib", "-Wl,-s", "-o", str(library), *map(str, objects)]
-            if subprocess.run(command, **_QUIET, check=False).returncode == 0:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                error = f"cc cannot link the loops: {done.stderr.strip()}"
+            else:
                 library.replace(folder / library.name)
         find_library.cache_clear()
     if folder == LOOPS:
         _remove_stale()
+    return error
 
 
 def describe_compiling() -> str:
@@ -340,7 +344,19 @@ def _say(progress: Progress) -> None:
         print(progress.note, file=sys.stderr, flush=True)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Compile and link the loops. Exits with the error of one that cannot be compiled."""
     ready(_say)
     if folder := find_writable_folder():
-        _link(folder)
+        try:
+            for share in () if is_ready() else SHARES:
+                if find_object(share) is None:
+                    _compile(share, folder)
+        except ImportError as error:
+            sys.exit(f"error: {error}")
+        if reason := _link(folder):
+            print(reason, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -69,6 +69,31 @@ def test_failed_compilation_of_share_does_not_raise(loops_folder: Path, monkeypa
     assert not cache.is_ready()
 
 
+@pytest.mark.parametrize(("share", "reason"), [("compiled", "AttributeError"), ("none", "No module named")])
+def test_command_exits_with_the_error_of_a_failed_compilation(
+    loops_folder: Path, monkeypatch: pytest.MonkeyPatch, share: str, reason: str
+) -> None:
+    monkeypatch.setattr(cache, "SHARES", {share: 1})
+    monkeypatch.setattr(cache, "source_stamp", lambda *shares: "")
+    with pytest.raises(SystemExit, match=f"error: {share} cannot be compiled: .*{reason}"):
+        cache.main()
+
+
+def test_command_prints_the_error_of_the_linker(
+    loops_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NUMBA_OPT")  # with a setting of numba's own, no library is linked
+    monkeypatch.setattr(cache, "LOOPS", loops_folder.parent / "package")
+    linker = loops_folder.parent / "bin" / "cc"
+    linker.parent.mkdir()
+    linker.write_text("#!/bin/sh\necho cannot find ld >&2; exit 1\n")
+    linker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{linker.parent}:/usr/bin:/bin")
+    cache.main()
+    assert "cc cannot link the loops: cannot find ld" in capsys.readouterr().err
+    assert cache.is_ready()
+
+
 def test_source_stamp_changes_with_imported_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes in modules that a share imports count as well."""
     shutil.copytree(cache.ROOM, tmp_path / "records")
