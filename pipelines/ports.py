@@ -25,7 +25,7 @@ from sluice.pipelines.model.kafka import (
     TopicPartition,
 )
 from sluice.pipelines.model.plans import OffsetRange, Plan
-from sluice.pipelines.model.receipts import Outcome, Owner, TaskTraffic, Verdict
+from sluice.pipelines.model.receipts import EngineUse, Outcome, Owner, TaskTraffic, Verdict
 from sluice.pipelines.model.tables import TableChange, TableFile, TableHead
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.rows.wire_format import RegisteredSchema
@@ -507,6 +507,10 @@ class Engine(Protocol):
 
         Slow work is done once per process. `run` starts the engine if it is not started.
         """
+        ...
+
+    def describe(self) -> EngineUse:
+        """Return the engine of the tasks; of a Spark that is not started, only its master."""
         ...
 
     def run(self, job: Job, tasks: Sequence[int]) -> Sequence[Outcome | TaskTraffic]:

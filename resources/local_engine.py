@@ -3,7 +3,7 @@
     driver ── a socket for each worker ── workers          one thread of the driver waits for each worker at work
        └───── a socket that asks for them ── pool
 
-`open_ports` chooses it for feeds without `spark.master` and `spark.conf`. As many workers as cores are at work at once
+`open_ports` chooses it for feeds of `engine: processes`. As many workers as cores are at work at once
 in a process; feeds that land at once take turns. Idle workers stay a minute for the next job. Promises, as Spark's: a
 task whose worker dies or raises is tried `TRIES` times in all, each time in another worker, which adopts finished
 offset ranges. A task that fails each time is salvaged: its finished ranges return as receipts, the others as failures;
@@ -27,7 +27,7 @@ from dataclasses import replace
 from functools import partial
 
 from sluice.pipelines.errors import Failed
-from sluice.pipelines.model.receipts import Outcome, TaskTraffic
+from sluice.pipelines.model.receipts import EngineKind, EngineUse, Outcome, TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.resources import worker_pool
 from sluice.resources.observe import tracing
@@ -64,6 +64,9 @@ class LocalEngine:
     def start(self) -> None:
         """Start the pool if this process has none. Does not wait for it."""
         get_pool()
+
+    def describe(self) -> EngineUse:
+        return EngineUse(EngineKind.PROCESSES)
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome | TaskTraffic]:
         """Return an outcome for each offset range of the tasks (positions in the plan), and each task's traffic,

@@ -13,7 +13,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.rights import rights_of
 from sluice.pipelines.feed.table_section import QUARANTINE_TABLE, WINDOWS_TABLE
-from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.model.receipts import EngineKind, PartKind
 from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.pipelines.ports import Engine, Groups, Lake, Ports, Table
 from sluice.pipelines.util.extras import build_missing_error
@@ -110,7 +110,7 @@ class _NoKafka:
 
 def _engine(feed: Feed, lake: Lake) -> Engine:
     per_broker = feed.fetch.tasks_per_broker
-    if feed.spark.is_required:
+    if feed.engine is EngineKind.SPARK:
         return SparkEngine(feed.spark, lambda: _open_executor_ports(feed, lake), per_broker)
     return LocalEngine(per_broker)
 

@@ -23,6 +23,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 
+from sluice.pipelines.feed.sections import ENGINE
+from sluice.pipelines.model.receipts import EngineKind
 from sluice.resources.kafka.connection.zero_copy_transport import ClosingClient
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.clouds import CloudStore, run_azurite, run_google
@@ -64,6 +66,18 @@ class _PatientClient(ClosingClient):
 
 for _kind in (KafkaAdminClient, KafkaConsumer, KafkaProducer):
     _kind.DEFAULT_CONFIG["kafka_client"] = _PatientClient
+
+
+# Most tests are about other things than the engine, and start no JVM. Files of main paths use `default_engine`.
+os.environ.setdefault(ENGINE, EngineKind.PROCESSES)
+
+
+@pytest.fixture(scope="module")
+def default_engine() -> Iterator[None]:
+    """Run feeds of this module on the engine that users get: Spark."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(ENGINE)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

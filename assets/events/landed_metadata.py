@@ -51,6 +51,7 @@ def build_batch_metadata(view: LedgerView, batch: Batch) -> Metadata:
         **_build_rates(facts),
         **_build_task_time(facts),
         **_build_brokers(facts),
+        **_describe_engines(facts),
         "offset_ranges_adopted": len(facts.adopted_receipts),
         "offset_ranges_failed": len(view.read_entry(batch).failures),
         **_describe_batch(view, batch),
@@ -72,6 +73,7 @@ def build_window_metadata(view: LedgerView, window: int) -> Metadata:
         **_build_rates(of_batches),
         **_build_task_time(facts),
         **_build_brokers(facts),
+        **_describe_engines(facts),
         **_describe_batches(view, batches),
     }
 
@@ -240,6 +242,14 @@ def _build_topic_row(t: TopicTraffic) -> dict[str, str | int | float]:
 
 
 _TOPIC = {"topic": "string", "records": "int", "mb": "float", "behind": "int"}
+
+
+def _describe_engines(facts: BatchFacts) -> Metadata:
+    """Returns the engines of the tasks, and the page of Spark's UI or event log, if there is one."""
+    engines = facts.traffic.engines
+    page = next((e.page for e in reversed(engines) if e.page), "")
+    link = dg.MetadataValue.url(page) if "://" in page else page
+    return ({"engine": "; ".join(map(str, engines))} if engines else {}) | ({"spark": link} if page else {})
 
 
 def _describe_batch(view: LedgerView, batch: Batch) -> Metadata:

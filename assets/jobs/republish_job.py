@@ -156,7 +156,7 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession) -> Itera
             plan = _plan(feed, config, ledger, edges)
             key = session.keys(name).republished
             report = session.reporter(context.log)
-            executors.prepare(feed.spark, report)
+            executors.prepare(feed, report)
             work = sending(feed, ledger, plan, codec, pace, session.project.root)
             try:
                 with _cancel_on_interrupt(edges.engine):

@@ -134,6 +134,7 @@ class Session:
         Where feeds only catch up, it starts if one of them may have something pending, by edges of `open_ports`.
         """
         from sluice.pipelines.batch.survey import has_pending
+        from sluice.pipelines.model.receipts import EngineKind
 
         def is_pending(one: Feed) -> bool:
             with (open_ports or self.open_ports)(one) as edges:
@@ -143,7 +144,7 @@ class Session:
             alike = [f for f in catching_up if f.spark == feed.spark]
             return not alike or any(map(is_pending, alike))
 
-        if feed.spark.is_required:
+        if feed.engine is EngineKind.SPARK:
             from sluice.resources.spark import engine
 
             engine.begin(feed.spark, is_needed)

@@ -104,6 +104,7 @@ def init(
     """
     from sluice.pipelines.feed.feed_proposal import Proposed, feed_name, feed_text, format_of
     from sluice.pipelines.feed.problems import NAMES
+    from sluice.pipelines.feed.project_files import load_fleet
     from sluice.pipelines.feed.sections import NAME_PATTERN
     from sluice.resources.kafka.cluster.cluster import KafkaCluster
 
@@ -127,7 +128,8 @@ def init(
                 sample_places = _places(cluster, chosen)
                 look = _look(_reading(probe, chosen), chosen, sample_places)
         format_ = Proposed("raw", "asked for") if options.raw else format_of(look)
-        text = feed_text(look, section, options.group, format_, time.strftime("%Y-%m-%d", time.gmtime()))
+        engine, today = load_fleet(root, _environ(root)).engine, time.strftime("%Y-%m-%d", time.gmtime())
+        text = feed_text(look, section, options.group, format_, engine, today)
         created = _create_feed(root, path, text)
         with session.terminal.working("landing the sample in memory"):
             (fits, beyond), warning = _fits(created, sample_places), _describe_overrides(created)

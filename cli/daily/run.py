@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +28,9 @@ from sluice.cli.shared.other_batches import MetRecorder
 from sluice.cli.terminal.output import heading
 from sluice.cli.terminal.process import fast_imports
 from sluice.pipelines.errors import FeedError, SluiceError, UsageError, WindowHeld, WindowOpen, choose_exit_code
+from sluice.pipelines.feed.sections import ENGINE
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.receipts import Progress, Reporter, Scheduler
+from sluice.pipelines.model.receipts import EngineKind, Progress, Reporter, Scheduler
 from sluice.pipelines.records.compiled import cache
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import many
@@ -80,6 +82,14 @@ Dagster = Annotated[
         show_default="`scheduler` in fleet.yaml, or with Dagster",
     ),
 ]
+Engine = Annotated[
+    EngineKind | None,
+    typer.Option(
+        "--engine",
+        help="Run the tasks of all feeds on Spark, or in processes of this machine.",
+        show_default="`engine` of the feed, or in fleet.yaml, or spark",
+    ),
+]
 Reason = Annotated[
     str | None, typer.Option("--reason", metavar="TEXT", help="The reason; the ledger keeps it.", show_default=False)
 ]
@@ -99,6 +109,7 @@ class HowOptions:
 
     profile: Profile = False
     dagster: Dagster = None
+    engine: Engine = None
 
 
 def register(app: typer.Typer) -> None:
@@ -129,6 +140,9 @@ def run(
     With --no-dagster, the same run lands and commits without loading Dagster, for cron, systemd timers and other
     schedulers. `scheduler: none` in fleet.yaml makes that the default.
 
+    Spark runs the tasks: a local one, or that of `spark.master`. With --engine processes, processes of this machine do,
+    without Java; `engine: processes` in a feed or in fleet.yaml makes that the default.
+
     $ sluice run orders
     $ sluice run orders --window 2026-11-20T14
     $ sluice run orders --from 2026-11-20 --to 2026-11-21 --windows-per-run 6
@@ -141,8 +155,11 @@ def run(
     $ sluice run orders 'clicks_*'
     $ sluice run --all --from 2026-11-20 --to 2026-11-21
     $ sluice run --all --no-dagster
+    $ sluice run orders --engine processes
     """
     began = time.monotonic() - _measure_wait()
+    if how.engine is not None:
+        os.environ[ENGINE] = how.engine  # Dagster's part of this process reads the feeds again
     if how.dagster is None:
         session = replace(session, dagster=session.project.fleet().scheduler is Scheduler.DAGSTER)
     else:
@@ -350,11 +367,13 @@ def _find_window(session: Session, feed: Feed, run: TimedRun) -> WindowStanding 
 
 def _compile_locally(session: Session, feed: Feed) -> float:
     """Compile loops if tasks run on this machine. Returns the seconds that it took."""
-    from sluice.resources.spark.executors import is_local
+    from sluice.resources.spark import executors
 
-    needed = {"dagster": session.dagster, "pyspark": feed.spark.is_required}
-    extras.require(*(name for name, is_needed in needed.items() if is_needed))  # before minutes of compiling
-    return session.compile() if is_local(feed.spark) else 0.0
+    if session.dagster:
+        extras.require("dagster")  # before minutes of compiling
+    if feed.engine is EngineKind.SPARK:
+        executors.check_installed(feed.spark)
+    return session.compile() if executors.run_here(feed) else 0.0
 
 
 class _RunRecorder(MetRecorder):

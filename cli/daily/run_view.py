@@ -215,6 +215,8 @@ def _list_summary(run: TimedRun) -> Iterator[tuple[str, str]]:
         yield "quarantined", _describe_quarantine(run.feed, run.facts)
     if adopted := _describe_adopted(run):
         yield "adopted", adopted
+    if engines := run.facts.traffic.engines:
+        yield "by", "; ".join(map(str, engines))
     published = [b for b in run.batches if b.number is not None]
     if replaced := sum(len(b.plan.replaces) for b in published):
         yield "replaced", many(replaced, "file")
@@ -459,6 +461,7 @@ def _build_batch(batch: BatchResult) -> dict[str, Any]:
     return {
         **document_of(batch, "batch published=number plan=plan.hash"),
         "request": str(batch.plan.request),
+        "engines": [document_of(e) for e in batch.traffic.engines],
         "adopted_offset_ranges": batch.adopted,
         "replaced_files": len(batch.plan.replaces) if batch.number is not None else 0,
         "bytes": batch.bytes,

@@ -229,6 +229,7 @@ def _format_detail(status: FeedStatus, terminal: CommandOutput) -> list[Renderab
         facts(
             *(outlooks.pace(outlook) if outlook else ()),
             ("last batch", _format_batch(status.last)),
+            *([("engine", str(status.engine))] if status.engine else []),
             *(("live batch", str(m)) for m in status.met.values() if m.verdict.life is Life.ALIVE),
             *(outlooks.list_expiries(outlook) if outlook else ()),
         ),
@@ -310,6 +311,7 @@ def build_document(status: FeedStatus) -> dict[str, Any]:
         "outlook": outlooks.build_document(status.outlook, status.losses) if status.outlook else None,
         "held_back": [h.document() for h in status.held],
         "start_not_used": status.start_not_used,
+        "engine": document_of(status.engine, "kind master") if status.engine else None,
         "live_batches": [_build_live(status, b) for b in status.live],
         "last_batch": _build_batch(status.last) if status.last else None,
         "problem": status.error.fields() if status.error else None,

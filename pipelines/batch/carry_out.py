@@ -62,7 +62,7 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     report(Progress("prove", plan.span, plan.span))
     outcomes = [s for s in sent if not isinstance(s, TaskTraffic)]
     receipts, failures = prove(plan, batch.id, _match_outcomes(plan, outcomes), edges.lake)
-    traffic = traffic_of((s for s in sent if isinstance(s, TaskTraffic)), receipts)
+    traffic = traffic_of((s for s in sent if isinstance(s, TaskTraffic)), receipts, edges.engine.describe())
     check_quarantine(receipts, feed.policies, edges.lake)
     check_drift(receipts, feed.policies)
     all_or_nothing = feed.publish is PublishPolicy.ALL_OR_NOTHING or plan.request.replace

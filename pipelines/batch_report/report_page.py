@@ -211,6 +211,7 @@ def _provenance(a: BatchAccount) -> Html:
         ("planned", show_instant(a.batch.planned_at)),
         ("published", "not published" if a.at is None else f"{show_instant(a.at)}, ledger entry {a.batch.published}"),
         ("run", a.batch.owner.run or "none"),
+        ("engine", "; ".join(map(str, a.facts.traffic.engines)) or "–"),
         ("plan", a.batch.hash),
         ("contract", a.facts.contract.hash if a.facts.contract else "none"),
         ("rows are made by", ", ".join(sorted({r.format for r in a.facts.receipts})) or "–"),

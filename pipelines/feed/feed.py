@@ -64,6 +64,7 @@ from sluice.pipelines.feed.stores import (
 from sluice.pipelines.feed.table_section import TableSettings, check_address, check_holds
 from sluice.pipelines.feed.topic_selection import TopicFilter
 from sluice.pipelines.model.kafka import Isolation
+from sluice.pipelines.model.receipts import EngineKind
 from sluice.pipelines.records.rows.value_reader import KeyReader, Reader
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import READERS, Shape
@@ -209,6 +210,7 @@ class Feed(Settings):
     alerts: Alerts = Alerts()
     contract: InstanceOf[Contract] | None = Field(default=None, exclude=True)
     fetch: FetchSettings = FetchSettings()
+    engine: EngineKind = EngineKind.SPARK
     spark: SparkSettings = SparkSettings()
 
     @field_serializer("columns")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sluice.pipelines.errors import docs_command
+from sluice.pipelines.model.receipts import EngineKind
 from sluice.pipelines.schema.inference import GuessedField, Sampled
 from sluice.pipelines.util.units import DAY, HOUR, show_instant
 
@@ -95,7 +96,15 @@ def format_of(look: TopicLook) -> Proposed:
     return Proposed("json", f"{sample.objects:,} of {values:,} sampled values are JSON objects")
 
 
-def feed_text(look: TopicLook, kafka: Mapping[str, str], group: str, format_: Proposed, today: str) -> str:
+_ENGINE_NOTES = {
+    EngineKind.SPARK: "or processes: of this machine, without Java, for small hours",
+    EngineKind.PROCESSES: "of this machine, without Java; or spark",
+}
+
+
+def feed_text(
+    look: TopicLook, kafka: Mapping[str, str], group: str, format_: Proposed, engine: EngineKind, today: str
+) -> str:
     """The file. `kafka` is its `kafka:` section, as it was given; `group` is empty for the default."""
     start, window = start_of(look), window_of(look)
     lines = [
@@ -105,7 +114,8 @@ def feed_text(look: TopicLook, kafka: Mapping[str, str], group: str, format_: Pr
     lines += kafka_text(kafka).splitlines()
     lines += [f"topics: {_scalar(look.topic)}"]
     lines += [f"group: {_scalar(group)}"] if group else []
-    lines += [_format_key("start", start), _format_key("window", window), _format_key("format", format_)]
+    lines += [_format_key("start", start), _format_key("window", window)]
+    lines += [_format_key("engine", Proposed(engine, _ENGINE_NOTES[engine])), _format_key("format", format_)]
     if format_.value == "json":
         lines += ["schema:", *_columns(look.sample)]
     return "\n".join(lines) + "\n"

@@ -16,8 +16,10 @@ from sluice.pipelines.errors import FeedError, docs_command
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.feed.problems import NAMES, problems_of, raise_problems
+from sluice.pipelines.feed.project_files import load_fleet
 from sluice.pipelines.feed.sections import (
     BOOTSTRAP,
+    ENGINE,
     LOCAL_KAFKA,
     LOCAL_LOGIN,
     LOCAL_REGISTRY,
@@ -27,6 +29,7 @@ from sluice.pipelines.feed.sections import (
     UNKNOWN_KAFKA,
 )
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, parse_yaml, read_yaml
+from sluice.pipelines.model.receipts import EngineKind
 from sluice.pipelines.records.rows.value_reader import KEY_PREFIX, KeyReader, Reader, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import READERS
@@ -148,6 +151,7 @@ def _read(
     except YamlError as error:
         return error.problems
     data = {"feed": path.stem} | read.data
+    data["engine"] = _choose_engine(data, environ, None if "spark" in optional else root)
     if "kafka" in read.left_out:
         data["kafka"] = {"bootstrap": UNKNOWN_KAFKA}
     if "contract" in data:
@@ -178,6 +182,19 @@ def _read(
         result = tuple(_NO_NAME if p.key == "feed" else p for p in result)
     spellings = {TUNING[key]: f"tuning.{key}" for key in read.data.get("tuning", {})}
     return tuple(replace(p, key=spellings.get(p.key, p.key)) for p in result)
+
+
+def _choose_engine(data: Mapping[str, Any], environ: Mapping[str, str], root: Path | None) -> Any:
+    """Returns the engine that the environment names, else the feed.
+
+    A feed that names none runs on Spark if it configures Spark, else on the engine of the project in `root`. Raises
+    FeedError.
+    """
+    if chosen := environ.get(ENGINE) or data.get("engine"):
+        return chosen
+    spark = data.get("spark")
+    configures_spark = isinstance(spark, dict) and bool(spark.get("master") or spark.get("conf"))
+    return EngineKind.SPARK if configures_spark or root is None else load_fleet(root, environ).engine
 
 
 def list_deprecated_keys(path: Path) -> dict[str, str]:

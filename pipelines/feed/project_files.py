@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from sluice.pipelines.feed.problems import problems_of, raise_problems
 from sluice.pipelines.feed.sections import Count, Duration, Settings, Text, number
 from sluice.pipelines.feed.yaml_file import YamlError, read_yaml
-from sluice.pipelines.model.receipts import Scheduler
+from sluice.pipelines.model.receipts import EngineKind, Scheduler
 from sluice.pipelines.util.units import HOUR, MINUTE
 
 S = TypeVar("S", bound=Settings)
@@ -46,9 +46,10 @@ _Time = Annotated[Duration, AfterValidator(_lasting)]
 
 
 class FleetSettings(Settings):
-    """The project's scheduler, and limits of a run over many feeds. Durations in ms.
+    """The project's scheduler and engine, and limits of a run over many feeds. Durations in ms.
 
-    `scheduler` starts the project's runs: without `dagster`, `sluice run` does not load Dagster.
+    `scheduler` starts the project's runs: without `dagster`, `sluice run` does not load Dagster. `engine` runs the
+    tasks of feeds that name none.
     `feeds_at_once` feeds are at work at the same time, `per_kafka` of them with one Kafka. Feeds that have not begun
     `deadline` after the run did are left to the next one. A feed's step that takes longer than `feed_time` is ended. A
     tick asks for `windows` windows of a feed at most. A feed that is far behind begins no other batch `catch_up` after
@@ -56,6 +57,7 @@ class FleetSettings(Settings):
     """
 
     scheduler: Scheduler = Scheduler.DAGSTER
+    engine: EngineKind = EngineKind.SPARK
     feeds_at_once: Count = 4
     per_kafka: Count = 4
     deadline: _Time = 50 * MINUTE

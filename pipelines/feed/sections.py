@@ -441,11 +441,6 @@ class SparkSettings(Settings):
     start_timeout: Duration = 5 * MINUTE
     conf: dict[str, Annotated[str, BeforeValidator(lambda v: _conf_value(v))]] = Field(default_factory=dict)
 
-    @property
-    def is_required(self) -> bool:
-        """True if the feed names a master or session settings: Spark runs its tasks, not processes of this machine."""
-        return self.master is not None or bool(self.conf)
-
     @model_validator(mode="after")
     def _modules_are_packed(self) -> Self:
         if self.modules and self.environment != PACK:
@@ -535,6 +530,9 @@ class WindowSettings(Settings):
 
 BOOTSTRAP, LOCAL_KAFKA = "KAFKA_BOOTSTRAP", "SLUICE_LOCAL_KAFKA"
 """Environment variables with Kafka's address, for feeds that name none. The second serves if the first is not set."""
+
+ENGINE = "SLUICE_ENGINE"
+"""The environment variable with the engine of all feeds, whatever their files name."""
 
 UNKNOWN_KAFKA = "unknown.invalid:9"
 """Kafka's address in a feed that was loaded without the section `kafka`."""

@@ -41,9 +41,9 @@ FORMAT: Literal[1] = 1
 BOUNDARY_FORMAT: Literal[2] = 2
 """A boundary entry with `by_marker`."""
 
-PUBLISH_FORMAT: Literal[2] = 2
-"""A publish entry with `traffic`, and with `shared` in its parts: readers of format 1 would count a file's rows for
-each offset range in it."""
+PUBLISH_FORMAT: Literal[3] = 3
+"""A publish entry with `engines` in its traffic. Format 2 has `traffic`, and `shared` in its parts: readers of format 1
+would count a file's rows for each offset range in it."""
 
 FOLDERS_FORMAT: Literal[4] = 4
 """A schema entry with a `folder_prefix`: writers of earlier formats would land in other folders."""
@@ -163,11 +163,11 @@ class OwnEntry(_Entry):
 
 class PublishEntry(_Entry):
     """The commit point of the data: every part with its range, counts, bytes and hash, and the results of the contract
-    for the complete batch. `traffic` sums its tasks' traffic with brokers."""
+    for the complete batch. `traffic` sums its tasks' traffic with brokers, and names the engine."""
 
     kind: Literal["publish"] = "publish"
     newest_format: ClassVar[int] = PUBLISH_FORMAT
-    format: Literal[1, 2] = PUBLISH_FORMAT
+    format: Literal[1, 2, 3] = PUBLISH_FORMAT
     batch: int
     token: str
     receipts: tuple[Receipt, ...]

@@ -256,6 +256,13 @@ class Scheduler(StrEnum):
     NONE = "none"
 
 
+class EngineKind(StrEnum):
+    """The programs that can run a feed's tasks: Spark, or processes of this machine without a JVM."""
+
+    SPARK = "spark"
+    PROCESSES = "processes"
+
+
 def find_scheduler(run: str) -> Scheduler:
     """Returns the scheduler of a run by its id: `airflow:DAG.TASK:RUN`, `none:UUID`, or Dagster's plain UUID."""
     prefix, colon, _ = run.partition(":")
@@ -490,8 +497,24 @@ class TaskTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineUse:
+    """The engine that ran tasks. The others are Spark's: its master, its application, and the address of its UI or of
+    its event log; empty without one."""
+
+    kind: EngineKind
+    master: str = ""
+    application: str = ""
+    page: str = ""
+
+    def __str__(self) -> str:
+        if self.kind is EngineKind.PROCESSES:
+            return "processes of this machine"
+        return f"Spark {self.master}" + (f", application {self.application}" if self.application else "")
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
-    """A batch's requests to brokers, as its publish entry stores them.
+    """A batch's requests to brokers and the engines that sent them, as its publish entry stores them.
 
     `behind` is the lag of each topic in offsets, from the end of the read ranges to the high watermark of the last
     fetch.
@@ -499,10 +522,12 @@ class Traffic:
 
     brokers: tuple[BrokerTraffic, ...] = ()
     behind: dict[str, int] = field(default_factory=dict)
+    engines: tuple[EngineUse, ...] = ()
 
     def __add__(self, later: Traffic) -> Traffic:
-        """Both; how far a topic is behind, the later one knows."""
-        return Traffic(by_broker((*self.brokers, *later.brokers)), self.behind | later.behind)
+        """Return the sum. The lag is the later one's."""
+        engines = tuple(dict.fromkeys((*self.engines, *later.engines)))
+        return Traffic(by_broker((*self.brokers, *later.brokers)), self.behind | later.behind, engines)
 
 
 NO_TRAFFIC = Traffic()

@@ -17,7 +17,7 @@ from sluice.pipelines.model.kafka import (
     TopicPartition,
     subtract,
 )
-from sluice.pipelines.model.receipts import Met
+from sluice.pipelines.model.receipts import EngineUse, Met
 from sluice.pipelines.status.window_state import WindowStanding
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class FeedStatus:
     Its newest windows last `length` ms each. `losses` are pending offsets that are gone from Kafka, `held` are offsets
     that open transactions hold back. By live batch, `met` has the state of its run, `heartbeats` the time (ms) since
     its owner's last sign, and `refused` the reason why a dead run did not publish it. `start_not_used` is the reason
-    why the first run will not begin as `start` says.
+    why the first run will not begin as `start` says. `engine` runs the tasks of the next batch.
     """
 
     feed: str
@@ -85,6 +85,7 @@ class FeedStatus:
     met: Mapping[int, Met] = field(default_factory=dict)
     refused: Mapping[int, BatchRefused] = field(default_factory=dict)
     start_not_used: str = ""
+    engine: EngineUse | None = None
 
     @property
     def lag(self) -> int | None:
@@ -178,6 +179,7 @@ def _status(feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, cho
         met={b.id: publish.report_met(feed.name, b, verdicts[b.id]) for b in state.live()},
         refused=refused,
         start_not_used=reading.start_not_used,
+        engine=edges.engine.describe(),
     )
 
 

@@ -20,6 +20,7 @@ from sluice.pipelines.model.receipts import (
     BrokerTraffic,
     Counts,
     Drift,
+    EngineUse,
     Part,
     PartKind,
     Receipt,
@@ -54,8 +55,8 @@ class TopicTraffic:
     behind: int | None = None
 
 
-def traffic_of(sent: Iterable[TaskTraffic], receipts: Sequence[Receipt]) -> Traffic:
-    """Returns the traffic of a batch, from its tasks' traffic and finished offset ranges."""
+def traffic_of(sent: Iterable[TaskTraffic], receipts: Sequence[Receipt], engine: EngineUse) -> Traffic:
+    """Returns the traffic of a batch, from its tasks' traffic, its finished offset ranges, and the tasks' engine."""
     total = sum(sent, TaskTraffic())
     read: dict[str, int] = {}
     topics: dict[str, str] = {}
@@ -65,7 +66,7 @@ def traffic_of(sent: Iterable[TaskTraffic], receipts: Sequence[Receipt]) -> Traf
     behind: dict[str, int] = {}
     for tp in sorted(read.keys() & total.ends.keys()):
         behind[topics[tp]] = behind.get(topics[tp], 0) + max(total.ends[tp] - read[tp], 0)
-    return Traffic(by_broker(total.brokers), behind)
+    return Traffic(by_broker(total.brokers), behind, (engine,))
 
 
 def by_topic(receipts: Iterable[Receipt], traffic: Traffic) -> tuple[TopicTraffic, ...]:

@@ -20,9 +20,11 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OffsetStore, RecordFormat
 from sluice.pipelines.feed.stores import scheme
 from sluice.pipelines.model.health import Diagnosis, of_error, report_failure, report_ok, report_skipped, report_warning
+from sluice.pipelines.model.receipts import EngineKind
 from sluice.pipelines.util.extras import BRINGS, DISTRIBUTION, VERSION, install
 from sluice.resources.health import Check
 from sluice.resources.local import java
+from sluice.resources.spark import executors
 
 ROOM, LITTLE = 2 << 30, 200 << 20
 """Free bytes: with less than the first it may become too little, with less than the second a run fails."""
@@ -121,10 +123,10 @@ def java_here(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
     try:
         java_home = java.find_java()
     except SetupError as error:
-        if any(feed.spark.is_required for feed in feeds):
-            yield of_error("Java", error)
+        if any(feed.engine is EngineKind.SPARK for feed in feeds):
+            yield of_error("Java", executors.name_other_engine(error))
         else:
-            needed = "needed for the local Kafka, `.spark()` and feeds with `spark`; these feeds land without it"
+            needed = "needed for the local Kafka, `.spark()` and `engine: spark`; these feeds land without it"
             yield report_warning("Java", f"{error.message}: {needed}", error.remedy)
     else:
         yield report_ok("Java", f"{java.major(java_home)}, {java_home}")

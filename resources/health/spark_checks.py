@@ -14,6 +14,7 @@ from functools import partial
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.health import Diagnosis, report_failure, report_ok, report_skipped, report_warning
+from sluice.pipelines.model.receipts import EngineKind
 from sluice.pipelines.util import extras
 from sluice.resources.health import Check, examine
 from sluice.resources.lake import open_lake
@@ -44,8 +45,8 @@ def master(request: SparkAsked) -> Iterator[Diagnosis]:
     """Check that the master's port is open. For YARN and the like, only Spark knows the address."""
     settings = request.feed.spark
     name = get_master(settings)
-    if not settings.is_required:
-        yield report_ok("master", "none: tasks run in processes of this machine, without Spark")
+    if request.feed.engine is EngineKind.PROCESSES:
+        yield report_ok("master", "none: tasks run in processes of this machine (engine: processes)")
         return
     if is_local(settings):
         yield report_ok("master", f"{name}, in this process")
@@ -59,7 +60,7 @@ def master(request: SparkAsked) -> Iterator[Diagnosis]:
 
 def session(request: SparkAsked) -> Iterator[Diagnosis]:
     """Start a session and run the same checks on its executors that a run makes before it reads."""
-    if not (request.start or request.feed.spark.is_required):
+    if not (request.start or request.feed.engine is EngineKind.SPARK):
         return
     if not request.start:
         try:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
 
 from sluice.pipelines.errors import Failed, SetupError
 from sluice.pipelines.feed.sections import SparkSettings
-from sluice.pipelines.model.receipts import Outcome, TaskTraffic
+from sluice.pipelines.model.receipts import EngineKind, EngineUse, Outcome, TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.pipelines.util import scratch, units
 from sluice.resources.local import java
@@ -108,6 +108,17 @@ class SparkEngine:
         let them compile their loops. Raises SetupError.
         """
         self._wait_for(self._begun)
+
+    def describe(self) -> EngineUse:
+        """Return the master, and of a running context its application and the address of its UI or event log."""
+        master = get_master(self._settings)
+        running = None if is_connect(self._settings) else _running()
+        if running is None:
+            return EngineUse(EngineKind.SPARK, master)
+        conf, page = running.getConf(), running.uiWebUrl or ""
+        if not page and conf.get("spark.eventLog.enabled") == "true":
+            page = f"{conf.get('spark.eventLog.dir', '/tmp/spark-events')}/{running.applicationId}"
+        return EngineUse(EngineKind.SPARK, master, str(running.applicationId), page)
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome | TaskTraffic]:
         """Return an outcome for each offset range of the tasks (positions in the plan), and each task's traffic,
@@ -706,6 +717,7 @@ def _room(*texts: str) -> str:
 
 def _environment(settings: SparkSettings) -> None:
     """Set the environment for Spark's launcher. Raises SetupError without Java."""
+    executors.check_installed(settings)
     os.environ["JAVA_HOME"] = str(java.java_home())
     if is_local(settings):
         os.environ["PYSPARK_PYTHON"] = sys.executable

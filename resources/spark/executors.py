@@ -19,10 +19,12 @@ from typing import Any
 from urllib.request import urlopen
 
 from sluice.pipelines.errors import SetupError
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import INSTALLED, PACK, SparkSettings
-from sluice.pipelines.model.receipts import Reporter
+from sluice.pipelines.model.receipts import EngineKind, Reporter
 from sluice.pipelines.records.compiled import cache
-from sluice.pipelines.util import units
+from sluice.pipelines.util import extras, units
+from sluice.resources.local import java
 from sluice.resources.spark import pack_archive
 from sluice.resources.spark.spark_errors import Ended
 
@@ -203,15 +205,36 @@ ARCHIVES, PYTHONPATH = "spark.archives", "spark.executorEnv.PYTHONPATH"
 _GIVEN = os.environ.get("PYSPARK_PYTHON")
 
 
-def prepare(settings: SparkSettings, report: Reporter) -> None:
+def name_other_engine(error: SetupError) -> SetupError:
+    """Return the error of a missing Java or PySpark with the engine that needs neither as a second remedy."""
+    remedy = f"{error.remedy}; or land without Spark: `engine: processes` in the feed or in fleet.yaml"
+    return SetupError(error.message, remedy=remedy)
+
+
+def check_installed(settings: SparkSettings) -> None:
+    """Raise SetupError with both remedies if PySpark or, for a driver of this machine, Java is missing."""
+    try:
+        extras.require("pyspark")
+        if not is_connect(settings):
+            java.find_java()
+    except SetupError as error:
+        raise name_other_engine(error) from None
+
+
+def run_here(feed: Feed) -> bool:
+    """Return whether the feed's tasks run on this machine: in processes, or in a local Spark."""
+    return feed.engine is EngineKind.PROCESSES or is_local(feed.spark)
+
+
+def prepare(feed: Feed, report: Reporter) -> None:
     """Do, and report, the work that is slow once for a version: compile loops, or pack for executors.
 
     Raises SetupError.
     """
-    if is_local(settings):
+    if run_here(feed):
         cache.ready(report)
     else:
-        archive(settings, report)
+        archive(feed.spark, report)
 
 
 def archive(settings: SparkSettings, report: Reporter = lambda progress: None) -> str | None:

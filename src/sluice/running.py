@@ -136,7 +136,7 @@ class FeedRun:
         """
         feed, ports, result = self.feed, self.ports, self.result
         with _cancel_on_interrupt(ports):
-            executors.prepare(feed.spark, self.report)
+            executors.prepare(feed, self.report)
             owner = new_owner(self.run_id)
             landed = land(feed, ports, request, owner, self.report, LandingOptions(self.ledger, skip, enough))
         result.landed, result.stopped, result.open_windows = landed, landed.stopped, landed.open_windows

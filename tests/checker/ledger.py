@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tests.checker.facts import EvidenceError, Life
 
-FORMATS = {"boundary": (1, 2), "publish": (1, 2), "schema": (1, 2, 3, 4, 5)}
+FORMATS = {"boundary": (1, 2), "publish": (1, 2, 3), "schema": (1, 2, 3, 4, 5)}
 """Known formats of entries by kind; 1 for all others. In a publish entry of format 2 offset ranges may share files. A
 schema entry of format 4 names the prefix of folders' keys; one of format 5 has columns with other names in records.
 """

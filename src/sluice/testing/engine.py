@@ -11,7 +11,7 @@ from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.kafka import FetchLimits
 from sluice.pipelines.model.plans import Task
-from sluice.pipelines.model.receipts import Life, Outcome, Owner, Verdict
+from sluice.pipelines.model.receipts import EngineKind, EngineUse, Life, Outcome, Owner, Verdict
 from sluice.pipelines.ports import Fetcher, Job, Lake
 from sluice.testing.cluster import MemoryFetcher
 from sluice.testing.lake import MemoryLake
@@ -36,6 +36,9 @@ class MemoryEngine:
     canceled: int = 0
 
     def start(self) -> None: ...
+
+    def describe(self) -> EngineUse:
+        return EngineUse(EngineKind.PROCESSES)
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         self.ran.append(job)

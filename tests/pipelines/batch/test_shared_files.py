@@ -121,10 +121,10 @@ def test_file_order_keeps_the_order_of_the_log(files: list[tuple[str, int, int]]
 
 def test_older_sluice_stops_at_the_entry(sound: Sound) -> None:
     raw = json.loads(next(sound.get_entry_path(n) for n in sound.list_numbers("publish")).read_bytes())
-    assert raw["format"] == 2
+    assert raw["format"] == 3
     log = sound.list_numbers("publish")[0]
     path = f"_sluice/orders/log/{log:020d}.json"
-    sound.world.lake.files[path] = json.dumps(raw | {"format": 3}).encode()
+    sound.world.lake.files[path] = json.dumps(raw | {"format": 4}).encode()
     with pytest.raises(LedgerTooNew):
         list(sound.world.ledger.entries())
 

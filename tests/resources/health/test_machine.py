@@ -86,17 +86,24 @@ def test_reading_does_not_need_java(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spark", "health"),
-    [({}, Health.WARNING), ({"master": "local[2]"}, Health.FAILED), ({"conf": {"spark.x": "1"}}, Health.FAILED)],
+    ("engine", "health", "remedy"),
+    [
+        ("processes", Health.WARNING, "install one"),
+        (
+            "spark",
+            Health.FAILED,
+            "install one; or land without Spark: `engine: processes` in the feed or in fleet.yaml",
+        ),
+    ],
 )
 def test_only_feeds_on_spark_require_java(
-    spark: dict[str, object], health: Health, monkeypatch: pytest.MonkeyPatch
+    engine: str, health: Health, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
         raise SetupError("no Java", remedy="install one")
 
     monkeypatch.setattr(machine_checks.java, "find_java", fail)
     settings = {"feed": "orders", "kafka": {"bootstrap": "a:1"}, "topics": "orders", "start": "earliest"}
-    feed = Feed.model_validate(settings | {"spark": spark})
+    feed = Feed.model_validate(settings | {"engine": engine})
     (diagnosis,) = machine_checks.java_here((feed,))
-    assert (diagnosis.health, diagnosis.remedy) == (health, "install one")
+    assert (diagnosis.health, diagnosis.remedy) == (health, remedy)

@@ -18,12 +18,13 @@ from tests.resources.kafka.tools import free_port
 HERE = ExecutorAnswer("w1", "3.11.7", "x86_64")
 
 
-def make_feed(**spark: Any) -> Feed:
+def make_feed(engine: str = "spark", **spark: Any) -> Feed:
     settings = {
         "feed": "orders",
         "kafka": {"bootstrap": "a:1"},
         "topics": "orders",
         "start": "earliest",
+        "engine": engine,
         "spark": spark,
     }
     return Feed.model_validate(settings)
@@ -34,7 +35,7 @@ def list_healths(diagnoses: list[Diagnosis]) -> list[tuple[str, Health]]:
 
 
 def test_session_is_started_only_on_request() -> None:
-    assert list_healths(examine_spark(make_feed(), start=False)) == [("master", Health.OK)]
+    assert list_healths(examine_spark(make_feed("processes"), start=False)) == [("master", Health.OK)]
     here = examine_spark(make_feed(master="local"), start=False)
     assert list_healths(here) == [("master", Health.OK), ("session", Health.SKIPPED)]
     assert examine_spark(make_feed(master="yarn"), start=False)[0].health is Health.SKIPPED
