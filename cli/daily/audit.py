@@ -131,7 +131,7 @@ def _prove(
     """The report, the findings of the strict audit, and the reason why its proof could not be stored."""
     from sluice.pipelines.audit import audit_cache
     from sluice.pipelines.audit.audit import audit as of_ledger
-    from sluice.pipelines.audit.gaps import find_gaps
+    from sluice.pipelines.audit.gaps import choose_remedies, find_gaps
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.publishing import lost_entries
 
@@ -152,6 +152,7 @@ def _prove(
         if more:
             audited = replace(report.audited, strictly=more.strictly)
             report = replace(report, problems=report.problems + more.problems, audited=audited)
+        report = choose_remedies(report, ledger.read(), edges.cluster)
         return report, more, audit_cache.keep(edges.lake, feed.name, report.audited, before, report.at)
 
 

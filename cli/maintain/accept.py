@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.ports import Ports
 
 _BEGINS = ("committed", "start")
-_EVENTS = ("lost", "recreated", "truncated", "gone", "cluster", "moved", "corrupt", "ledger", "group")
+_EVENTS = ("lost", "recreated", "truncated", "gone", "cluster", "moved", "corrupt", "damaged", "ledger", "group")
 
 
 def register(app: typer.Typer) -> None:
@@ -47,7 +47,7 @@ class AcceptOptions:
         typer.Option(
             "--offsets",
             metavar="T:P:START-END",
-            help="With corrupt: the offsets of the batch, END exclusive.",
+            help="With corrupt, damaged: the offsets of the batch or file, END exclusive.",
             show_default=False,
         ),
     ] = None
@@ -81,8 +81,10 @@ class AcceptOptions:
             raise UsageError(f"--only together with {self.event}", remedy=f"leave out --only: {why}")
 
     def _check_companions(self) -> None:
-        if (self.event == "corrupt") is (self.offsets is None):
-            raise UsageError("corrupt and --offsets go together", remedy="copy the command that the failed run printed")
+        if (self.event in ("corrupt", "damaged")) is (self.offsets is None):
+            raise UsageError(
+                "corrupt or damaged, and --offsets go together", remedy="copy the command that the failed run printed"
+            )
         if self.adopt and self.event != "moved":
             raise UsageError(f"--adopt together with {self.event}", remedy="leave out --adopt: only moved takes it")
         if (self.event == "group") is (self.begin is None):
@@ -98,6 +100,7 @@ _WITHOUT_ONLY = {
     "group": "a group is taken over as a whole",
     "ledger": "all partitions share one ledger",
     "corrupt": "--offsets names the partition",
+    "damaged": "--offsets names the partition",
 }
 
 
@@ -108,6 +111,7 @@ def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: Dr
     replaced; the feed starts again in the new one, and landed rows stay. gone: Kafka no longer has a partition; windows
     and commits do without it. moved: another client moved the group's committed offsets; the next commit continues from
     there, or with --adopt the offsets in between are skipped. corrupt: a batch that cannot be read is recorded as lost.
+    damaged: the rows of missing or damaged files are given up, and what Kafka still has of them may land again.
     ledger: the ledger lost its newest entries; their files are set aside, never deleted, and their offsets are pending
     again. group: the committed offsets belong to another ledger, for example of a lost lake; the feed takes over the
     group, from its committed offsets or from `start`.
@@ -120,6 +124,7 @@ def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: Dr
     $ sluice accept orders moved --adopt --reason "skipped the load test"
     $ sluice accept orders group --begin start --reason "the lake was lost, INC-20"
     $ sluice accept orders corrupt --offsets orders:0:100-200 --reason "disk of broker 2"
+    $ sluice accept orders damaged --offsets orders:4:0-515 --reason "no backup of the lake, INC-31"
     """
     options.check()
     from sluice.pipelines.operating.repairs import Pretended
@@ -143,7 +148,7 @@ def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: Dr
 
 def _confirm(session: Session, feed: Feed, foreseen: Accepted, reason: str) -> None:
     """Ask before offsets are given up. Raises UsageError without a terminal, and Failed if the answer is no."""
-    given_up = sum(r.range.span for r in (*foreseen.lost, *foreseen.skipped))
+    given_up = sum(r.range.span for r in (*foreseen.lost, *foreseen.skipped, *foreseen.retired))
     if given_up:
         session.terminal.show(*view(feed, foreseen, reason, dry_run=True))
         session.terminal.confirm(f"Give up {many(given_up, 'offset')} of feed {feed.name}?")
@@ -167,6 +172,8 @@ def _accept(feed: Feed, edges: Ports, options: AcceptOptions) -> Accepted:
             with Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
                 damaged = parsing.parse_offset_range(options.offsets or "")
                 return accepting.accept_corrupt(feed, edges, tools.fetcher, damaged, reason)
+        case accepting.AcceptEvent.DAMAGED:
+            return accepting.accept_damaged(feed, edges, parsing.parse_offset_range(options.offsets or ""), reason)
         case _:
             return accepting.accept_log(feed, edges, kind, reason, partitions)
 
@@ -179,6 +186,7 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
     out: list[RenderableType] = [heading(f"{title} for {feed.name}: {done.event}", reason)]
     out += [warn(f"{r.key} {r.range} is lost: {many(r.range.span, 'offset')}") for r in done.lost]
     out += [warn(f"{r.key} {r.range} is skipped: {many(r.range.span, 'offset')}") for r in done.skipped]
+    out += [warn(f"the rows of {r.key} {r.range} are retired: {_land_again(feed, r)}") for r in done.retired]
     out += [
         warn(
             f"{i.enters.key} ends at {count(i.enters.offset)}: windows and commits do without it"
@@ -197,6 +205,11 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
     if dry_run:
         return [*out, facts(*aside), output.format_dry_run()]
     return [*out, facts(("ledger entry", str(done.number)), *aside), good(f"runs can continue: sluice run {feed.name}")]
+
+
+def _land_again(feed: Feed, r: KeyRange) -> str:
+    at = f"{r.key}:{r.range.start}-{r.range.end}"
+    return f"what Kafka still has of them lands by sluice run {feed.name} --offsets {at} --replace"
 
 
 def _describe_move(done: Accepted, offset: int) -> str:
@@ -222,6 +235,7 @@ def build_document(feed: Feed, done: Accepted, reason: str) -> dict[str, Any]:
         "entry": done.number,
         "lost": [_build_range(r) for r in done.lost],
         "skipped": [_build_range(r) for r in done.skipped],
+        "retired": [_build_range(r) for r in done.retired],
         "entered": [document_of(i, _ENTERED) for i in done.entered],
         "moved": [document_of(m, f"{_PARTITION} offset") for m in done.moved],
         "begun": [document_of(o, f"{_PARTITION} origin=offset why") for o in done.begun],

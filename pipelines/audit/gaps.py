@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.ledger import State
-from sluice.pipelines.model.kafka import Key, Range, union
+from sluice.pipelines.model.kafka import Isolation, Key, Range, union
+from sluice.pipelines.planning.origins import find_key
 from sluice.pipelines.ports import Cluster
 
 if TYPE_CHECKING:
-    from sluice.pipelines.audit.audit import AuditReport
+    from sluice.pipelines.audit.audit import AuditProblem, AuditReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,42 @@ def find_gaps(report: AuditReport, state: State, cluster: Cluster) -> tuple[Gap,
     return tuple(
         Gap(key, count, union(ranges.get(key, ())), compacted.get(key.topic)) for key, count in sorted(offsets.items())
     )
+
+
+def choose_remedies(report: AuditReport, state: State, cluster: Cluster) -> AuditReport:
+    """Returns the report with the remedy of each missing or damaged file, by the records that Kafka still has.
+
+    Without an answer from Kafka, the remedies stay as they are.
+    """
+    topics = {s.topic for p in report.problems for s in p.ranges}
+    if not topics:
+        return report
+    try:
+        there = cluster.partitions(topics & cluster.topics().keys(), Isolation.READ_COMMITTED)
+    except SluiceError:
+        return report
+    starts = {find_key(state, p): p.log_start for p in there}
+    policies = read_policies(cluster, topics)
+
+    def choose(p: AuditProblem) -> AuditProblem:
+        if not p.ranges:
+            return p
+        again = f"sluice run {report.feed} --offsets {p.ranges[0]} --replace"
+        if not all(s.start >= starts.get(s.key, s.end) for s in p.ranges):
+            remedy = (
+                "Kafka no longer has its records: bring the file back from a backup; without one, give its rows up:"
+                f" sluice accept {report.feed} damaged --offsets {p.ranges[0]} --reason …"
+            )
+        elif policies.get(p.ranges[0].topic, True):
+            remedy = (
+                f"bring the file back from a backup; without one: {again}   is refused if compaction has removed a"
+                " record of it"
+            )
+        else:
+            remedy = f"land its offsets again: {again}"
+        return replace(p, remedy=remedy)
+
+    return replace(report, problems=tuple(map(choose, report.problems)))
 
 
 def read_policies(cluster: Cluster, topics: Collection[str]) -> Mapping[str, bool]:

@@ -17,7 +17,7 @@ from sluice.pipelines.errors import BatchRefused, LogTruncated, OffsetsLost, Slu
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnLoss, PublishPolicy
 from sluice.pipelines.lake import paths, receipt_files
-from sluice.pipelines.landing.proof import prove
+from sluice.pipelines.landing.proof import find_lost_rows, prove
 from sluice.pipelines.ledger import Batch, BatchStatus, State
 from sluice.pipelines.ledger.entries import (
     OwnEntry,
@@ -27,6 +27,7 @@ from sluice.pipelines.model.receipts import Fate, Outcome, Progress, RangeFailur
 from sluice.pipelines.planning import schema_changes
 from sluice.pipelines.ports import Job, Lake, Ports
 from sluice.pipelines.publishing import publish as owners
+from sluice.pipelines.publishing.manifest import read_receipts_meeting
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward, roll_forward_own
 from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.records.shape import Shape
@@ -62,6 +63,9 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     report(Progress("prove", plan.span, plan.span))
     outcomes = [s for s in sent if not isinstance(s, TaskTraffic)]
     receipts, failures = prove(plan, batch.id, _match_outcomes(plan, outcomes), edges.lake)
+    if plan.request.replace and not failures:
+        landed = read_receipts_meeting(ledger, ledger.read(), ((s.key, s.range) for s in plan.offset_ranges))
+        failures = find_lost_rows(feed.name, landed, receipts)
     traffic = traffic_of((s for s in sent if isinstance(s, TaskTraffic)), receipts, edges.engine.describe())
     check_quarantine(receipts, feed.policies, edges.lake)
     check_drift(receipts, feed.policies)

@@ -9,11 +9,12 @@ Design: docs/developers/design/failures.md
     cluster     another cluster took the old one's place  → new lives, from the log starts
     moved       the group's committed offsets were moved  → the next commit continues there, or they become skips
     corrupt     a batch cannot be read                    → a loss of exactly its offsets
+    damaged     landed files are missing or damaged       → their rows are retired, and may land again
     ledger      the ledger lost its newest entries        → files of lost entries are set aside, and pending again
     group       another ledger committed for the group    → the feed takes it over, from there or from its `start`
 
 Guarantees: only an event that happened can be accepted (else NothingToAccept). Each decision is made on the state just
-below its entry. Nothing that landed and counts is touched, and nothing is deleted.
+below its entry. No intact file that counts is touched; only what remains of `damaged` ones is deleted.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.feed.topic_selection import match
 from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.proof import are_files_intact
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import (
     AcceptEntry,
@@ -54,11 +56,13 @@ from sluice.pipelines.ledger.entries import (
     MovedEntry,
     OriginEntry,
     OriginItem,
+    RetireEntry,
     TakeEntry,
     TakenMark,
 )
 from sluice.pipelines.ledger.marks import Foreign, Mark, check_marks, check_owner, find_foreign_marks, find_traces
 from sluice.pipelines.ledger.tip import Tip, Trace
+from sluice.pipelines.maintenance.expiry import remove_retired
 from sluice.pipelines.model.kafka import (
     GONE,
     CommittedOffset,
@@ -74,10 +78,13 @@ from sluice.pipelines.model.kafka import (
     union,
 )
 from sluice.pipelines.model.plans import AskedRange, OffsetRange, Request, RequestKind
+from sluice.pipelines.model.receipts import group_by_sharing
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake, Ports
 from sluice.pipelines.publishing import lost_entries, publish
+from sluice.pipelines.publishing.manifest import read_receipts_meeting, with_sharers
+from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 
 
@@ -89,6 +96,7 @@ class AcceptEvent(StrEnum):
     CLUSTER = "cluster"
     MOVED = "moved"
     CORRUPT = "corrupt"
+    DAMAGED = "damaged"
     LEDGER = "ledger"
     GROUP = "group"
 
@@ -106,7 +114,7 @@ class Accepted:
 
     For a ledger that lost entries, `next` is the number with which it continues, `aside` are the files that were moved
     into the folder of that number, and `gone` are ranges that they cover and Kafka no longer holds. For a group that
-    was taken over, `begun` are the feed's new origins.
+    was taken over, `begun` are the feed's new origins. `retired` are the ranges whose rows are given up.
     """
 
     event: AcceptEvent
@@ -120,6 +128,7 @@ class Accepted:
     aside: tuple[str, ...] = ()
     gone: tuple[KeyRange, ...] = ()
     begun: tuple[OriginItem, ...] = ()
+    retired: tuple[KeyRange, ...] = ()
 
 
 Only = Sequence[TopicPartition]
@@ -386,6 +395,38 @@ def _damaged_range(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r:
         damaged = intersect([Range(start, error.end or r.end)], r)
         return KeyRange(key=key, range=damaged[0]) if damaged else None
     return None
+
+
+# -- a landed file that cannot be read
+
+
+def accept_damaged(feed: Feed, edges: Ports, wanted: AskedRange, reason: str) -> Accepted:
+    """Retire the rows of missing or damaged files with offsets in the range; whole files, with all of their ranges.
+
+    Raises NothingToAccept when all files have the ledger's hashes, and PlanBusy.
+    """
+    ledger, lake = Ledger.offline(edges.lake, feed.name, edges.clock), edges.lake
+
+    def decide(state: State) -> RetireEntry | None:
+        keys = [k for k in state.origins if k.tp == (wanted.topic, wanted.partition)]
+        meeting = read_receipts_meeting(ledger, state, [(k, Range(wanted.start, wanted.end)) for k in keys])
+        groups = group_by_sharing(with_sharers(ledger, state, meeting))
+        damaged = [r for group in groups if not are_files_intact(group, lake, visible=True) for r in group]
+        ranges = tuple(KeyRange(key=r.offset_range.key, range=r.offset_range.range) for r in damaged)
+        if in_the_way := _reserving(state, ranges):
+            raise publish.build_busy_error(feed.name, *in_the_way[0], publish.NEW)
+        parts = tuple(dict.fromkeys(p.path for r in damaged for p in r.parts))
+        return RetireEntry(before=0, ranges=ranges, parts=parts, reason=reason) if ranges else None
+
+    roll_forward(ledger, lake, feed.name)
+    appended = ledger.append(decide)
+    if appended is None or not isinstance(appended.entry, RetireEntry):
+        raise NothingToAccept(
+            f"the files of {wanted.topic}:{wanted.partition}:{wanted.start}-{wanted.end} have the ledger's hashes",
+            remedy=f"see all files: sluice audit {feed.name} --all --hashes",
+        )
+    remove_retired(ledger, lake)
+    return Accepted(AcceptEvent.DAMAGED, appended.number, retired=appended.entry.ranges)
 
 
 # -- a ledger that lost entries

@@ -22,7 +22,7 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.columns import NOTHING_SUPERSEDED
 from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ledger.fold import by_key
-from sluice.pipelines.model.kafka import Key, Range
+from sluice.pipelines.model.kafka import Key, Range, is_covered
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt, group_by_sharing
 from sluice.pipelines.planning import windows
@@ -223,13 +223,18 @@ _ENDLESS = 1 << 63
 
 def demand_kept(ledger: Ledger, state: State, feed: str, window: int, settings: WindowSettings) -> None:
     """Raises WindowRetired for a window with retired rows."""
-    for key, r in _list_retired(state, window, settings.length):
-        window_text = show_window(window)
-        raise WindowRetired(
-            f"window {window_text} of feed {feed} was {describe_retirement(ledger, state, key, r)}",
-            remedy="its rows are not in the lake any longer; while Kafka has them they can be landed again: "
-            f"sluice run {feed} --window {window_text} --replace",
-        )
+    retired = list(_list_retired(state, window, settings.length))
+    if not retired:
+        return
+    window_text, (key, r) = show_window(window), retired[0]
+    spans = {k: windows.find_range(state, k, window, settings) for k in state.known()}
+    partly = any(s and s.span and not is_covered(state.retired.get(k, ()), s) for k, s in spans.items())
+    request = "".join(f" --offsets {k}:{x.start}-{x.end}" for k, x in retired) if partly else f" --window {window_text}"
+    raise WindowRetired(
+        f"window {window_text} of feed {feed} was {describe_retirement(ledger, state, key, r)}",
+        remedy="its rows are not in the lake any longer; while Kafka has them they can be landed again: "
+        f"sluice run {feed}{request} --replace",
+    )
 
 
 def describe_retirement(ledger: Ledger, state: State, key: Key, r: Range) -> str:

@@ -87,7 +87,7 @@ class Watch:
             for r in book.receipts:
                 if r.number == number and (bad := self._check_rows(r) or self._check_not_lost(r)):
                     return bad
-            if bad := self._check_shared_files(book):
+            if bad := self._check_shared_files(book) or self._check_no_row_is_lost(book, number):
                 return bad
         if entry["kind"] == "loss":
             return self._check_loss(entry)
@@ -137,6 +137,18 @@ class Watch:
             if data is not None and len(read_rows(data)) != at:
                 return f"I2: offset ranges that count have {at} of the {len(read_rows(data))} rows of {path}"
         return ""
+
+    def _check_no_row_is_lost(self, book: Book, number: int) -> str:
+        """Check 1: a batch that replaces parts has each of their offsets."""
+        before = build_book(tuple((n, data) for n, data in self._read_entries() if n < number))
+        if missing := self._list_offsets(before) - self._list_offsets(book):
+            return f"I1: entry {number} replaces parts, and has no rows for {sorted(missing)}"
+        return ""
+
+    def _list_offsets(self, book: Book) -> set[tuple[Life, int]]:
+        parts = ((r.life, p) for r in book.list_live_receipts() for p in r.parts)
+        files = ((life, p, self.world.files.get(p.staged) or self.world.files.get(p.path)) for life, p in parts)
+        return {(life, row[2]) for life, p, data in files if data is not None for row in read_own_rows(data, p)}
 
     def _check_not_lost(self, r: Receipt) -> str:
         """Check 4: each offset is in one class, and lost offsets cannot land."""
