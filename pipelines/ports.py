@@ -26,7 +26,7 @@ from sluice.pipelines.model.kafka import (
 )
 from sluice.pipelines.model.plans import OffsetRange, Plan
 from sluice.pipelines.model.receipts import EngineUse, Outcome, Owner, TaskTraffic, Verdict
-from sluice.pipelines.model.tables import TableChange, TableFile, TableHead
+from sluice.pipelines.model.tables import TableChange, TableFault, TableFile, TableHead
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.rows.wire_format import RegisteredSchema
 from sluice.pipelines.records.shape import RAW, Shape
@@ -457,6 +457,14 @@ class Table(Protocol):
 
     def tell(self, complete: str) -> None:
         """Say up to when windows are complete, without a new snapshot. Raises as `commit` does."""
+        ...
+
+    def find_faults(self) -> tuple[TableFault, ...]:
+        """Returns changes by other clients to the table as a whole. Empty before `look`."""
+        ...
+
+    def drop(self) -> None:
+        """Remove the table without any data file, also if its metadata cannot be read. No-op without a table."""
         ...
 
     def misread(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, re
 from sluice.cli.terminal.text_layout import count, format_percent, label_partitions, rate, seconds, size
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.errors import NotReached, SluiceError, UsageError, WindowIncomplete, WindowOpen
+from sluice.pipelines.errors import NotReached, SluiceError, TableDiffers, UsageError, WindowIncomplete, WindowOpen
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import DriftKind, Met, Scheduler, find_scheduler
@@ -293,7 +293,8 @@ def _list_shortfalls(run: TimedRun, where: str = "") -> list[RenderableType]:
     if uncommitted:
         out += [bad(f"{where}landed offsets are not committed: {uncommitted.message}"), remedy(uncommitted)]
     if behind:
-        out += [warn(f"{where}the table is not up to date: {behind.message}"), remedy(behind)]
+        what = "" if isinstance(behind, TableDiffers) else "the table is not up to date: "
+        out += [warn(f"{where}{what}{behind.message}"), remedy(behind)]
     return out
 
 

@@ -259,10 +259,10 @@ def table_problems(
     Raises TableDiffers for a table of somebody else's, EntriesLost, CatalogUnavailable, LedgerCorrupt.
     """
     head, state = load_both(ledger, table)
-    fix = f"sluice table sync {ledger.feed} --repair"
     if head is None:
         return
     comparison = compare(ledger, lake, table, head, state, kind)
+    fix = comparison.find_remedy(ledger.feed)
     for address in comparison.missing:
         yield AuditProblem(17, f"{address} is missing in {table.name}", address, fix)
     for address in comparison.foreign:
@@ -272,4 +272,6 @@ def table_problems(
             17, f"{address} has {expected} rows in {table.name}, the ledger says {counted}", address, fix
         )
     if comparison.deletes:
-        yield AuditProblem(17, f"{table.name} deletes rows, by {comparison.deletes} of its files")
+        yield AuditProblem(17, f"{table.name} deletes rows, by {comparison.deletes} of its files", remedy=fix)
+    for fault in comparison.faults:
+        yield AuditProblem(17, f"{table.name}: {fault.text}", remedy=fix)

@@ -56,6 +56,15 @@ class TableHead:
 
 
 @dataclass(frozen=True, slots=True)
+class TableFault:
+    """Why a table as a whole is not what Sluice made; a new one is. `text` continues "table …: ". If it does not
+    `block`, rows can still be added."""
+
+    text: str
+    blocks: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TableChange:
     """One atomic change: files in and files out, by address, and the mark afterwards.
 

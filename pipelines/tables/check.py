@@ -10,7 +10,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.tip import Trace, build_lost_error
 from sluice.pipelines.model.receipts import Part, PartKind
-from sluice.pipelines.model.tables import TableHead
+from sluice.pipelines.model.tables import TableFault, TableHead
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.tables.pending import PendingBatch, addresses, rows_of, since, witness
 from sluice.pipelines.util.units import many
@@ -23,7 +23,8 @@ class TableComparison:
     `pending` files were published after the table's mark, and `stale` ones stopped counting: the next sync sees to
     both. `missing` ones were published before, and the table had them. `foreign` ones are no files of this feed that
     the ledger knows. `rows` are (address, rows in the table, rows by the ledger) where these differ. `deletes` counts
-    files that delete single rows. `misread` files have bounds that an engine misreads; only `comparison` finds them.
+    files that delete single rows. `faults` are of the table as a whole. `misread` files have bounds that an engine
+    misreads; only `comparison` finds them.
     """
 
     head: TableHead | None
@@ -36,11 +37,12 @@ class TableComparison:
     rows: tuple[tuple[str, int, int], ...] = ()
     deletes: int = 0
     misread: tuple[str, ...] = ()
+    faults: tuple[TableFault, ...] = ()
 
     @property
     def right(self) -> bool:
         """Returns whether every engine reads all landed rows from the table."""
-        return self.is_sound and not (self.pending or self.stale or self.misread)
+        return self.is_sound and not (self.pending or self.stale or self.misread or self.faults)
 
     @property
     def same(self) -> bool:
@@ -50,7 +52,12 @@ class TableComparison:
     @property
     def is_sound(self) -> bool:
         """Returns whether no other writer changed the table."""
-        return not (self.missing or self.foreign or self.rows or self.deletes)
+        return not (self.missing or self.foreign or self.rows or self.needs_rebuild)
+
+    @property
+    def needs_rebuild(self) -> bool:
+        """Returns whether only a new table can have further rows."""
+        return self.deletes > 0 or any(f.blocks for f in self.faults)
 
     def describe(self) -> str:
         """Describes the differences."""
@@ -60,7 +67,13 @@ class TableComparison:
             (self.rows, f"{many(len(self.rows), 'file')} {_are(self.rows)} listed with other numbers of rows"),
             (self.deletes, f"{many(self.deletes, 'file')} in it {'deletes' if self.deletes == 1 else 'delete'} rows"),
         ]
-        return ", ".join(text for present, text in differences if present)
+        return ", ".join([text for present, text in differences if present] + [f.text for f in self.faults])
+
+    def find_remedy(self, feed: str) -> str:
+        """Returns the command after which the table is right."""
+        if self.deletes or self.faults:
+            return f"sluice table rebuild {feed}"
+        return f"sluice table sync {feed}{'' if self.is_sound and not self.misread else ' --repair'}"
 
 
 def _are(items: tuple[object, ...]) -> str:
@@ -118,6 +131,7 @@ def compare(
         foreign=tuple(sorted(others - stale)),
         rows=tuple((a, f.rows, rows_of(p)) for a, f, p in both if f.rows != rows_of(p)),
         deletes=head.deletes,
+        faults=table.find_faults(),
     )
 
 
@@ -156,10 +170,15 @@ def check_owner(table: Table, head: TableHead, state: State, feed: str) -> None:
         raise build_lost_error(feed, state.newest, [Trace(head.mark - 1, f"{table.name} names entry {head.mark - 1}")])
 
 
+def check_faults(table: Table, feed: str, blocking: bool = False) -> None:
+    """Check the table as `look` last returned it. Raises TableDiffers for faults; with `blocking`, only for those that
+    prevent commits."""
+    if faults := [f.text for f in table.find_faults() if f.blocks or not blocking]:
+        raise TableDiffers(f"{table.name}: {', '.join(faults)}", remedy=f"sluice table rebuild {feed}")
+
+
 def differs(table: Table, comparison: TableComparison, feed: str) -> TableDiffers:
     """The error for a table that somebody else changed."""
-    fix = f"sluice table sync {feed} --repair"
-    remedy = f"to see the files: sluice table check {feed}; to make the table match the ledger: {fix}"
-    if comparison.deletes:
-        remedy = f"roll the table back to a snapshot before that, then {fix}; or drop it"
+    remedy = f"to see the files: sluice table check {feed}; to make the table match the ledger: "
+    remedy += comparison.find_remedy(feed)
     return TableDiffers(f"{table.name} was changed, and not by feed {feed}: {comparison.describe()}", remedy=remedy)

@@ -100,6 +100,10 @@ class FeedTables(NamedTuple):
     windows: CompleteWindows | None = None
 
     @property
+    def all(self) -> tuple[Table, ...]:
+        return tuple(t for t in (self.rows, self.quarantine, self.windows and self.windows.table) if t)
+
+    @property
     def of_parts(self) -> tuple[tuple[PartKind, Table], ...]:
         """Those that name parts, by the parts' kind."""
         of_rows = (PartKind.LANDED, self.rows)

@@ -38,6 +38,7 @@ from sluice.pipelines.model.tables import (
     LEDGER,
     MARK,
     TableChange,
+    TableFault,
     TableFile,
     TableHead,
     TableOperation,
@@ -200,6 +201,15 @@ class DeltaLakeTable:
     def tell(self, complete: str) -> None:
         with self._changing():
             self._put(COMPLETE, complete)
+
+    def find_faults(self) -> tuple[TableFault, ...]:
+        return ()
+
+    def drop(self) -> None:
+        with self._asking():
+            for files in self._log().below(None):
+                map_parallel(self._lake.remove, files)
+        self._table = None
 
     def misread(self) -> tuple[str, ...]:
         return () if _BOUNDED in self._known.metadata().configuration else tuple(self.files())
@@ -428,10 +438,14 @@ class _Log:
         """The files with the version's change data. Another writer makes them, if the table has such a property."""
         return [unquote(a["cdc"]["path"]) for a in self._actions(version) if "cdc" in a]
 
-    def below(self, version: int) -> tuple[list[str], list[str]]:
-        """The lake paths of everything about versions before that one: the files from which reading begins, and all
-        others. Removed in this order, the log has no gap, whatever ends the removal."""
-        old = [n for n in sorted(self.names) if (match := _NUMBERED.match(n)) and int(match[1]) < version]
+    def below(self, version: int | None) -> tuple[list[str], list[str]]:
+        """The lake paths of everything about versions before that one (None: of the whole log): the files from which
+        reading begins, and all others. Removed in this order, the log has no gap, whatever ends the removal."""
+        old = [
+            n
+            for n in sorted(self.names)
+            if version is None or ((match := _NUMBERED.match(n)) and int(match[1]) < version)
+        ]
         begins = [n for n in old if n == f"{0:020d}.json" or _CHECKPOINT.fullmatch(n)]
         others = [n for n in old if n not in begins]
         return [f"{self._folder}/{n}" for n in begins], [f"{self._folder}/{n}" for n in others]

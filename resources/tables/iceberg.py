@@ -4,6 +4,9 @@ PyIceberg retries a commit by itself, on any newer snapshot, and so may add a fi
 retries are switched off on each handle. A commit is based on the snapshot that was read (the requirement
 `assert-ref-snapshot-id`); a writer that finds a newer one decides again. Columns are found by name (the table's name
 mapping), since the files carry no field ids.
+
+PyIceberg takes times from this machine's clock, and Java's library refuses a table whose times go back by more than a
+minute. So a commit is stamped later than everything in the metadata.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from itertools import compress
+from itertools import compress, pairwise
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -35,6 +39,7 @@ from sluice.pipelines.model.tables import (
     LEDGER,
     MARK,
     TableChange,
+    TableFault,
     TableFile,
     TableHead,
     TableOperation,
@@ -55,10 +60,13 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.name_mapping import MappedField
     from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.table.update import TableRequirement, TableUpdate
 
 _IMPORTING = Lock()
 """SQLAlchemy's modules import each other; two threads that begin at once find half of one."""
 _COLUMNS = "sluice.columns"
+_TOLERANCE = 60_000
+"""How far (ms) times in a table's metadata may go back for Java's library."""
 _RETRIES = "commit.retry.num-retries"
 _PROPERTIES = {
     "format-version": "2",
@@ -175,8 +183,28 @@ class IcebergTable:
         return int(table.metadata.current_snapshot_id or 0)
 
     def tell(self, complete: str) -> None:
-        with self._changing(), self._known.transaction() as transaction:
+        table = self._known
+        with self._changing(), without_history(table) as transaction:
+            self._stage_base(transaction)
             transaction.set_properties({COMPLETE: complete})
+
+    def find_faults(self) -> tuple[TableFault, ...]:
+        if self._table is None:
+            return ()
+        metadata = self._table.metadata
+        for log in (metadata.snapshot_log, metadata.metadata_log):
+            times = [*(entry.timestamp_ms for entry in log), metadata.last_updated_ms]
+            if (back := max((a - b for a, b in pairwise(times)), default=0)) > _TOLERANCE:
+                text = f"its times go back by {back // 1000} s, and Java's library refuses it (Spark, Trino, Flink)"
+                return (TableFault(text, blocks=False),)
+        return ()
+
+    def drop(self) -> None:
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        self._table = None
+        with self._asking(), suppress(NoSuchTableError, NoSuchNamespaceError):
+            self._catalog.drop_table(self._identifier)
 
     def misread(self) -> tuple[str, ...]:
         table = self._known
@@ -195,6 +223,21 @@ class IcebergTable:
     def repair(self) -> bool:
         """The bounds are in the files themselves, which `maintenance/compaction.py` writes again."""
         return False
+
+    def _stage_base(self, transaction: Transaction) -> None:
+        """Require the snapshot that was read. A commit without a snapshot takes its time from the clock: where that
+        is behind the table's times, it gets an empty snapshot."""
+        from pyiceberg.table.update import AssertRefSnapshotId
+
+        table = self._known
+        if _is_clock_behind(table.metadata):
+            with transaction.update_snapshot(
+                snapshot_properties={MARK: table.properties.get(MARK, "0")}
+            ).merge_append():
+                pass
+        else:
+            read = table.metadata.current_snapshot_id
+            transaction._stage((), (AssertRefSnapshotId.model_validate({"ref": "main", "snapshot-id": read}),))
 
     def _check_unpartitioned(self) -> None:
         """Raises TableRefused for a table with partitions: a file has rows of several, and readers would miss some."""
@@ -234,14 +277,19 @@ class IcebergTable:
             yield from (f for f in _list_live(table) if f.file_path in wanted)
 
     def expire(self, before: int) -> int:
+        from pyiceberg.table.update.snapshot import ExpireSnapshots
+
         table = self._known
         had = len(table.metadata.snapshots)
-        if not any(s.timestamp_ms < before and s.snapshot_id not in _refs(table) for s in table.metadata.snapshots):
+        old = any(s.timestamp_ms < before and s.snapshot_id not in _refs(table) for s in table.metadata.snapshots)
+        if not old or _is_clock_behind(table.metadata):
             return 0
         with self._changing():
             moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=before)
             try:
-                table.maintenance.expire_snapshots().older_than(moment).commit()
+                with table.transaction() as transaction:
+                    self._stage_base(transaction)
+                    ExpireSnapshots(transaction).older_than(moment).commit()
             except ValueError:  # PyIceberg then reports that one of them is missing
                 there = {s.snapshot_id for s in self._catalog.load_table(self._identifier).metadata.snapshots}
                 if there.issuperset(s.snapshot_id for s in table.metadata.snapshots):
@@ -486,12 +534,24 @@ def _pack(kind: pa.DataType, value: int) -> bytes | None:
     return in_us.to_bytes(8, "little", signed=True) if -(1 << 63) <= in_us < 1 << 63 else None
 
 
+def _find_newest_time(metadata: TableMetadata) -> int:
+    """Returns the latest time (ms) in the table's metadata."""
+    times = [s.timestamp_ms for s in metadata.snapshots] + [e.timestamp_ms for e in metadata.snapshot_log]
+    return max([metadata.last_updated_ms, *times, *(e.timestamp_ms for e in metadata.metadata_log)])
+
+
+def _is_clock_behind(metadata: TableMetadata) -> bool:
+    return time.time_ns() // 1_000_000 <= _find_newest_time(metadata)
+
+
 def without_history(table: Table) -> Transaction:
     """A transaction on the table without its history. PyIceberg copies the metadata, with all snapshots,
-    whenever a step asks for it, and no step asks for a snapshot that no branch or tag names."""
+    whenever a step asks for it, and no step asks for a snapshot that no branch or tag names. Its snapshot is newer than
+    all times in the table."""
     from pyiceberg.table import Transaction
-    from pyiceberg.table.update import update_table_metadata
+    from pyiceberg.table.update import AddSnapshotUpdate, update_table_metadata
 
+    earliest = _find_newest_time(table.metadata) + 1
     refs = _refs(table)
     snapshots = [s for s in table.metadata.snapshots if s.snapshot_id in refs]
     metadata = table.metadata.model_copy(update={"snapshots": snapshots, "snapshot_log": [], "metadata_log": []})
@@ -504,6 +564,14 @@ def without_history(table: Table) -> Transaction:
             if self._copied[0] != len(self._updates):
                 self._copied = len(self._updates), update_table_metadata(metadata, self._updates)
             return self._copied[1]
+
+        def _stage(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Any:
+            return super()._stage(tuple(map(self._stamp_snapshot, updates)), requirements)
+
+        def _stamp_snapshot(self, update: TableUpdate) -> TableUpdate:
+            if not isinstance(update, AddSnapshotUpdate) or update.snapshot.timestamp_ms >= earliest:
+                return update
+            return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update={"timestamp_ms": earliest}))
 
     return Sparing(table)
 
