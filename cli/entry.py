@@ -7,6 +7,7 @@ at exit. Imports only fast modules, so that this holds early.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ def main() -> int:
     process.end_at_once()
     try:
         process.handle_signals()
-        _start_pool(sys.argv[1:])
+        _start_engine(sys.argv[1:])
         with process.fast_imports():
             from sluice.cli.main import main as command
 
@@ -41,22 +42,32 @@ def main() -> int:
     return code
 
 
-def _start_pool(words: Sequence[str]) -> None:
-    """Start the pool of workers for a run of one feed without Spark: it loads while this process does.
+_PROCESSES = re.compile(rb"^engine: *[\"']?processes", re.MULTILINE)
 
-    Runs of several feeds start it once something is known to be pending.
+
+def _start_engine(words: Sequence[str]) -> None:
+    """Start the pool of workers and Spark's JVM for a run of one feed: they load while this process does.
+
+    A feed with Spark settings of its own starts its Spark later. Runs of several feeds start theirs once something is
+    known to be pending.
     """
     if len(words) < 2 or words[0] != "run" or (words[2:3] and not words[2].startswith("-")):
         return
     try:
-        needs_spark = b"\nspark" in Path("feeds", f"{words[1]}.yaml").read_bytes()
+        feed = Path("feeds", f"{words[1]}.yaml").read_bytes()
+        fleet = Path("fleet.yaml").read_bytes() if Path("fleet.yaml").exists() else b""
     except (OSError, ValueError):
         return  # not in the project's folder, or no feed: the command finds out
-    if not needs_spark:
-        from sluice.resources import worker_pool
+    if b"\nspark" in feed:
+        return
+    from sluice.resources import worker_pool
 
-        with suppress(Exception):
-            worker_pool.get_pool()
+    with suppress(Exception):
+        worker_pool.get_pool()
+        if not (_PROCESSES.search(feed + b"\n" + fleet) or "processes" in (*words, os.environ.get("SLUICE_ENGINE"))):
+            from sluice.resources.spark import jvm
+
+            jvm.begin()
 
 
 def _exit_now(signum: int, frame: FrameType | None) -> NoReturn:

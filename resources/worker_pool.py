@@ -1,11 +1,12 @@
 """The process from which `local_engine` forks its workers, with a task's imports done.
 
-    python -P -m sluice.resources.worker_pool DRIVER DESCRIPTOR      started by `local_engine` alone
+    python -P -m sluice.resources.worker_pool DRIVER DESCRIPTOR [PATH]
 
 The pool runs Python in one thread, so its forks are safe (Arrow's jemalloc has a thread of its own, and handlers for
 forks); the driver, which has many, never forks. DESCRIPTOR is one end of a socket pair. Each message on it carries one
 end of another pair: the pool forks a worker that serves it. Sockets are SOCK_SEQPACKET: a message arrives whole or not
-at all, also from a worker that is killed.
+at all, also from a worker that is killed. With PATH, the pool also listens there for Spark's daemon (`spark.daemon`),
+which sends its streams, and forks that daemon in its place.
 
 Promises: a worker dies when the driver shuts its socket, when the pool dies (PR_SET_PDEATHSIG), and when the driver
 dies (a pidfd, or the end of its sockets). The status of a worker that died is the last message on its socket. Requests
@@ -16,8 +17,10 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import json
 import os
 import pickle
+import secrets
 import select
 import signal
 import socket
@@ -27,9 +30,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import NoReturn
 
 from sluice.pipelines.errors import Failed, SetupError
-from sluice.resources.spark.daemon import WORKERS_ENVIRONMENT, load_modules
+from sluice.pipelines.util import scratch
+from sluice.resources.spark.daemon import SPARK_MODULES, WORKERS_ENVIRONMENT, load_modules
 
 PIECE = 32 << 10
 """Bytes of a message; longer ones travel in pieces."""
@@ -48,6 +54,9 @@ _ENDING_SECONDS = 2.0
 _IDLE_MS = 60_000
 """How long a worker waits for its next number, as Spark's do."""
 _LINE = 500
+_ADDRESS_BYTES = 100
+_STREAM_SECONDS = 5.0
+"""Limit on the time until a daemon of Spark has sent its streams."""
 
 
 def send(channel: socket.socket, kind: bytes, body: bytes = b"") -> None:
@@ -80,10 +89,11 @@ class PoolProcess:
         self._driver, self._lock = os.getpid(), threading.Lock()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the pool
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.address = _choose_address()
         with theirs:
             number = str(theirs.fileno())
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(self._driver), number],
+                [sys.executable, "-P", "-m", MODULE, str(self._driver), number, self.address],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
@@ -95,6 +105,11 @@ class PoolProcess:
     def is_usable(self) -> bool:
         """True if it lives and this process has started it, not a process that this one was forked from."""
         return self._driver == os.getpid() and self._process.poll() is None
+
+    def load_spark(self) -> None:
+        """Ask the pool to import the modules of Spark's workers. Does not wait."""
+        with suppress(OSError), self._lock:
+            self._control.send(b"s")
 
     def fork(self, channel: socket.socket) -> None:
         """Ask for a worker that serves the channel. Raises SetupError, Failed."""
@@ -134,6 +149,12 @@ class PoolProcess:
             self._process.wait()
 
 
+def _choose_address() -> str:
+    """Return the path of a socket in this process's own folder; empty if the path would be too long for a socket."""
+    path = f"{scratch.get_root()}/{secrets.token_hex(4)}.pool"
+    return path if len(os.fsencode(path)) <= _ADDRESS_BYTES else ""
+
+
 _pools: list[PoolProcess] = []
 _lock = threading.Lock()
 
@@ -157,8 +178,12 @@ def end() -> None:
 class _Pool:
     """Forks workers, ends them, and reports how they ended."""
 
-    def __init__(self, control: socket.socket, driver: int) -> None:
+    def __init__(self, control: socket.socket, driver: int, address: str) -> None:
         self._control, self._driver, self._loaded = control, driver, False
+        self._daemons = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        if address:
+            self._daemons.bind(address)
+            self._daemons.listen()
         self._workers: dict[int, tuple[int, socket.socket]] = {}
         """By the descriptor of its socket, each worker's pid; the pool keeps the socket open to write the status."""
         self._poll = select.poll()
@@ -169,8 +194,8 @@ class _Pool:
         os.set_blocking(wakes, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakes)
-        requests = self._control.fileno()
-        for descriptor in (requests, woken):
+        requests, daemons = self._control.fileno(), self._daemons.fileno()
+        for descriptor in (requests, woken, daemons):
             self._poll.register(descriptor, select.POLLIN)
         ends = _watch(self._driver)
         if ends is not None:
@@ -181,6 +206,8 @@ class _Pool:
                     if descriptor == woken:
                         os.read(woken, PIECE)
                         self._report_ended()
+                    elif descriptor == daemons:
+                        self._fork_daemon()
                     elif descriptor in self._workers:
                         self._kill(descriptor)
                     elif descriptor == ends or (descriptor == requests and not self._fork()):
@@ -199,6 +226,10 @@ class _Pool:
     def _fork(self) -> bool:
         """Fork a worker for the socket in the next message. Returns False if there is no message."""
         message, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
+        if message == b"s":
+            self.load()
+            load_modules(SPARK_MODULES)
+            return True
         if not message or not descriptors:
             return False
         channel = socket.socket(fileno=descriptors[0])
@@ -211,21 +242,40 @@ class _Pool:
             channel.close()
             return True
         if pid == 0:
-            self._run_worker(channel)
+            self._run_child(partial(_serve, channel))
         self._workers[channel.fileno()] = pid, channel
         self._poll.register(channel.fileno(), 0)  # 0: only the driver's shutdown of it wakes the pool
         return True
 
-    def _run_worker(self, channel: socket.socket) -> None:
-        """Serve the channel in the forked process. Never returns."""
+    def _fork_daemon(self) -> None:
+        """Fork Spark's daemon for a process that sends its streams, environment, path and arguments."""
+        connection, _ = self._daemons.accept()
+        with connection, suppress(OSError, ValueError):
+            connection.settimeout(_STREAM_SECONDS)
+            message, streams, _, _ = socket.recv_fds(connection, 1, 3)
+            try:
+                body = b"".join(iter(partial(connection.recv, PIECE), b""))
+                if not message or len(streams) < 3:
+                    return
+                self.load()
+                load_modules(SPARK_MODULES)
+                if os.fork() == 0:
+                    self._run_child(partial(_run_daemon, connection, streams, *json.loads(body)))
+            finally:
+                for stream in streams:
+                    os.close(stream)
+
+    def _run_child(self, body: Callable[[], None]) -> NoReturn:
+        """Call it in the forked process, without the pool's sockets. The process ends with it, or with the pool."""
         try:
             ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()
+            self._daemons.close()
             for _, other in self._workers.values():
                 other.close()  # or its driver's end would not notice its end
-            _serve(channel)
+            body()
         except BaseException:  # noqa: BLE001 - the driver is gone, or the status reports it
             os._exit(1)
         os._exit(0)
@@ -249,6 +299,28 @@ class _Pool:
                 with suppress(OSError):
                     channel.send(DIED + str(os.waitstatus_to_exitcode(status)).encode(), socket.MSG_DONTWAIT)
                 channel.close()
+
+
+def _run_daemon(
+    connection: socket.socket,
+    streams: Sequence[int],
+    environment: Mapping[str, str],
+    path: Sequence[str],
+    argv: list[str],
+) -> None:
+    """Run Spark's daemon on these streams until its JVM closes the first of them.
+
+    The sender of the streams gets a byte on `connection` when the daemon starts, and its end when the daemon ends.
+    """
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)  # where sys.stdin, sys.stdout and sys.stderr are open
+        os.close(stream)
+    sys.argv = argv
+    _set_context(environment, path)
+    connection.sendall(b"f")
+    from pyspark.daemon import manager
+
+    manager()
 
 
 def _watch(driver: int) -> int | None:
@@ -298,17 +370,17 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' if line else ''}{line}"[:_LINE]
 
 
-def main(driver: int, descriptor: int) -> None:
+def main(driver: int, descriptor: int, address: str) -> None:
     """Serve the driver. An interrupt of the terminal is the driver's: the pool ends with it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     from sluice.pipelines.records.compiled import cache
 
-    pool = _Pool(socket.socket(fileno=descriptor), driver)
+    pool = _Pool(socket.socket(fileno=descriptor), driver, address)
     if cache.is_ready():
         pool.load()
     pool.serve()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

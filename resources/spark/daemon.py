@@ -1,21 +1,35 @@
 """The process from which Spark forks its Python workers (`spark.python.daemon.module`), with imports done.
 
-Loading Arrow and the compiled loops takes seconds. Done here once, every worker starts with them, also one that
-replaces a worker which died or raised, and all share the memory. Nothing here opens a socket or starts a thread. The
-pool of workers without Spark (`resources.worker_pool`) loads the same modules.
+    Spark's JVM ── python -m sluice.resources.spark.daemon ──┐ its streams, environment and arguments
+    driver ─────── resources.worker_pool, imports done ──────┴─ forks pyspark.daemon ── forks workers
+
+Loading Arrow and the compiled loops takes most of a second. The pool of the driver does it while the JVM starts; this
+process then only has the pool fork Spark's daemon. Without a pool, as on executors elsewhere, it loads the modules and
+is the daemon itself. Every worker starts with them, also one that replaces a worker which died or raised, and all share
+the memory. Nothing here starts a thread.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
 
+POOL = "SLUICE_WORKER_POOL"
+"""The environment variable with the path of the socket on which the driver's pool listens."""
 LOADED = (
     "sluice.resources.spark.executor",
     "sluice.pipelines.landing.task",
     "sluice.pipelines.records.json.format",
     "sluice.resources.kafka.fetch.fetch",
 )
+SPARK_MODULES = ("pyspark.daemon", "pyspark.worker")
+"""Modules of Spark's own workers. PySpark imports the second after each fork, for fear of threads: it starts none."""
 # Memory of a chunk is kept for the next one: by default glibc returns buffers of some megabytes each time, for
 # the system to clear new ones. With Arrow's own allocator, Parquet of raw records takes longer to encode.
 WORKERS_ENVIRONMENT = {
@@ -25,10 +39,10 @@ WORKERS_ENVIRONMENT = {
 }
 
 
-def load_modules() -> None:
+def load_modules(modules: Sequence[str] = LOADED) -> None:
     """Import the modules of tasks, before a first fork. Compile missing loops."""
     gc.disable()  # none of the loaded objects is garbage
-    for module in LOADED:
+    for module in modules:
         try:
             if module == LOADED[1]:  # the first that has compiled loops
                 importlib.import_module("sluice.pipelines.records.compiled.cache").ready()
@@ -39,8 +53,21 @@ def load_modules() -> None:
     gc.enable()
 
 
-if __name__ == "__main__":
+def run_in_pool() -> bool:
+    """Have the pool fork the daemon, and wait for its end. Returns False if there is no pool that answers."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as pool:
+        pool.connect(os.environ[POOL])
+        socket.send_fds(pool, [b"d"], [0, 1, 2])
+        pool.sendall(json.dumps([dict(os.environ), sys.path, sys.argv]).encode())
+        pool.shutdown(socket.SHUT_WR)
+        if pool.recv(1):  # forked
+            pool.recv(1)
+            return True
+    return False
+
+
+if __name__ == "__main__" and not (POOL in os.environ and run_in_pool()):
+    load_modules((*LOADED, *SPARK_MODULES))
     from pyspark.daemon import manager
 
-    load_modules()
     manager()

@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -36,8 +36,9 @@ from sluice.pipelines.util import scratch, units
 from sluice.resources.local import java
 from sluice.resources.observe import tracing
 from sluice.resources.spark import executor, executors, jvm, spark_errors
-from sluice.resources.spark.daemon import WORKERS_ENVIRONMENT
+from sluice.resources.spark.daemon import POOL, WORKERS_ENVIRONMENT
 from sluice.resources.spark.executors import get_master, is_connect, is_local, tries
+from sluice.resources.worker_pool import get_pool
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -325,8 +326,9 @@ def _speculates(spark: Any) -> bool:
 def begin(settings: SparkSettings, needed: Callable[[], bool] = lambda: True) -> None:
     """Start a local Spark and its workers in the background if `needed`, which is called there.
 
-    Errors are left to the first use of Spark; a remote Spark starts only when it is needed. A Spark that this process
-    started with other settings, for a run that is over, ends first.
+    Its JVM and the pool of its workers load at once, and end if nothing needs them. Errors are left to the first use of
+    Spark; a remote Spark starts only when it is needed. A Spark that this process started with other settings, for a
+    run that is over, ends first.
     """
     if is_local(settings):
         if _begun and _begun[-1] != settings:
@@ -335,9 +337,14 @@ def begin(settings: SparkSettings, needed: Callable[[], bool] = lambda: True) ->
 
         def start() -> None:
             with suppress(Exception):
+                get_pool().load_spark()
+                if _running() is None and jvm.fits(settings.conf):
+                    jvm.begin()
                 if needed():
                     spark = context(settings)
                     _compiled_there(spark, spark.applicationId)
+                else:
+                    jvm.end()
 
         threading.Thread(target=start, name="sluice-spark", daemon=True).start()
 
@@ -633,18 +640,25 @@ def _context(settings: SparkSettings, output: BinaryIO) -> SparkContext:
     if not is_local(settings):
         conf |= executors.conf(settings, conf)
         _keep(output)
-    # The JVM's launch settings are in its command line, which everybody can read: secrets follow later.
-    masked = settings.model_dump()["conf"]
-    public = [(k, v) for k, v in conf.items() if masked.get(k, v) == v]
-    gateway = _start_from_archive(settings, dict(public), output)
+    begun = jvm.take(settings.conf) if is_local(settings) else None
+    gateway = begun.connect() if begun else None
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
     if gateway is None:
         _slow_starts.append(is_local(settings))
+        # The JVM's launch settings are in its command line, which everybody can read: secrets follow later.
+        masked = settings.model_dump()["conf"]
+        public = [(k, v) for k, v in conf.items() if masked.get(k, v) == v]
         popen = {"stdout": output, "stderr": output}
         gateway = launch_gateway(SparkConf().setAll(public), popen)  # type: ignore[no-untyped-call]
-    return SparkContext(conf=SparkConf().setAll(list(conf.items())), gateway=gateway)
+    try:
+        return SparkContext(conf=SparkConf().setAll(list(conf.items())), gateway=gateway)
+    finally:
+        if begun:
+            with begun.output as printed:
+                output.write(_read_end(printed.fileno()))
+            output.flush()
 
 
 def _keep(output: BinaryIO) -> None:
@@ -655,21 +669,14 @@ def _keep(output: BinaryIO) -> None:
 
 
 def _jvm_printed() -> str:
-    """Return the end of the JVM's output. Read without a seek: the JVM writes at the file's position."""
-    if not _printed:
-        return ""
-    end = os.fstat(_printed[-1]).st_size
-    return os.pread(_printed[-1], _PRINTED_BYTES, max(0, end - _PRINTED_BYTES)).decode("utf-8", "replace")
+    """Return the end of the JVM's output."""
+    return _read_end(_printed[-1]).decode("utf-8", "replace") if _printed else ""
 
 
-def _start_from_archive(settings: SparkSettings, public: Mapping[str, str], output: BinaryIO) -> Any:
-    """Return a local JVM started by the archive of its classes; None if the archive cannot be used."""
-    if not is_local(settings) or not jvm.fits(settings.conf):
-        return None
-    archive, folder = jvm.find_archive(), scratch.get_root()
-    if archive is None or jvm.OPTIONS in settings.conf:
-        return None
-    return jvm.launch(archive, public, f"-Djava.io.tmpdir={folder}", output)
+def _read_end(descriptor: int) -> bytes:
+    """Return the end of a file that a JVM prints to. Read without a seek: the JVM writes at the file's position."""
+    end = os.fstat(descriptor).st_size
+    return os.pread(descriptor, _PRINTED_BYTES, max(0, end - _PRINTED_BYTES))
 
 
 def _session(settings: SparkSettings) -> SparkSession:
@@ -731,19 +738,18 @@ def _conf(settings: SparkSettings) -> dict[str, str]:
 
 
 def _here() -> dict[str, str]:
-    """Return the settings of a local Spark: its files lie in this process's own folder.
+    """Return the settings of a local Spark, whose workers the pool of this process forks."""
+    return {**_HERE, **_driver(), **_sockets(str(scratch.get_root())), f"spark.executorEnv.{POOL}": get_pool().address}
+
+
+def _driver() -> dict[str, str]:
+    """Return the settings of any driver: its local files lie in this process's own folder.
 
     They go with the process or, if it is killed, with the next one.
     """
     folder = str(scratch.get_root())
     options = f'{jvm.FLAGS} -Djava.io.tmpdir="{folder}"' if '"' not in folder else jvm.FLAGS
-    return {**_HERE, jvm.OPTIONS: options, "spark.local.dir": folder, **_sockets(folder)}
-
-
-def _driver() -> dict[str, str]:
-    """Return the settings of a driver with remote executors: its local files go with this process, as in `_here`."""
-    options = _here()[jvm.OPTIONS]
-    return {jvm.OPTIONS: options, "spark.local.dir": str(scratch.get_root())}
+    return {jvm.OPTIONS: options, "spark.local.dir": folder}
 
 
 def _sockets(folder: str) -> dict[str, str]:

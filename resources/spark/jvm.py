@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sluice.pipelines.errors import SetupError
+from sluice.pipelines.util import scratch
 from sluice.pipelines.util.locks import locking
 from sluice.resources.local import java
 
@@ -68,15 +69,13 @@ class Archive:
     def arguments(self) -> Path:
         return self.folder / _ARGUMENTS
 
-    def command(self, conf: Mapping[str, str], options: str) -> list[str]:
-        """Return the JVM's command line. `options`: further options of this JVM."""
+    def command(self) -> list[str]:
+        """Return the JVM's command line. Spark's settings follow when its context starts."""
         recipe = json.loads(self.arguments.read_text())
-        properties = [f"{k}={v}" for k, v in conf.items()]
         return [
             *(str(java.java_home() / "bin" / "java"), "-cp", recipe["class_path"], *recipe["arguments"]),
-            *(f"-XX:SharedArchiveFile={self.classes}", *_QUIET, *([options] if options else [])),
-            *("org.apache.spark.deploy.SparkSubmit", *(part for setting in properties for part in ("--conf", setting))),
-            "pyspark-shell",
+            *(f"-XX:SharedArchiveFile={self.classes}", *_QUIET, f"-Djava.io.tmpdir={scratch.get_root()}"),
+            *("org.apache.spark.deploy.SparkSubmit", "pyspark-shell"),
         ]
 
 
@@ -97,45 +96,79 @@ def fits(conf: Mapping[str, str]) -> bool:
     return sys.platform == "linux" and not any(variables) and not home.exists() and not any(own)
 
 
-def launch(archive: Archive, conf: Mapping[str, str], options: str, output: BinaryIO) -> Any:
-    """Return the gateway of a JVM started by the archive; None if it ended, or did not answer. Its output goes to
-    `output`.
+class Launch:
+    """A JVM that was started by the archive, until PySpark is connected to it."""
 
-    `conf` is in its command line, which everybody can read.
-    """
-    folder = tempfile.mkdtemp()
-    try:
-        where = os.path.join(folder, "gateway")
-        env = os.environ | {"SPARK_CONNECT_MODE": "0", "PYTHONHASHSEED": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": where}
-        process = subprocess.Popen(
-            archive.command(conf, options),
+    def __init__(self, archive: Archive) -> None:
+        """Start the JVM; does not wait for it. Raises OSError, SetupError, ValueError."""
+        self.output: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the JVM
+        self._folder = tempfile.mkdtemp(dir=scratch.get_root())
+        self._address = Path(self._folder, "gateway")
+        self.home = str(java.java_home())
+        ours = {"JAVA_HOME": self.home, "SPARK_HOME": str(java.spark_jars().parent), "SPARK_LOCAL_IP": "127.0.0.1"}
+        ours |= {"SPARK_CONNECT_MODE": "0", "PYTHONHASHSEED": "0", "PYSPARK_PYTHON": sys.executable}
+        self._process = subprocess.Popen(
+            archive.command(),
             stdin=subprocess.PIPE,  # when this process ends, however it does, the JVM ends
-            stdout=output,
-            stderr=output,
-            env=env | {"SPARK_HOME": str(java.spark_jars().parent)},
+            stdout=self.output,
+            stderr=self.output,
+            env=os.environ | ours | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._address)},
             preexec_fn=_deaf,
         )
+
+    def connect(self) -> Any:
+        """Return PySpark's gateway to the JVM; None if it ended, or did not answer."""
         from pyspark.java_gateway import launch_gateway  # while the JVM starts
 
         until = time.monotonic() + _ANSWER
-        while process.poll() is None and not os.path.isfile(where) and time.monotonic() < until:
+        while self._process.poll() is None and not self._address.is_file() and time.monotonic() < until:
             time.sleep(_LOOK)
-        if not os.path.isfile(where):
-            process.kill()
-            process.wait()
+        if not self._address.is_file():
+            self.end()
             return None
-        port, secret = _read(Path(where))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    there = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
-    os.environ.update(there)  # PySpark's way to use a JVM that is already running
-    try:
-        gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
-    finally:
-        for name in there:
-            del os.environ[name]
-    gateway.proc = process
-    return gateway
+        port, secret = _read(self._address)
+        there = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+        os.environ.update(there)  # PySpark's way to use a JVM that is already running
+        try:
+            gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
+        finally:
+            for name in there:
+                del os.environ[name]
+        gateway.proc = self._process
+        return gateway
+
+    def end(self) -> None:
+        """Kill the JVM. Its output stays readable."""
+        self._process.kill()
+        self._process.wait()
+
+
+_begun: list[Launch] = []
+"""The JVM that `begin` started, until `take` returns it."""
+
+
+def begin() -> None:
+    """Start a JVM by the archive for this process's next local Spark, if it fits. Does not wait; raises nothing."""
+    with suppress(OSError, SetupError, ValueError):
+        if not _begun and fits({}) and (archive := find_archive()) is not None:
+            _begun.append(Launch(archive))
+
+
+def take(conf: Mapping[str, str]) -> Launch | None:
+    """Return the JVM that was begun, or begin one; None if these settings determine how Spark's JVM starts."""
+    if not fits(conf) or OPTIONS in conf:
+        end()
+        return None
+    begin()
+    return _begun.pop() if _begun else None
+
+
+def end() -> None:
+    """End a JVM that was begun and is not needed."""
+    while _begun:
+        launch = _begun.pop()
+        launch.end()
+        launch.output.close()
 
 
 def _deaf() -> None:

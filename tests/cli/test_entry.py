@@ -53,13 +53,14 @@ def test_interrupt_during_an_import_exits_with_130_and_one_line(module: str, pro
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.usefixtures("default_engine")
 @pytest.mark.parametrize("module", ["dagster._core.execution.api", "py4j.java_gateway"])
 def test_interrupt_while_dagster_and_spark_start_exits_with_130(
     module: str, project: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     topic = fresh_topic()
     feed = FEED.replace("127.0.0.1:9\n", f"{kafka.bootstrap}\n").replace("topics: orders", f"topics: {topic}")
-    (project / "feeds" / "orders.yaml").write_text(feed + "spark: {master: 'local[2,3]'}\n")
+    (project / "feeds" / "orders.yaml").write_text(feed)
     with closing(KafkaProducer(bootstrap_servers=kafka.bootstrap)) as producer:
         producer.send(topic, b"one").get(30)
     _expect_interruption("run", "orders", module)

@@ -61,8 +61,9 @@ def test_unresponsive_jvm_is_ended(archive: jvm.Archive, tmp_path: Path, monkeyp
     hanging = jvm.Archive(tmp_path)
     hanging.arguments.write_text(json.dumps({**recipe, "arguments": [*recipe["arguments"], waits]}))
     monkeypatch.setattr(jvm, "_ANSWER", 3.0)
-    with (tmp_path / "output").open("w+b") as output:
-        assert jvm.launch(hanging, {}, "", output) is None
+    launched = jvm.Launch(hanging)
+    assert launched.connect() is None
+    with launched.output as output:
         output.seek(0)
         assert b"Listening for transport" in output.read(), "it waits for a debugger"
     assert not any(str(hanging.classes) in command for command in list_commands())
