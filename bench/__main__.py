@@ -14,7 +14,7 @@ from bench import command as calls
 from bench import table as old_table
 from bench.render import PAGE, lake_view, race_view
 from bench.render import write as write_page
-from bench.results import BenchReport, RaceResult
+from bench.results import BenchReport, RaceResult, StartTimes
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.main import run_app
 from sluice.cli.terminal.output import good
@@ -50,7 +50,7 @@ Months = Annotated[
     typer.Option("--months", min=1, help="Of `age`: how many months of hours (again for more); without it, 1 and 12."),
 ]
 Write = Annotated[
-    bool, typer.Option("--write", help="Write the results into docs/developers/: performance.md, .json and plot.")
+    bool, typer.Option("--write", help="Write the results into docs/developers/, with their plot, and README.md.")
 ]
 
 
@@ -92,7 +92,7 @@ def run_benchmarks(
     `lake` compares lakes in stores (emulated here) with a local one and counts requests. `cluster` compares a local
     Spark with a standalone one of two workers. `start` measures the phases of a run in a new process, a small
     catch-up on a warm session, and a plan over 1,000 partitions; with --peer, new processes of Sluice and of peers;
-    with --write, only the picture of a run's timeline.
+    --write stores these, or without peers the picture of a run's timeline.
     `fleet` lands one window of many small feeds, one by one and in one run, and counts requests to Kafka. `scale`
     runs the planner over up to 100,000 partitions on 1,000 brokers, in memory. `age` measures an hour of a feed
     that has run for months. `table` measures a batch for an old table. `republish` compares sending with the
@@ -119,12 +119,12 @@ def run_benchmarks(
         ("table",): (calls.run_table, old_table.table_view),
     }
     docs = Path(__file__).parents[1] / "docs" / "developers"
-    if request.names == ("start",) and write:
+    if request.names == ("start",) and write and not chosen:
         picture = docs / timeline.PICTURE
         picture.write_text(calls.draw_start(request, session.terminal.note))
         return session.terminal.show(good(f"written to {picture}"))
     if request.names in alone:
-        if write:
+        if write and request.names != ("start",):
             raise UsageError(
                 f"{request.names[0]} has no table on the page of results",
                 remedy="leave out --write",
@@ -132,6 +132,8 @@ def run_benchmarks(
         measure, show = alone[request.names]
         measured = measure(request, session.terminal.note)
         session.terminal.show(*show(measured))
+        if write:
+            write_page(BenchReport((), StartTimes(start.RECORDS, measured.medians, calls.describe(sys.argv[1:]))), docs)
         return session.terminal.print_document(measured.document())
 
     done: list[RaceResult] = []

@@ -52,16 +52,19 @@ def run(request: BenchRequest, arguments: Sequence[str], note: Note, keep: Keep)
             f"{', '.join(request.peers)} takes no part in these", remedy="name raw, typed or dlt, or no peer"
         )
     terms = race.Terms(request.cores or machine.cores(), request.repeat, request.warm_ups, chosen)
-    when = datetime.now(UTC).isoformat(timespec="seconds")
-    provenance = Provenance(
-        shlex.join(["python", "-m", "bench", *arguments]), when, machine.machine(), machine.versions()
-    )
+    provenance = describe(arguments)
     done: list[RaceResult] = []
     with _alone(request.folder or default_folder()) as folder:
         for r in races:
             done.append(replace(race.run(r, terms, folder, note), run=provenance))
             keep(BenchReport((done[-1],)))
     return BenchReport(tuple(done))
+
+
+def describe(arguments: Sequence[str]) -> Provenance:
+    """Returns the call with these arguments on this machine, now."""
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    return Provenance(shlex.join(["python", "-m", "bench", *arguments]), when, machine.machine(), machine.versions())
 
 
 def run_lake(request: BenchRequest, note: Note) -> lake.LakeReport:

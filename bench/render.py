@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
@@ -15,7 +14,7 @@ from rich.console import RenderableType
 from bench import lake
 from bench.formats import FORMATS
 from bench.peers import SPARK
-from bench.plot import plot
+from bench.plot import is_own, plot
 from bench.results import BenchReport, PeerResult, Provenance, RaceResult
 from bench.suite import FLAT, SUITE
 from sluice.cli.terminal.output import facts, heading, table
@@ -198,18 +197,25 @@ def _provenance(run: Provenance, races: Sequence[RaceResult]) -> list[tuple[str,
     ]
 
 
-# -- the page
+# -- the pages
+
+
+def to_headline(report: BenchReport) -> str:
+    """Returns the main rates and their ratios to Spark's connector as a sentence."""
+    races = [race for name in ("raw", "typed") if (race := report.find(name))]
+    pairs = [(race, spark) for race in races if (spark := race.of(SPARK.name))]
+    if not pairs:
+        return ""
+    rates = " and ".join(f"{race.results[0].rate / 1e6:.1f} million {race.name}" for race, _ in pairs)
+    times = " and ".join(f"{race.ratio(spark):.0f}" for race, spark in pairs)
+    cores = pairs[0][0].cores
+    return _sentence(f"on {cores} quiet cores, Sluice lands {rates} records a second: {times} times {SPARK.title}")
 
 
 def to_markdown(report: BenchReport) -> str:
-    """Returns results as Markdown: Sluice and Spark, the plot, then tables of other peers, sizes and calls."""
+    """Returns results as Markdown: Sluice and Spark, the plot, sizes and calls."""
     races, flat = _split(report)
-    parts = []
-    if races:
-        parts += [_overview(races), f"![Speed next to Spark's Kafka connector]({PLOT})"]
-        others = [_list_cells(race, r) for race in races for r in race.results[1:] if r.peer != SPARK.name]
-        names = ("benchmark", "peer", "records/s", *_RATIOS)
-        parts += ["### Other peers", _lines(names, ["---"] * 2 + ["--:"] * 4, others)] if others else []
+    parts = [_list_races(races), f"![Speed next to Spark's Kafka connector]({PLOT})"] if races else []
     if flat:
         parts += [f"### {FLAT}", _sentence(_about_flat(flat)), _table(_FLAT, flat)]
     calls = [(", ".join(names), dict(call)) for names, call in _provenances(report)]
@@ -218,20 +224,66 @@ def to_markdown(report: BenchReport) -> str:
     return "\n\n".join(parts)
 
 
-def _overview(races: Sequence[RaceResult]) -> str:
-    """Returns a line for each race: Sluice compared with Spark's connector."""
-    names = ("benchmark", "records", "Sluice, records/s", "Spark, records/s", *_RATIOS)
+def _list_races(races: Sequence[RaceResult]) -> str:
+    """Returns a line for each race: the rates of our own peers and of Spark's connector, and their ratios."""
+    own = {r.peer: r.title for race in races for r in race.results if is_own(r)}
     rows = []
     for race in races:
-        ours, spark = race.results[0], race.of(SPARK.name)
-        row = [race.name, f"{race.records:,}", f"{ours.rate:,.0f}"]
-        row += [f"{spark.rate:,.0f}", _ratio(race, spark)] if spark else ["", ""]
-        rows.append([*row, _number(ours.cpu_ns), _cpu_ratio(race, spark) if spark else ""])
+        spark = race.of(SPARK.name)
+        rates = [_format_rate(race.of(peer)) for peer in (*own, SPARK.name)]
+        ratios = [_ratio(race, spark), _number(race.results[0].cpu_ns), _cpu_ratio(race, spark)] if spark else []
+        rows.append([race.name, f"{race.records:,}", *rates, *(ratios or ["", _number(race.results[0].cpu_ns), ""])])
+    names = ("benchmark", "records", *(f"{title}, records/s" for title in own.values()), "Spark, records/s", *_RATIOS)
     return _lines(names, ["---"] + ["--:"] * (len(names) - 1), rows)
 
 
-def _list_cells(race: RaceResult, result: PeerResult) -> list[str]:
-    return [race.name, *(_SPEED[name](race, result) for name in ("peer", "records/s", *_RATIOS))]
+def _format_rate(result: PeerResult | None) -> str:
+    return f"{result.rate:,.0f}" if result else ""
+
+
+_TOOLS = ("typed", "raw", "avro")
+"""Benchmarks of the table of all tools."""
+
+
+def to_tools(report: BenchReport) -> str:
+    """Returns each peer's rate and CPU as Markdown, the fastest first, and below them the times of starts."""
+    races = [race for name in _TOOLS if (race := report.find(name))]
+    titles = {r.title: None for race in races for r in sorted(race.results, key=lambda r: -r.rate)}
+    results = {title: [next((r for r in race.results if r.title == title), None) for race in races] for title in titles}
+    rows = [[title, *(cell for r in of for cell in (_format_rate(r), _number(r.cpu_ns if r else None, unknown="")))]
+            for title, of in results.items()]  # fmt: skip
+    names = ["", *(name for race in races for name in (f"`{race.name}`: records/s", "CPU ns/record"))]
+    parts = [_lines(names, ["---"] + ["--:"] * (len(names) - 1), rows)]
+    if report.start:
+        intro = f"{report.start.records:,} typed records landed by a new process, medians, {report.start.run.when[:10]}"
+        starts = [[title, f"{wall:.2f}", f"{cpu:.2f}"] for title, (wall, cpu) in report.start.seconds.items()]
+        parts += [_sentence(intro), _lines(("", "seconds", "CPU seconds"), ["---", "--:", "--:"], starts)]
+    return "\n\n".join(parts)
+
+
+def to_summary(report: BenchReport) -> str:
+    """Returns the benchmark `typed` next to the times of starts as Markdown, for the README."""
+    race = report.find("typed")
+    if race is None:
+        return ""
+    starts = dict(report.start.seconds) if report.start else {}
+    rows = []
+    for result in sorted(race.results, key=lambda r: -r.rate):
+        cells, seconds = [result.title, _format_rate(result), _number(result.cpu_ns)], starts.pop(result.title, ())
+        rows.append([*(f"**{cell}**" if is_own(result) else cell for cell in cells), *_format_seconds(seconds)])
+    own = tuple(r.title for r in race.results if is_own(r))
+    rows[len(own) : len(own)] = [
+        [t, "", "", *_format_seconds(times)] for t, times in starts.items() if t.startswith(own)
+    ]
+    cold = f"; and {report.start.records:,} in a new process" if report.start else ""
+    day = f"{race.run.when[:10]}, " if race.run else ""
+    about = _sentence(f"{day}{race.cores} cores: {race.records:,} records, {race.about}, warm{cold}")
+    names = ("", "records/s", "CPU ns/record", "cold: seconds", "CPU s")
+    return f"{about}\n\n{_lines(names, ['---'] + ['--:'] * 4, rows)}"
+
+
+def _format_seconds(times: Sequence[float]) -> list[str]:
+    return [f"{x:.1f}" for x in times] or ["", ""]
 
 
 def _table(columns: Mapping[str, _Cell], races: Sequence[RaceResult]) -> str:
@@ -247,18 +299,39 @@ def _sentence(text: str) -> str:
     return textwrap.fill(f"{text[0].upper()}{text[1:]}.", 120)
 
 
+README = "../../README.md"
+_SECTIONS: Mapping[str, tuple[str, Callable[[BenchReport], str]]] = {
+    "headline": (PAGE, to_headline),
+    "results": (PAGE, to_markdown),
+    "tools": (PAGE, to_tools),
+    "speed": (README, to_summary),
+}
+"""Generated sections by the name in their marks, each with its page."""
+
+
 def write(report: BenchReport, docs: Path) -> None:
-    """Merge the results into those of other benchmarks: as JSON, and from there into the page, between its two marks,
-    and the plot. Raises UsageError without the marks."""
-    page, data, picture = docs / PAGE, docs / DATA, docs / PLOT
-    text = page.read_text() if page.exists() else ""
-    begin, end = "<!-- results -->", "<!-- /results -->"
-    if begin not in text or end not in text:
-        raise UsageError(f"{page} has no place for results", remedy=f"put the lines {begin} and {end} into it")
+    """Merge the results into those of other benchmarks: as JSON, and from there into sections of the pages, between
+    their marks, and the plot. Raises UsageError without the marks."""
+    data, picture = docs / DATA, docs / PLOT
+    pages = {page: (docs / page).read_text() for page in (PAGE, README)}
+    for name, (page, _) in _SECTIONS.items():
+        if f"<!-- {name} -->" not in pages[page] or f"<!-- /{name} -->" not in pages[page]:
+            remedy = f"put the lines <!-- {name} --> and <!-- /{name} --> into it"
+            raise UsageError(f"{docs / page} has no place for results", remedy=remedy)
     older = BenchReport.from_document(json.loads(data.read_text())) if data.exists() else BenchReport(())
     every = report.over(older, list(SUITE))
     data.write_text(json.dumps(every.document(), indent=1) + "\n")
-    section = f"{begin}\n{to_markdown(every)}\n{end}"
-    page.write_text(re.sub(f"{begin}.*{end}", lambda _: section, text, flags=re.DOTALL))
+    for page, text in pages.items():
+        (docs / page).write_text(fill(text, page, every))
     picture.parent.mkdir(exist_ok=True)
     picture.write_text(plot(every.races))
+
+
+def fill(text: str, page: str, report: BenchReport) -> str:
+    """Returns the text of a page with its generated sections."""
+    for name, (of, render) in _SECTIONS.items():
+        if of == page:
+            begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+            before, _, rest = text.partition(begin)
+            text = f"{before}{begin}\n{render(report)}\n{end}{rest.partition(end)[2]}"
+    return text

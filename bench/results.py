@@ -227,19 +227,36 @@ class RaceResult:
 
 
 @dataclass(frozen=True, slots=True)
+class StartTimes:
+    """Medians of runs in new processes over `records` records: seconds, and CPU seconds of all processes, by title."""
+
+    records: int
+    seconds: Mapping[str, Sequence[float]]
+    run: Provenance
+
+
+@dataclass(frozen=True, slots=True)
 class BenchReport:
-    """Benchmarks, each with the call that it comes from."""
+    """Benchmarks, each with the call that it comes from, and the newest times of starts."""
 
     races: tuple[RaceResult, ...]
+    start: StartTimes | None = None
 
     def document(self) -> dict[str, Any]:
-        return {"format": FORMAT, "benchmarks": [r.document() for r in self.races]}
+        start = {"start": asdict(self.start)} if self.start else {}
+        return {"format": FORMAT, "benchmarks": [r.document() for r in self.races]} | start
+
+    def find(self, name: str) -> RaceResult | None:
+        """Returns the race of that name, if it was measured."""
+        return next((r for r in self.races if r.name == name), None)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> BenchReport:
         """Parse `document`; a document of another format gives no results."""
         races = document["benchmarks"] if document.get("format") == FORMAT else []
-        return cls(tuple(map(RaceResult.from_document, races)))
+        start = document.get("start")
+        times = StartTimes(start["records"], start["seconds"], Provenance(**start["run"])) if start else None
+        return cls(tuple(map(RaceResult.from_document, races)), times)
 
     def over(self, older: BenchReport, order: Sequence[str]) -> BenchReport:
         """These benchmarks, and those of an older report that are none of these by name. In the order of names given;
@@ -247,9 +264,8 @@ class BenchReport:
         mine = {r.name for r in self.races}
         both = [*self.races, *(r for r in older.races if r.name not in mine)]
         positions = {name: i for i, name in enumerate(order)}
-        return BenchReport(
-            tuple(sorted(both, key=lambda r: (positions.get(r.name, len(positions)), r.partitions, r.records)))
-        )
+        races = sorted(both, key=lambda r: (positions.get(r.name, len(positions)), r.partitions, r.records))
+        return BenchReport(tuple(races), self.start or older.start)
 
 
 def _median(values: list[float | None], scale: float = 1.0) -> float | None:

@@ -98,6 +98,15 @@ class StartReport:
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def medians(self) -> dict[str, tuple[float, float]]:
+        """Seconds and CPU seconds of a run in a new process, by title."""
+        runs = {"Sluice without Dagster": self.plain, "Sluice through Dagster": self.cold[1:], **self.peers}
+        return {
+            title: (round(_median(c.seconds for c in of), 2), round(_median(c.cpu or 0.0 for c in of), 2))
+            for title, of in runs.items()
+        }
+
 
 def draw(folder: Path, note: Note) -> str:
     """Return the picture of a run's timeline, after a first run of the project. Raises SetupError, Failed."""
@@ -331,12 +340,8 @@ def start_view(report: StartReport) -> Iterator[RenderableType]:
 
 
 def _show_peers(report: StartReport) -> Iterator[RenderableType]:
-    runs = {"Sluice through Dagster": report.cold[1:], "Sluice without Dagster": report.plain, **report.peers}
     yield heading("start", f"{RECORDS:,} typed records landed by new processes: medians of {len(report.plain)}")
-    rows = [
-        (title, f"{_median(c.seconds for c in of):.2f}", f"{_median(c.cpu or 0.0 for c in of):.2f}")
-        for title, of in runs.items()
-    ]
+    rows = [(title, f"{seconds:.2f}", f"{cpu:.2f}") for title, (seconds, cpu) in report.medians.items()]
     yield table(("", "seconds", "CPU, all processes"), rows, right="seconds CPU")
 
 

@@ -17,6 +17,9 @@ from pathlib import Path
 import pytest
 
 import sluice
+from bench import render
+from bench.plot import plot
+from bench.results import BenchReport
 from sluice.assets.jobs.report_assets import read_reports
 from sluice.cli.main import main
 from sluice.pipelines.feed.load import load_feed
@@ -192,12 +195,14 @@ def test_report_of_the_tutorial_is_valid(tmp_path: Path) -> None:
     assert (list(reports.reports), dict(reports.broken)) == (["revenue"], {})
 
 
-def test_figures_match_the_performance_page() -> None:
-    page = (ROOT / "docs/developers/performance.md").read_text()
-    rows = re.findall(r"^\| (.*?) \| ([\d,]+) \| ([\d,]+) \|", README.read_text().replace("*", ""), re.M)
-    assert len(rows) == 7
-    for name, rate, cpu in rows:
-        assert f"| {rate} | {cpu} |" in page, name
+def test_figures_and_plot_are_those_of_the_results() -> None:
+    docs = ROOT / "docs" / "developers"
+    report = BenchReport.from_document(json.loads((docs / render.DATA).read_text()))
+    for page in (render.PAGE, render.README):
+        text = (docs / page).read_text()
+        assert render.fill(text, page, report) == text, f"{page}: `python -m bench … --write` fills it"
+    assert (docs / render.PLOT).read_text() == plot(report.races)
+    assert len(render.to_summary(report).splitlines()) > 5
 
 
 def test_badges_match_the_package() -> None:

@@ -18,7 +18,7 @@ from bench.command import Keep
 from bench.measure import Cost
 from bench.plot import plot
 from bench.render import PLOT, race_view, to_markdown, write
-from bench.results import BenchReport, CheckedLanding, PartTimes, PeerResult, Provenance, RaceResult
+from bench.results import BenchReport, CheckedLanding, PartTimes, PeerResult, Provenance, RaceResult, StartTimes
 from sluice.cli.main import run_app
 from sluice.pipelines.errors import Failed, UsageError
 
@@ -137,43 +137,83 @@ def test_sizes_of_flat_are_shown_in_one_table() -> None:
         assert "10,000,000" in text
 
 
+def make_docs(folder: Path) -> Path:
+    """Create empty pages below the folder, and return that of performance.md."""
+    docs = folder / "docs" / "developers"
+    docs.mkdir(parents=True)
+    marks = ("headline", "tools", "results")
+    (docs / "performance.md").write_text("".join(f"<!-- {m} -->\nold\n<!-- /{m} -->\n" for m in marks) + "after\n")
+    (folder / "README.md").write_text("before\n<!-- speed -->\nold\n<!-- /speed -->\n")
+    return docs
+
+
 def test_results_are_written_between_page_markers(tmp_path: Path) -> None:
-    page = tmp_path / "performance.md"
-    page.write_text("before\n<!-- results -->\nold\n<!-- /results -->\nafter\n")
+    docs = make_docs(tmp_path)
     for _ in range(2):
-        write(make_report(), tmp_path)
-    text = page.read_text()
-    assert text.startswith("before\n<!-- results -->\n|")
+        write(make_report(), docs)
+    text = (docs / "performance.md").read_text()
+    assert text.startswith(
+        "<!-- headline -->\nOn 2 quiet cores, Sluice lands 0.5 million raw records a second: 4 times"
+    )
     assert text.endswith("<!-- /results -->\nafter\n")
     assert "old" not in text
-    assert json.loads((tmp_path / "performance.json").read_text()) == json.loads(json.dumps(make_report().document()))
+    assert json.loads((docs / "performance.json").read_text()) == json.loads(json.dumps(make_report().document()))
     assert f"({PLOT})" in text
-    ElementTree.fromstring((tmp_path / PLOT).read_text())
+    ElementTree.fromstring((docs / PLOT).read_text())
+
+
+def test_readme_shows_typed_next_to_times_of_starts(tmp_path: Path) -> None:
+    docs, race = make_docs(tmp_path), make_race("typed")
+    ours, spark = (replace(r, title=title) for r, title in zip(race.results, ("Sluice", "Spark"), strict=True))
+    processes = replace(ours, peer="sluice-processes", title="Sluice, processes")
+    write(BenchReport((replace(race, results=(ours, processes, spark)),)), docs)
+    seconds = {"Sluice through Dagster": (2.42, 2.8), "Spark": (13.8, 22.6)}
+    assert race.run
+    write(BenchReport((), StartTimes(20_000, seconds, race.run)), docs)
+    lines = (tmp_path / "README.md").read_text().splitlines()
+    assert lines[-6:-1] == [
+        "| --- | --: | --: | --: | --: |",
+        "| **Sluice** | **500,000** | **1,000** |  |  |",
+        "| **Sluice, processes** | **500,000** | **1,000** |  |  |",
+        "| Sluice through Dagster |  |  | 2.4 | 2.8 |",
+        "| Spark | 125,000 | 9,000 | 13.8 | 22.6 |",
+    ]
+    tools = (docs / "performance.md").read_text()
+    assert "| Sluice, processes | 500,000 | 1,000 |\n| Spark | 125,000 | 9,000 |\n" in tools
+    assert "| Sluice, records/s | Sluice, processes, records/s | Spark, records/s |" in tools
+    assert "| Spark | 13.80 | 22.60 |" in tools
 
 
 def test_earlier_results_stay_until_measured_again(tmp_path: Path) -> None:
-    (tmp_path / "performance.md").write_text("<!-- results -->\n<!-- /results -->\n")
-    write(BenchReport((make_flat_race(1_000_000, 4), make_race("typed"))), tmp_path)
-    write(BenchReport((make_race("raw", when="2026-02-02T00:00:00+00:00"), make_race("gzip"))), tmp_path)
-    write(BenchReport((make_race("typed", when="2026-03-03T00:00:00+00:00"),)), tmp_path)
-    saved = BenchReport.from_document(json.loads((tmp_path / "performance.json").read_text()))
+    docs = make_docs(tmp_path)
+    write(BenchReport((make_flat_race(1_000_000, 4), make_race("typed"))), docs)
+    write(BenchReport((make_race("raw", when="2026-02-02T00:00:00+00:00"), make_race("gzip"))), docs)
+    write(BenchReport((make_race("typed", when="2026-03-03T00:00:00+00:00"),)), docs)
+    saved = BenchReport.from_document(json.loads((docs / "performance.json").read_text()))
     assert [r.name for r in saved.races] == ["raw", "typed", "gzip", "flat 1,000,000 x 4"]
     assert [r.run.when[:10] for r in saved.races if r.run] == ["2026-02-02", "2026-03-03", "2026-01-01", "2026-01-01"]
-    text = (tmp_path / "performance.md").read_text()
+    text = (docs / "performance.md").read_text()
     assert {n: text.count(f"\n| {n} | ") for n in ("raw", "typed", "gzip")} == {"raw": 2, "typed": 2, "gzip": 1}
     assert "### flat\n" in text
     assert "\n| gzip, flat | 2026-01-01 | " in text
 
 
 def test_plot_has_a_bar_for_each_peer_and_no_external_references() -> None:
-    image = plot((make_race("raw"), make_race("a < b")))
+    race = make_race("raw")
+    rust, processes = make_result("rust", [4.0], 1.0), make_result("sluice-processes", [1.0], 1.0)
+    image = plot((replace(race, results=(*race.results, processes, rust)), make_race("a < b")))
     root = ElementTree.fromstring(image)
-    bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("class") in ("ours", "others")]
-    assert [round(float(b.get("width", "0"))) for b in bars] == [420, 105] * 2
-    assert [e.text for e in root.iter("{http://www.w3.org/2000/svg}text") if e.text and "title" in e.text] == [
-        "4.0× sluice's title, 500,000/s",
-        "spark's title, 125,000/s",
-    ] * 2
+    bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("x") == "120"]
+    assert [(b.get("class"), round(float(b.get("width", "0")))) for b in bars] == [
+        ("ours", 210),
+        ("ours-too", 420),
+        ("others", 105),
+        ("ours", 210),
+    ]
+    texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text") if e.text]
+    assert len(texts) == len({*texts, "4.0× 500,000/s"}) + 1, "only figures are there twice"
+    assert {"sluice's title", "sluice-processes's title", "1× = Spark's Kafka connector"} < {*texts}
+    assert {"4.0× 500,000/s", "8.0× 1,000,000/s", "2.0× rust's title, 250,000/s"} < {*texts}
     assert not re.search(r"<script|href|url\(", image)
 
 
@@ -192,8 +232,11 @@ def test_earlier_results_are_printed_when_later_benchmark_aborts(
     assert [json.loads(line)["exit_code"] for line in others] == ([code] if code == 1 else [])
 
 
-def test_page_without_markers_is_unchanged(tmp_path: Path) -> None:
-    (tmp_path / "performance.md").write_text("mine")
+@pytest.mark.parametrize("page", ["docs/developers/performance.md", "README.md"])
+def test_page_without_markers_is_unchanged(page: str, tmp_path: Path) -> None:
+    docs = make_docs(tmp_path)
+    (tmp_path / page).write_text("mine")
     with pytest.raises(UsageError):
-        write(make_report(), tmp_path)
-    assert (tmp_path / "performance.md").read_text() == "mine"
+        write(make_report(), docs)
+    assert (tmp_path / page).read_text() == "mine"
+    assert not (docs / "performance.json").exists()
