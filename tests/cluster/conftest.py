@@ -26,6 +26,10 @@ RACK = "rack-2"
 AGAIN = {"spark.task.maxFailures": "20"}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _land_on_spark(default_engine: None) -> None: ...
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSpark]:
     """A master and two workers of one core for the whole session. A test that kills one uses `mortal`.

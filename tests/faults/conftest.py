@@ -21,6 +21,11 @@ from tests.resources.lake.s3_faults import Proxy, run_proxy
 from tests.stores import Store
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _land_on_the_default_engine(default_engine: None) -> None:
+    """`sluice run` of a course lands on Spark, unless the course chooses an engine."""
+
+
 @pytest.fixture(scope="session")
 def shared_arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     with run_arena(tmp_path_factory.mktemp("arena") / "kafka") as cluster:

@@ -1,4 +1,4 @@
-"""`sluice run` with Dagster, on Spark and on workers without it: processes are killed, stopped, interrupted.
+"""`sluice run` with Dagster, on Spark and in processes without it: processes are killed, stopped, interrupted.
 
 To make sure that a fault occurs in mid-landing, the leaders of some or all partitions hold their answers until then.
 """
@@ -42,11 +42,10 @@ def draw() -> random.Random:
     return random.Random(SEED)
 
 
-@pytest.fixture(params=["local", "spark"])
+@pytest.fixture(params=["processes", "spark"])
 def engine(request: pytest.FixtureRequest, field: Field) -> str:
     """The engine of the field's feed."""
-    if request.param == "spark":
-        field.settings["spark"] = f"{{master: 'local[{CORES},3]'}}"
+    field.settings["engine"] = str(request.param)
     return str(request.param)
 
 
@@ -97,8 +96,27 @@ def test_python_worker_killed_at_every_attempt(field: Field, processes: Processe
     field.verify()
 
 
+@pytest.mark.parametrize("engine", ["processes"], indirect=True)
+@pytest.mark.usefixtures("engine")
 def test_worker_pool_killed_during_landing(field: Field, processes: Processes) -> None:
     kill_in_mid_landing(field, processes, processes.find_pool, "the process that forks workers", "forks workers")
+
+
+@pytest.mark.parametrize("engine", ["spark"], indirect=True)
+@pytest.mark.usefixtures("engine")
+def test_worker_pool_of_spark_killed_during_landing(field: Field, processes: Processes) -> None:
+    with field.run_producers():
+        field.run_baseline(1)
+        running = start_in_mid_landing(field, processes, 1)
+        workers = processes.list_workers(field.arena)
+        for victim in (processes.find_pool(), *workers):
+            victim.send(signal.SIGKILL)
+        field.account.log(f"the process that forked Spark's daemon was killed (SIGKILL), and {len(workers)} workers")
+        release_requests(field)
+        assert field.wait_for_run(running).clean, "Spark starts a daemon without the pool"
+        processes.wait_until_gone()
+        field.run_until_clean()
+    field.verify()
 
 
 @pytest.mark.parametrize("engine", ["spark"], indirect=True)

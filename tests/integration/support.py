@@ -27,7 +27,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.model.receipts import Outcome, Owner, TaskTraffic
+from sluice.pipelines.model.receipts import EngineKind, EngineUse, Outcome, Owner, TaskTraffic
 from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
@@ -44,6 +44,9 @@ class InlineEngine:
     """An engine that runs tasks in this process, one after another, by the code that Spark's workers run."""
 
     def start(self) -> None: ...
+
+    def describe(self) -> EngineUse:
+        return EngineUse(EngineKind.PROCESSES)
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome | TaskTraffic]:
         work = executor.TaskWork.of(job, tasks, tries=1)

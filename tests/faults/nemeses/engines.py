@@ -1,6 +1,7 @@
 """The processes of a run through Dagster, which share a mark in the inherited environment, and faults in them.
 
-driver (`sluice run`, or the run that Dagster launched)  →  Spark's JVM  →  its Python daemon  →  Python workers
+driver (`sluice run`, or the run that Dagster launched)  →  Spark's JVM
+driver                                                   →  the pool     →  Spark's daemon  →  Python workers
 driver                                                   →  the pool     →  Python workers          without Spark
 """
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.receipts import BrokerTraffic, Counts, Latency, Receipt, TaskTraffic, Traffic
+from sluice.pipelines.model.receipts import (
+    BrokerTraffic,
+    Counts,
+    EngineKind,
+    EngineUse,
+    Latency,
+    Receipt,
+    TaskTraffic,
+    Traffic,
+)
 from sluice.pipelines.status.batch_facts import TopicTraffic, by_topic, notable, traffic_of
 
 
@@ -25,7 +34,7 @@ def test_topic_lag_is_counted_from_end_of_last_range() -> None:
     """A partition that two tasks read counts once, from where the later offset range ends."""
     receipts = [make_receipt("orders", 0, 0, 50), make_receipt("orders", 0, 50, 100), make_receipt("orders", 1, 0, 10)]
     sent = [TaskTraffic(ends={"orders:0": 110}), TaskTraffic(ends={"orders:0": 120, "orders:1": 10, "gone:0": 7})]
-    traffic = traffic_of(sent, receipts)
+    traffic = traffic_of(sent, receipts, EngineUse(EngineKind.PROCESSES))
     assert traffic.behind == {"orders": 20}
     assert by_topic(receipts, traffic) == (TopicTraffic("orders", 107, 1100, 20),)
 
