@@ -189,7 +189,8 @@ def _build_quarantined(feed: Feed) -> dg.AssetSpec:
     return dg.AssetSpec(
         quarantined_key(feed.name),
         **_describe_feed(feed),
-        description=f"Records of `{feed.topics}` that violate {_name_conditions(feed)}, unchanged, with the reason.",
+        description=f"Records of `{feed.topics}` that violate {_name_conditions(feed)}, unchanged, with the reason."
+        f" Each run of {landed_key(feed.name).to_user_string()} reports them; it cannot run by itself.",
         kinds={"parquet", "kafka"},
         metadata={"dagster/column_schema": columns_of(QUARANTINED, own=True)},
     )

@@ -92,7 +92,7 @@ def _format_tasks(
         return []
     longest = max(s.total for _, _, s in tasks) / 1e9
     rest = max(stages.get("land", 0.0) - longest, 0.0)
-    note = f"seconds; the longest task worked {longest:.2f}, Spark's scheduling and its workers' start took {rest:.2f}"
+    note = f"seconds; the longest task worked {longest:.2f}, scheduling and the start of workers took {rest:.2f}"
     rows = [_build_row(str(task.index), s) for _, task, s in tasks[:_TASKS_SHOWN]]
     if more := tasks[_TASKS_SHOWN:]:
         rows.append(_build_row(many(len(more), "more task"), sum((s for _, _, s in more), WorkTime())))
