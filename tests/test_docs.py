@@ -62,6 +62,11 @@ SCHEMAS = {
 }
 
 
+def test_pages_name_the_wheel_without_its_version() -> None:
+    pages = [*PAGES, ROOT / "CONTRIBUTING.md", *(ROOT / "infra").rglob("*.md"), ROOT / "infra/image/Containerfile"]
+    assert not [page for page in pages if re.search(r"kafka_sluice-\d", page.read_text())]
+
+
 @pytest.mark.parametrize("text", list(find_blocks("yaml")))
 def test_feed_examples_are_valid(text: str, tmp_path: Path) -> None:
     """A part of a feed file is completed with the required keys of a feed."""

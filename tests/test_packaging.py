@@ -10,14 +10,19 @@ import sys
 import tomllib
 import venv
 import zipfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+from sluice.pipelines.feed.sections import ENGINE
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.extras import DISTRIBUTION, install
+from sluice.resources.local.local_kafka import LocalKafka
+from tests.environments import create_environment, list_distributions, normalize
+from tests.resources.kafka.tools import produce
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -86,9 +91,13 @@ def build_wheel(folder: Path) -> Path:
     return wheel
 
 
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
 @pytest.mark.slow
-def test_wheel_contains_every_module_once_and_nothing_else(tmp_path: Path) -> None:
-    wheel = build_wheel(tmp_path)
+def test_wheel_contains_every_module_once_and_nothing_else(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
     assert len(names) == len(set(names))
@@ -110,7 +119,7 @@ for asked in sys.argv[1:]:
     done = subprocess.run(
         [sys.executable, "-c", script, *EXIT_CODES],
         cwd=_create_project(folder),
-        env=os.environ | {"PYTHONPATH": str(folder)},
+        env={k: v for k, v in os.environ.items() if k != ENGINE} | {"PYTHONPATH": str(folder)},
         check=True,
         capture_output=True,
         text=True,
@@ -133,23 +142,54 @@ def _create_project(folder: Path) -> Path:
 
 
 def _check_errors(errors: str) -> None:
-    for extra in ("kafka", "land", "s3", "contracts", "metrics"):
+    for extra in ("kafka", "kafka,dagster", "kafka,duckdb,dagster,spark", "s3", "contracts", "metrics"):
         assert install(extra) in errors
     assert "unforeseen" not in errors, errors
     assert "Traceback" not in errors, errors
 
 
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.parametrize("brought", ["kafka", "kafka,duckdb", "kafka,duckdb,dagster"])
+def test_installs_without_spark_land_by_processes(
+    brought: str, wheel: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """The packages are those of the running environment that pyproject.toml names; pip checks their versions."""
+    environment, project = tmp_path / "environment", tmp_path / "project"
+    create_environment(environment, list_distributions(*brought.split(",")))
+    topic = fresh_topic(partitions=2)
+    produce(kafka, topic, 10)
+    (project / "feeds").mkdir(parents=True)
+    feed = f"topics: {topic}\nstart: earliest\nkafka: {{bootstrap: '{kafka.bootstrap}'}}\n"
+    (project / "feeds" / "orders.yaml").write_text(feed)
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", ENGINE)}
+    env["PATH"] = f"{environment / 'bin'}:/usr/bin:/bin"
+
+    def call(command: str, code: int = 0) -> str:
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=project, env=env, check=False, capture_output=True, text=True
+        )
+        assert done.returncode == code, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    call(f"pip install --no-index '{wheel}[{brought}]' && pip check")
+    run = "sluice run orders --engine processes"
+    assert "10 records" in call(run if "dagster" in brought else f"{run} --no-dagster")
+    assert "reconciled" in call("sluice audit orders --rescan")
+    assert "No module named 'pyspark'" in call("python -c 'import pyspark'", code=1)
+
+
 @pytest.mark.soak
-def test_plain_install_works_in_a_fresh_environment(tmp_path: Path) -> None:
+def test_plain_install_works_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
     """Install the wheel with the locked versions of its requirements, then an extra that an error named."""
-    wheel, fresh = build_wheel(tmp_path), tmp_path / "fresh"
+    fresh = tmp_path / "fresh"
     locked = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?(==[^\\\n]+)", (ROOT / "requirements.lock").read_text(), re.M)
     (tmp_path / "constraints.txt").write_text("".join(f"{name}{version}\n" for name, version in locked))
     venv.create(fresh, with_pip=True)
     pip = [fresh / "bin/pip", "install", "-q", "--no-compile", "-c", tmp_path / "constraints.txt"]
     subprocess.run([*pip, wheel], check=True)
     project = _create_project(tmp_path)
-    own = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    own = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", ENGINE)}
 
     def ask(command: str) -> subprocess.CompletedProcess[str]:
         command_line = [fresh / "bin/sluice", *command.split()]
@@ -172,14 +212,9 @@ def test_missing_distutils_error_names_setuptools() -> None:
 
 def list_missing_modules() -> list[str]:
     """Returns the modules of this environment that an install without extras lacks."""
-    plain, pending = {DISTRIBUTION}, [_normalize(Requirement(w).name) for w in PROJECT["project"]["dependencies"]]
-    while pending:
-        if (name := pending.pop()) not in plain:
-            plain.add(name)
-            needed = (Requirement(r) for r in metadata.requires(name) or ())
-            pending += [_normalize(n.name) for n in needed if n.marker is None or n.marker.evaluate({"extra": ""})]
+    plain = {DISTRIBUTION, *list_distributions()}
     owners = metadata.packages_distributions()
-    foreign = {module for module, of in owners.items() if not plain & set(map(_normalize, of))}
+    foreign = {module for module, of in owners.items() if not plain & set(map(normalize, of))}
     return sorted(foreign - {"setuptools", "pip", "_distutils_hack"} | set(extras.BRINGS))
 
 
@@ -220,11 +255,11 @@ SHARED = ("kafka", "llvmlite", "py4j", "botocore", "opentelemetry", "openlineage
 
 def test_extras_bring_the_packages_that_errors_name() -> None:
     wishes = PROJECT["project"]["optional-dependencies"]
-    brought = {_normalize(Requirement(w).name): extra for extra in wishes if extra != "dev" for w in wishes[extra]}
+    brought = {normalize(Requirement(w).name): extra for extra in wishes if extra != "dev" for w in wishes[extra]}
     for package, extra in extras.BRINGS.items():
         if package not in SHARED:
-            assert brought[_normalize(package)] == extra
-    # Airflow is installed with its own constraints, and the wheel has the compiled loops.
+            assert brought[normalize(package)] == extra
+    # Airflow is installed with its own constraints, the wheel has the compiled loops, and `land` is the sum of four.
     assert set(extras.BRINGS.values()) - {"airflow", "compile"} == set(Requirement(wishes["all"][0]).extras)
 
 
@@ -232,17 +267,13 @@ def test_lock_satisfies_requirements_and_names_no_machine() -> None:
     text = (ROOT / "requirements.lock").read_text()
     locked: dict[str, list[str]] = {}
     for name, version in re.findall(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)", text, re.MULTILINE):
-        locked.setdefault(_normalize(name), []).append(version)
+        locked.setdefault(normalize(name), []).append(version)
     wishes = [*PROJECT["project"]["dependencies"]]
     locked_extras = {k: v for k, v in PROJECT["project"]["optional-dependencies"].items() if k != "airflow"}
     for extra in locked_extras.values():  # Airflow has environments of its own: tests/airflow
         wishes += [wish for wish in extra if Requirement(wish).name != DISTRIBUTION]
     for wish in map(Requirement, wishes):
-        versions = locked.get(_normalize(wish.name), [])
+        versions = locked.get(normalize(wish.name), [])
         assert versions, f"{wish.name} is not locked: make lock"
         assert all(version in wish.specifier for version in versions), f"{wish}: make lock"
     assert not re.search(r"https?://|file:|^-|/home|/opt", text, re.MULTILINE)
-
-
-def _normalize(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

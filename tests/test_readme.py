@@ -7,9 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-import sysconfig
 import tomllib
-import venv
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +21,9 @@ from bench.results import BenchReport
 from sluice.assets.jobs.report_assets import read_reports
 from sluice.cli.main import main
 from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.sections import ENGINE
 from sluice.resources.project import Project
+from tests.environments import create_environment
 
 ROOT = Path(__file__).parents[1]
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
@@ -133,7 +133,7 @@ def test_readme_runs_as_typed_in_a_bare_clone(tmp_path: Path) -> None:
     outputs.mkdir()
     commands = find_commands(README, skipped=())
     script = "\n".join(f"{{ {command}\n}} >{outputs}/{i} 2>&1" for i, (command, _) in enumerate(commands))
-    unset = {"SLUICE_PROJECT", "KAFKA_BOOTSTRAP", "DAGSTER_HOME", "PYTHONPATH", "VIRTUAL_ENV", "PYTHON"}
+    unset = {"SLUICE_PROJECT", "KAFKA_BOOTSTRAP", "DAGSTER_HOME", "PYTHONPATH", "VIRTUAL_ENV", "PYTHON", ENGINE}
     env = {name: value for name, value in os.environ.items() if name not in unset}
     env["PATH"] = f"{environment / 'bin'}:{env['PATH']}"
     try:
@@ -165,18 +165,6 @@ def copy_tracked_files(folder: Path) -> None:
         if (source := ROOT / name).is_symlink() or source.exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, folder / name, follow_symlinks=False)
-
-
-def create_environment(folder: Path) -> None:
-    """Create a virtual environment with the packages of the running one, other than Sluice, and with pip."""
-    venv.create(folder, symlinks=True)
-    (packages,) = folder.glob("lib/python3*/site-packages")
-    for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if not path.name.startswith(("kafka_sluice", "__editable__")):
-            (packages / path.name).symlink_to(path)
-    pip = folder / "bin/pip"
-    pip.write_text(f'#!/bin/sh\nexec {folder}/bin/python -m pip "$@"\n')
-    pip.chmod(0o755)
 
 
 @pytest.mark.parametrize("page", [README, TUTORIAL], ids=["README", "tutorial"])

@@ -23,6 +23,7 @@ from sluice.pipelines.model.plans import AskedRange
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning.windows import check_aligned
 from sluice.pipelines.ports import Engine, Ports
+from sluice.pipelines.republishing import CODEC_NAMES
 from sluice.pipelines.util.units import parse_window
 
 if TYPE_CHECKING:  # only who sends needs them, not who loads definitions
@@ -30,7 +31,6 @@ if TYPE_CHECKING:  # only who sends needs them, not who loads definitions
     from sluice.pipelines.republishing.republish_plan import Republish
 
 POOL = "sluice_republish"
-_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 _UNPLANNED = ("feed", "resume", "rate", "compression", "here")
 """Settings of a run that are not part of the plan."""
 
@@ -59,7 +59,7 @@ class RepublishConfig(dg.Config):
     keep_timestamps: bool = Field(default=False, description="Records keep their times.")
     headers: bool = Field(default=False, description="Add headers with the old topic, partition and offset.")
     rate: str = Field(default="", description="Maximum rate per second, in records (5000) or bytes (5MB).")
-    compression: str = Field(default="lz4", description=", ".join(_CODECS))
+    compression: str = Field(default="lz4", description=", ".join(CODEC_NAMES))
     name: str = Field(default="", description="A name; without it, equal wishes have one name.")
     resume: str = Field(default="", description="Go on with this republish, as planned.")
     here: bool = Field(default=False, description="Send from this process alone, without Spark.")
@@ -97,9 +97,9 @@ class RepublishConfig(dg.Config):
 
     @property
     def codec(self) -> int:
-        if self.compression not in _CODECS:
-            raise UsageError(f"{self.compression!r} is no codec", remedy=f"one of {', '.join(_CODECS)}")
-        return _CODECS.index(self.compression)
+        if self.compression not in CODEC_NAMES:
+            raise UsageError(f"{self.compression!r} is no codec", remedy=f"one of {', '.join(CODEC_NAMES)}")
+        return CODEC_NAMES.index(self.compression)
 
 
 def _parse_window(text: str, feed: Feed) -> int:

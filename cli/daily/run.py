@@ -369,8 +369,7 @@ def _compile_locally(session: Session, feed: Feed) -> float:
     """Compile loops if tasks run on this machine. Returns the seconds that it took."""
     from sluice.resources.spark import executors
 
-    if session.dagster:
-        extras.require("dagster")  # before minutes of compiling
+    extras.require("kafka", *(["dagster"] if session.dagster else []))  # before minutes of compiling
     if feed.engine is EngineKind.SPARK:
         executors.check_installed(feed.spark)
     return session.compile() if executors.run_here(feed) else 0.0

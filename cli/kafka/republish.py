@@ -18,6 +18,7 @@ from sluice.cli.terminal import output
 from sluice.cli.terminal.output import copyable, facts, good, heading, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, rate, seconds, size
 from sluice.pipelines.errors import Failed, Unknown, UsageError
+from sluice.pipelines.republishing import CODEC_NAMES
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from sluice.pipelines.ports import Engine, Ports
     from sluice.pipelines.republishing.lanes import LaneSender, Sent
     from sluice.pipelines.republishing.republish_plan import Republish, Wishes
-
-_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 def register(app: typer.Typer) -> None:
@@ -110,7 +109,9 @@ class CarryOutOptions:
             show_default="no limit",
         ),
     ] = None
-    compression: Annotated[str, typer.Option("--compression", metavar="CODEC", help=f"{', '.join(_CODECS)}.")] = "lz4"
+    compression: Annotated[str, typer.Option("--compression", metavar="CODEC", help=f"{', '.join(CODEC_NAMES)}.")] = (
+        "lz4"
+    )
     here: Annotated[bool, typer.Option("--here", help="Send from this process alone, without Spark.")] = False
 
 
@@ -148,9 +149,9 @@ def republish(
     from sluice.resources import republish_tasks
 
     definition, pace = session.feed(feed), pace_of(sending.per_second or "")
-    if sending.compression not in _CODECS:
+    if sending.compression not in CODEC_NAMES:
         raise UsageError(
-            f"unknown codec --compression {sending.compression!r}", remedy=f"use one of {', '.join(_CODECS)}"
+            f"unknown codec --compression {sending.compression!r}", remedy=f"use one of {', '.join(CODEC_NAMES)}"
         )
     if (options.topic is None) is (resume is None):
         raise UsageError("give either --topic or --resume", remedy="see sluice republish --help")
@@ -175,7 +176,7 @@ def republish(
         plan = plans.keep(edges.lake, plan)
         session.compile()
         work = republish_tasks.sending(
-            definition, ledger, plan, _CODECS.index(sending.compression), pace, session.project.root
+            definition, ledger, plan, CODEC_NAMES.index(sending.compression), pace, session.project.root
         )
         _send(session, work, None if sending.here else edges.engine)
 

@@ -199,7 +199,7 @@ def demo(session: Session, options: DemoOptions) -> int:
         raise UsageError(
             "--keep together with --lake s3: the S3 server stops with the demo", remedy="leave out --keep or --lake s3"
         )
-    extras.require(*(("airflow", "kafka", "duckdb") if options.airflow else ("dagster", "pyspark")))
+    extras.require(*(("kafka", "duckdb", *(["airflow"] if options.airflow else ["dagster", "pyspark"]))))
     if options.table:
         extras.require("pyiceberg" if options.table is TableKind.ICEBERG else "deltalake")
     began = time.monotonic()

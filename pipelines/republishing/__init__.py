@@ -5,3 +5,6 @@
 A republish touches neither ledger nor rows. Its plan, and the map from old coordinates to new ones, lie in a
 folder of their own next to the ledger; its progress is in Kafka, in the transactions of the records.
 """
+
+CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
+"""The names of Kafka's codecs, by number."""

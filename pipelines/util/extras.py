@@ -23,9 +23,9 @@ BRINGS = {
     "cramjam": "kafka",
     "crc32c": "kafka",
     "cryptography": "kafka",
-    "dagster": "land",
-    "pyspark": "land",
-    "py4j": "land",
+    "dagster": "dagster",
+    "pyspark": "spark",
+    "py4j": "spark",
     "duckdb": "duckdb",
     "dagster_webserver": "ui",
     "boto3": "s3",
@@ -68,16 +68,17 @@ def install(extra: str = "") -> str:
     return f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install {DISTRIBUTION}"
 
 
-def build_missing_error(package: str) -> SetupError:
-    """Returns the error for a missing package."""
-    return SetupError(f"{package} is not installed", remedy=install(BRINGS[package]))
+def build_missing_error(*packages: str) -> SetupError:
+    """Returns the error for missing packages."""
+    verb = "is" if len(packages) == 1 else "are"
+    extras = ",".join(dict.fromkeys(BRINGS[package] for package in packages))
+    return SetupError(f"{', '.join(packages)} {verb} not installed", remedy=install(extras))
 
 
 def require(*packages: str) -> None:
-    """Raise SetupError for the first of the packages that is not installed; none is imported."""
-    for package in packages:
-        if find_spec(package) is None:
-            raise build_missing_error(package)
+    """Raise SetupError with all of the packages that are not installed; none is imported."""
+    if missing := [package for package in packages if find_spec(package) is None]:
+        raise build_missing_error(*missing)
 
 
 @contextmanager

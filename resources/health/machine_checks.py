@@ -49,7 +49,8 @@ def packages(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
     try:
         requirements = [*map(Requirement, metadata.requires(DISTRIBUTION) or ())]
     except metadata.PackageNotFoundError:
-        yield report_failure("packages", f"{DISTRIBUTION} is not installed: Sluice runs from a folder", install())
+        remedy = 'in a checkout: make wheel && pip install "$(ls dist/*.whl)"'
+        yield report_failure("packages", f"{DISTRIBUTION} is not installed: Sluice runs from a folder", remedy)
         return
     own, extras, needed = (
         [r for r in requirements if _is_asked(r)],
@@ -57,8 +58,8 @@ def packages(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
         list_needed_extras(feeds),
     )
     present = {e for e, brought in extras.items() if e in needed or all(_version(r) for r in brought)}
-    if "land" in present:
-        needed, present = needed | {"land", "kafka", "duckdb"}, present | {"kafka", "duckdb"}
+    if "dagster" in present or "spark" in present:
+        needed, present = needed | {"kafka", "duckdb"} | (present & {"dagster", "spark"}), present | {"kafka", "duckdb"}
     checked = {r.name: r for r in (*own, *(r for e in present for r in extras[e]))}
     if wrong := {name: problem for name, r in checked.items() if (problem := _wrong(r))}:
         lacking = sorted(e for e in present if any(r.name in wrong for r in extras[e]))
@@ -118,7 +119,7 @@ def _get_needed_python() -> str:
 def java_here(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
     """Check for Java: required by feeds that run on Spark; a warning for others."""
     if find_spec("pyspark") is None:
-        yield report_skipped("Java", "not needed to read", install("land"))
+        yield report_skipped("Java", "not needed without PySpark", install("spark"))
         return
     try:
         java_home = java.find_java()

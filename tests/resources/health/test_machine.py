@@ -79,10 +79,10 @@ def test_mismatched_package_that_no_feed_needs_is_a_warning(monkeypatch: pytest.
     assert (diagnosis.health, diagnosis.found) == (Health.WARNING, "pandas is 2.1.0, not pandas>=2.2")
 
 
-def test_reading_does_not_need_java(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_is_not_needed_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "find_spec", lambda name: None)
     (diagnosis,) = machine_checks.java_here(())
-    assert (diagnosis.health, diagnosis.remedy) == (Health.SKIPPED, "pip install 'kafka-sluice[land]'")
+    assert (diagnosis.health, diagnosis.remedy) == (Health.SKIPPED, "pip install 'kafka-sluice[spark]'")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from kafka.partitioner.default import murmur2
 from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, decompression
 from sluice.pipelines.records.kafka_batches.encode import (
     CODECS,
     TO_SEND,
@@ -26,6 +26,7 @@ from sluice.pipelines.records.kafka_batches.encode import (
 )
 from sluice.pipelines.records.kafka_batches.encode.accumulator import Numbering
 from sluice.pipelines.records.rows.row_format import MARK, escape_key
+from sluice.pipelines.republishing import CODEC_NAMES
 from tests.examples import scale_examples
 
 Row = dict[str, Any]
@@ -153,6 +154,12 @@ def test_header_keys_are_sent_as_their_original_bytes(keys: list[list[bytes]]) -
         data, other = bytes(batch.encode(Numbering(7, 3, 11, transactional=True))), bytes(theirs.build())
         assert data[:12] + data[16:] == other[:12] + other[16:]
         assert [r["headers"] for r in decode(batch)] == [headers[n] or None for n in batch.numbers]
+
+
+def test_tables_of_codecs_agree() -> None:
+    numbers = {name: codec.number for name, codec in CODECS.items()}
+    assert numbers == {name: number for number, name in enumerate(CODEC_NAMES)}
+    assert numbers == {"none": 0} | {codec.name: number for number, codec in decompression.CODECS.items()}
 
 
 @pytest.mark.parametrize("codec", sorted(CODECS))
