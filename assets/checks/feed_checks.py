@@ -44,6 +44,14 @@ def evaluate_window(books: LedgerView, window: int) -> dict[str, CheckResult]:
     )
 
 
+def check_complete(books: LedgerView, window: int) -> CheckResult:
+    """Returns the result for a complete window: a warning if it lacks records."""
+    if lacks := str(books.find_losses(window)):
+        warning = dg.AssetCheckSeverity.WARN
+        return {"passed": False, "severity": warning, "description": f"the window is complete, but {lacks}"}
+    return EMPTY if books.is_empty(window) else ALL_LANDED
+
+
 def check_boundaries(books: LedgerView, window: int) -> CheckResult:
     """Returns whether all boundaries of the window are exact."""
     searches = count_marker_searches(books.state, window, books.feed.window)
@@ -69,8 +77,8 @@ class WindowRule:
 WINDOW_CHECKS = {
     WINDOW_COMPLETE: WindowRule(
         "Passes when every offset of the window has landed or is accounted for in the ledger. Fails, or has no result,"
-        " while some are pending: `sluice run FEED` lands them.",
-        lambda books, window: EMPTY if books.is_empty(window) else ALL_LANDED,
+        " while some are pending: `sluice run FEED` lands them. Warns when offsets are lost by a named decision.",
+        check_complete,
     ),
     BOUNDARIES: WindowRule(
         "Passes when the window begins at its first record in each partition. Warns when transaction markers hid that"

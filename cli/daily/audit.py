@@ -222,6 +222,12 @@ def view(
         )
     if report.foreign:
         out += _format_foreign(report.foreign)
+    ended = [(a, at) for a in report.accounts if (at := a.ended) is not None]
+    for a, at in ended[:SHOWN]:
+        text = f"records beyond {count(a.known_end)}, if there were any, are unknown"
+        out.append(warn(f"{labels[a.key]}: its log was replaced, accepted on {show_instant(at)}: {text}"))
+    if len(ended) > SHOWN:
+        out.append(Text(f"    … {many(len(ended) - SHOWN, 'more partition')}"))
     out += _format_gaps(report)
     out += _format_strict(more) if more else []
     out += _format_proven(report)

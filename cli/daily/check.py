@@ -13,7 +13,7 @@ from rich.text import Text
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import parsing, window_options
-from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, safe, table, warn
+from sluice.cli.terminal.output import bad, facts, heading, limit_rows, safe, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions, size
 from sluice.pipelines.util.units import many, show_about, show_instant, show_window
 
@@ -86,10 +86,8 @@ def _view(c: WindowCheck) -> Iterator[RenderableType]:
 
 def _list_verdict(c: WindowCheck) -> Iterator[Text]:
     name = f"window {show_window(c.window)}"
-    if c.empty:
-        yield good(f"{name} is complete and empty: no record arrived in it")
-    elif c.complete:
-        yield good(f"{name} is complete: {_count_offsets(c)}")
+    if c.complete:
+        yield window_options.describe_complete(c.standing, f": {_count_offsets(c)}")
     else:
         yield warn(f"{name} is not complete")
     for reason in c.reasons:
@@ -100,7 +98,8 @@ def _list_verdict(c: WindowCheck) -> Iterator[Text]:
 
 
 def _count_offsets(c: WindowCheck) -> str:
-    return f"{many(c.standing.span or 0, 'offset')} of {many(len(c.accounts), 'partition')} accounted for"
+    offsets, partitions = (c.standing.span or 0) + c.standing.losses.former, {a.key.tp for a in c.accounts}
+    return f"{many(offsets, 'offset')} of {many(len(partitions), 'partition')} accounted for"
 
 
 def _list_figures(c: WindowCheck) -> Iterator[tuple[str, str | Text]]:

@@ -195,6 +195,10 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
         )
         for i in done.entered
     ]
+    out += [
+        warn(f"{u.key}: records beyond {count(u.offset)} of the log that it leaves, if there were any, are unknown")
+        for u in done.unseen
+    ]
     out += [warn(f"{o.key} begins at {count(o.offset)}, {o.why}") for o in done.begun]
     out += [warn(f"{m.key}: {_describe_move(done, m.offset)}") for m in done.moved]
     out += [warn(f"batch {b} was abandoned") for b in done.abandoned]
@@ -238,6 +242,7 @@ def build_document(feed: Feed, done: Accepted, reason: str) -> dict[str, Any]:
         "retired": [_build_range(r) for r in done.retired],
         "entered": [document_of(i, _ENTERED) for i in done.entered],
         "moved": [document_of(m, f"{_PARTITION} offset") for m in done.moved],
+        "unseen": [document_of(u, f"{_PARTITION} offset") for u in done.unseen],
         "begun": [document_of(o, f"{_PARTITION} origin=offset why") for o in done.begun],
         "abandoned": list(done.abandoned),
         "next": done.next or done.number + 1,

@@ -182,7 +182,7 @@ def verdict(s: WindowStanding) -> Text:
     name = f"window {show_window(s.window)}"
     match s.standing:
         case Standing.LANDED:
-            return good(f"{name} is complete" + (" and empty: no record arrived in it" if s.is_empty else ""))
+            return describe_complete(s)
         case Standing.RETIRED:
             return warn(f"{name} is retired: its rows were removed; sluice explain shows by whom and why")
         case Standing.OPEN:
@@ -193,6 +193,15 @@ def verdict(s: WindowStanding) -> Text:
             return work(f"{name}: batch {s.batch} is active; {show_pending(s.pending)}")
         case _:
             return bad(f"{name}: batch {s.batch} failed or never finished; {show_pending(s.pending)}")
+
+
+def describe_complete(s: WindowStanding, accounted: str = "") -> Text:
+    """The line for a complete window: empty or `accounted` for, and its losses."""
+    name = f"window {show_window(s.window)} is complete"
+    if s.is_empty:
+        return good(f"{name} and empty: no record arrived in it")
+    lacks = str(s.losses)
+    return warn(f"{name}{accounted}, but {lacks}") if lacks else good(f"{name}{accounted}")
 
 
 def show_pending(pending: Sequence[PendingPart], limit: int = 3) -> str:
@@ -296,6 +305,8 @@ def build_document(s: WindowStanding) -> dict[str, Any]:
         "window": show_window(s.window),
         "state": str(s.standing),
         "empty": s.is_empty,
+        "lost": s.losses.lost,
+        "unseen": [str(key) for key in s.losses.unseen],
         "offsets": s.span,
         "accounted": s.done,
         "batch": s.batch,

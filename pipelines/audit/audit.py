@@ -85,6 +85,9 @@ class PartitionAccount:
     """Landed records that had been in quarantine before."""
     fixed: int = 0
     """Re-landed records whose bytes differ from the log's."""
+    ended: int | None = None
+    """The time (ms) at which the feed left this life of the log. Records beyond `known_end` may be unseen."""
+    known_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +379,8 @@ def _make_account(state: State, key: Key, of: dict[str, int]) -> PartitionAccoun
         bytes=of["bytes"],
         relanded=of["relanded"],
         fixed=of["mended"],
+        ended=state.ended.get(key),
+        known_end=state.find_known_end(key),
     )
 
 

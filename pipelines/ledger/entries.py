@@ -312,13 +312,15 @@ class Entering(_Model):
 class AcceptEntry(_Entry):
     """The decision to accept that Kafka differs from the ledger; `event` is the kind of difference.
 
-    An item counts only while its partition is still in the life that it leaves. Its pending ranges are `passed`.
+    An item counts only while its partition is still in the life that it leaves. Of its pending ranges, `lost` are in
+    no log any longer, and `passed` lie below the point at which the feed continues in the same log.
     """
 
     kind: Literal["accept"] = "accept"
     event: str
     items: tuple[Entering, ...]
     passed: tuple[KeyRange, ...] = ()
+    lost: tuple[KeyRange, ...] = ()
     reason: str
 
 

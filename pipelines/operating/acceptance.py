@@ -114,7 +114,8 @@ class Accepted:
 
     For a ledger that lost entries, `next` is the number with which it continues, `aside` are the files that were moved
     into the folder of that number, and `gone` are ranges that they cover and Kafka no longer holds. For a group that
-    was taken over, `begun` are the feed's new origins. `retired` are the ranges whose rows are given up.
+    was taken over, `begun` are the feed's new origins. `retired` are the ranges whose rows are given up. `unseen` are
+    the ends of the lives that were left, as far as the ledger knows them: whether their logs had more is unknown.
     """
 
     event: AcceptEvent
@@ -129,6 +130,7 @@ class Accepted:
     gone: tuple[KeyRange, ...] = ()
     begun: tuple[OriginItem, ...] = ()
     retired: tuple[KeyRange, ...] = ()
+    unseen: tuple[KeyOffset, ...] = ()
 
 
 Only = Sequence[TopicPartition]
@@ -210,9 +212,8 @@ def accept_log(feed: Feed, edges: Ports, event: AcceptEvent, reason: str, only: 
         )
         left_keys = {i.leaves for i in items}
         ended = tuple(sorted({b.id for b, s in state.list_live_ranges() if s.key in left_keys}))
-        # Pending offsets of an earlier life can never be read.
-        passed = tuple(KeyRange(key=k, range=r) for k in sorted(left_keys) for r in state.holes(k))
-        return AcceptEntry(event=event, items=items, passed=passed, reason=reason) if items else None
+        passed, lost = _split_pending(state, event, items)
+        return AcceptEntry(event=event, items=items, passed=passed, lost=lost, reason=reason) if items else None
 
     appended = ledger.append(decide) if chosen or event is AcceptEvent.CLUSTER else None
     if appended is None or not isinstance(appended.entry, AcceptEntry):
@@ -220,9 +221,23 @@ def accept_log(feed: Feed, edges: Ports, event: AcceptEvent, reason: str, only: 
             f"no topic of feed {feed.name} {_SAID[event]}" + (f" among {', '.join(map(str, only))}" if only else ""),
             remedy=f"see how Kafka and the ledger stand: sluice plan {feed.name}",
         )
-    return Accepted(
-        event, appended.number, entered=appended.entry.items, skipped=appended.entry.passed, abandoned=ended
-    )
+    entry = appended.entry
+    former = [i.leaves for i in entry.items if not i.leaves.is_ended]
+    unseen = tuple(KeyOffset(key=k, offset=ledger_state.find_known_end(k)) for k in former)
+    return Accepted(event, appended.number, entry.lost, entry.passed, entry.items, abandoned=ended, unseen=unseen)
+
+
+def _split_pending(
+    state: State, event: AcceptEvent, items: Sequence[Entering]
+) -> tuple[tuple[KeyRange, ...], tuple[KeyRange, ...]]:
+    """Returns the pending ranges of the lives that are left: those passed over in a log that stays, and lost ones."""
+    passed, lost = list[KeyRange](), list[KeyRange]()
+    for i in items:
+        stays = i.enters.offset if event in (AcceptEvent.TRUNCATED, AcceptEvent.GONE) else 0
+        pending = () if i.leaves.is_ended else state.pending(i.leaves, state.find_known_end(i.leaves))
+        passed += [KeyRange(key=i.leaves, range=r) for r in intersect(pending, Range(0, stays))]
+        lost += [KeyRange(key=i.leaves, range=r) for x in pending for r in subtract(x, [Range(0, stays)])]
+    return tuple(passed), tuple(lost)
 
 
 _SAID = {

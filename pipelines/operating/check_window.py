@@ -70,7 +70,9 @@ def build_accounts(
     counts: dict[Key, Counts] = {}
     for r in receipts:
         counts[r.offset_range.key] = counts.get(r.offset_range.key, Counts()) + r.counts
-    keys = sorted({*state.known(), *counts})
+    spans = {k: windows.find_known_range(state, k, window, settings) for k in state.ended}
+    former = {k for k, span in spans.items() if span and span.span}
+    keys = sorted({*state.known(), *counts, *former})
     return tuple(_build_account(state, key, settings, window, counts) for key in keys)
 
 
@@ -79,6 +81,8 @@ def _build_account(
 ) -> PartitionAccount:
     start = windows.find_boundary(state, key, window)
     end = windows.find_boundary(state, key, window + settings.length)
+    if key in state.ended and (span := windows.find_known_range(state, key, window, settings)):
+        start, end = span
 
     def count(ranges: Accounted) -> int:
         within = () if start is None or end is None else intersect(ranges.get(key, ()), Range(start, end))

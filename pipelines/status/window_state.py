@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sluice.pipelines.model.kafka import Key, OpenTransaction, Range
+from sluice.pipelines.planning.windows import NO_LOSSES, Losses
 
 
 class Standing(StrEnum):
@@ -41,7 +42,8 @@ class PendingPart:
 class WindowStanding:
     """One window by its start (ms): `done` of its `span` offsets are accounted for.
 
-    `span` is None while a boundary is not resolved. `batch` is the one that works on the window, or failed.
+    `span` is None while a boundary is not resolved. `batch` is the one that works on the window, or failed. Offsets of
+    former lives are in `losses` only.
     """
 
     window: int
@@ -50,8 +52,9 @@ class WindowStanding:
     span: int | None
     pending: tuple[PendingPart, ...] = ()
     batch: int | None = None
+    losses: Losses = NO_LOSSES
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the window is complete and no record arrived in it."""
-        return self.standing is Standing.LANDED and self.span == 0
+        """Returns whether the window is complete and no record arrived in it, in any life of its partitions."""
+        return self.standing is Standing.LANDED and self.span == 0 and self.losses == NO_LOSSES

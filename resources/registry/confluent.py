@@ -176,10 +176,10 @@ class RegistryClient:
         return None if document is None else self._make_schema(document, id)
 
     def _list_queries(self) -> tuple[str, ...]:
-        """The queries of a look-up by number. A number means another schema in each context, and the subject names it.
+        """Returns the queries of a look-up by number, in order.
 
-        Some registries give only schemas of exactly that subject. Others of its context follow, such as those of the
-        strategies by the record's name.
+        A number means another schema in each context, which the subject names. Some registries give only schemas of
+        exactly that subject; the second query gives others of its context, as by a strategy with the record's name.
         """
         subject, context = self.settings.subject, self.settings.context
         names = [subject, context] if subject else [""]

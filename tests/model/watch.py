@@ -91,7 +91,7 @@ class Watch:
                 return bad
         if entry["kind"] == "loss":
             return self._check_loss(entry)
-        if entry["kind"] == "accept" and (bad := self._check_acceptance(entry)):
+        if entry["kind"] == "accept" and (bad := self._check_acceptance(entry) or self._check_left(book, entry)):
             return bad
         if entry["kind"] == "origin" and (bad := self._check_origins(book, entry)):
             return bad
@@ -192,6 +192,14 @@ class Watch:
                 return f"A: {leaves} ({leaves.incarnation}) is accepted as truncated, and never was"
             if entry["event"] == "recreated" and leaves.topic_id == enters.topic_id:
                 return f"A: {leaves} ({leaves.incarnation}) is accepted as recreated, and never was"
+        return ""
+
+    def _check_left(self, book: Book, entry: Mapping[str, Any]) -> str:
+        """Check 1, 4: no known offset of a life stays pending after the feed has left it."""
+        for life in (Life(*item["leaves"]) for item in entry["items"]):
+            end = max(book.pins.get(life, {}).values(), default=0)
+            if (book.get_frontier(life) or 0) < end:
+                return f"I4: {life} ({life.incarnation}) was left, and its offsets up to {end} are pending"
         return ""
 
     def _check_stable(self, ranges: Sequence[tuple[Life, int, int]]) -> str:

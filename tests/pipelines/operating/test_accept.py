@@ -23,7 +23,7 @@ from sluice.pipelines.errors import (
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
-from sluice.pipelines.ledger import BatchStatus
+from sluice.pipelines.ledger import BatchStatus, checkpoint
 from sluice.pipelines.ledger.entries import KeyRange
 from sluice.pipelines.model.kafka import CommittedOffset, Key, Range, TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
@@ -36,6 +36,7 @@ from sluice.pipelines.operating.acceptance import (
     accept_moved,
 )
 from sluice.pipelines.planning import windows
+from sluice.pipelines.status import strip
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World
 
 P0, P1 = PARTITIONS
@@ -237,6 +238,28 @@ def test_windows_keep_tiling_after_topic_recreation(world: World) -> None:
     assert world.ledger.read().frontier(Key("orders", 0, "id-2")) == 2
 
 
+@pytest.mark.parametrize("event", [AcceptEvent.RECREATED, AcceptEvent.CLUSTER])
+def test_hours_between_the_last_look_and_the_acceptance_are_never_empty(event: AcceptEvent, world: World) -> None:
+    """Boundaries were known up to the second hour; the log was replaced some time before the end of the fifth."""
+    boundary = world.feed.window.last_boundary(world.now)
+    world.now += 2 * HOUR
+    if event is AcceptEvent.CLUSTER:
+        world.topic.id = "cluster-2"
+    world.topic.topic_id, world.topic.batches = "id-2", {P0: [], P1: []}
+    accept_log(world.feed, world.make_ports(), event, "INC-1")
+    world.now += 4 * HOUR
+    world.topic.write(P0, [world.now], False)
+    world.land(CATCH_UP).check()
+    settings, now = world.feed.window, world.now
+    for state in (world.ledger.read(), checkpoint.load(checkpoint.dump(world.ledger.read()))):
+        assert state is not None
+        windows_of = {n: strip.standing(state, settings, START + n * HOUR, now) for n in range(6)}
+        assert {n for n, s in windows_of.items() if s.standing == "landed"} == {*range(6)}
+        unseen = {n for n, s in windows_of.items() if s.losses.unseen}
+        assert unseen == {*range((boundary - START) // HOUR, 5)}, "later hours are the new log's"
+        assert {n for n, s in windows_of.items() if s.is_empty} == {*range(6)} - unseen - {0}
+
+
 def test_truncated_log_resumes_at_its_end(world: World) -> None:
     world.topic.batches[P0].pop()
     world.topic.write(P0, [world.now], False)
@@ -254,12 +277,12 @@ def test_truncated_log_resumes_at_its_end(world: World) -> None:
     assert is_reconciled(world)
 
 
-def test_pending_offsets_of_former_incarnation_are_reported_as_skipped(world: World) -> None:
+def test_pending_offsets_of_former_incarnation_are_reported_as_lost(world: World) -> None:
     world.topic.write(P0, [world.now] * 4, False)
     world.land(Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 10, 12),))).check()
     world.topic.topic_id = "id-2"
     done = accept_log(world.feed, world.make_ports(), AcceptEvent.RECREATED, "INC-1")
-    assert done.skipped == (KeyRange(key=KEY, range=Range(8, 10)),)
+    assert (done.skipped, done.lost) == ((), (KeyRange(key=KEY, range=Range(8, 10)),))
 
 
 def test_live_batch_of_former_incarnation_is_abandoned(world: World) -> None:
