@@ -472,8 +472,8 @@ class Table(Protocol):
         ...
 
     def repair(self) -> bool:
-        """Describe such files again as far as the table alone can, without a change of rows. Returns whether it did.
-        Raises as `commit` does."""
+        """Describe such files again as far as the table alone can, without a change of rows. Set missing properties,
+        which protect landed files from other clients. Returns whether it did. Raises as `commit` does."""
         ...
 
     def expiring(self, before: int) -> tuple[str, ...]:

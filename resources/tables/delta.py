@@ -53,7 +53,11 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
     from deltalake.transaction import AddAction, RemoveAction
 
+_GUARDS = {"delta.deletedFileRetentionDuration": "interval 90 days"}
+"""How long VACUUM leaves a landed file that another client took out, such as by OPTIMIZE. Each file that was taken out
+stays in checkpoints as long."""
 _PROPERTIES = {
+    **_GUARDS,
     # versions expire by the feed's settings, not by a writer's checkpoint
     "delta.enableExpiredLogCleanup": "false",
     "delta.checkpointInterval": "50",
@@ -200,7 +204,7 @@ class DeltaLakeTable:
 
     def tell(self, complete: str) -> None:
         with self._changing():
-            self._put(COMPLETE, complete)
+            self._put({COMPLETE: complete})
 
     def find_faults(self) -> tuple[TableFault, ...]:
         return ()
@@ -216,10 +220,14 @@ class DeltaLakeTable:
 
     def repair(self) -> bool:
         """Earlier tables do not name the columns that have bounds, and deltalake takes it that all have. Files that
-        lack some of these bounds are described again, and then the columns are named."""
+        lack some of these bounds are described again, and then the columns are named. Nor do they guard files."""
         table = self._known
+        if guards := {k: v for k, v in _GUARDS.items() if k not in table.metadata().configuration}:
+            with self._changing():
+                self._put(guards)
+                self._load(table, self._version + 1)
         if _BOUNDED in table.metadata().configuration:
-            return False
+            return bool(guards)
         columns = list_bounded(json.loads(table.schema().to_json())["fields"])
         with self._changing():
             lacking = [f for f in _live(table).to_pylist() if not says_all(f, columns)]
@@ -227,15 +235,15 @@ class DeltaLakeTable:
                 actions = [self._action(self._address(f["path"]), columns, changes=False) for f in lacking]
                 self._write(table, actions, _commit({MARK: str(_mark(table))}))
                 self._load(table, self._version + 1)
-            self._put(_BOUNDED, _join_columns(columns))
+            self._put({_BOUNDED: _join_columns(columns)})
             self._load(table, self._version + 1)
         return True
 
-    def _put(self, name: str, value: str) -> None:
-        """Set a property in a commit of its own."""
+    def _put(self, properties: Mapping[str, str]) -> None:
+        """Set properties in a commit of their own."""
         table = self._known
         entries = _commit({MARK: str(_mark(table))})
-        table.alter.set_table_properties({name: value}, raise_if_not_exists=False, commit_properties=entries)
+        table.alter.set_table_properties(dict(properties), raise_if_not_exists=False, commit_properties=entries)
 
     def _load(self, table: DeltaTable, version: int) -> None:
         with self._asking():

@@ -68,7 +68,10 @@ _COLUMNS = "sluice.columns"
 _TOLERANCE = 60_000
 """How far (ms) times in a table's metadata may go back for Java's library."""
 _RETRIES = "commit.retry.num-retries"
+_GUARDS = {"gc.enabled": "false"}
+"""With it, Spark refuses to remove files by `expire_snapshots`, `remove_orphan_files` and `DROP TABLE … PURGE`."""
 _PROPERTIES = {
+    **_GUARDS,
     "format-version": "2",
     _RETRIES: "0",
     # readers open a bounded number of manifests, however many commits there were
@@ -221,8 +224,15 @@ class IcebergTable:
             return tuple(f.file_path for f in compress(live, map_parallel(is_misread, live)))
 
     def repair(self) -> bool:
-        """The bounds are in the files themselves, which `maintenance/compaction.py` writes again."""
-        return False
+        """Set the properties that earlier releases did not. Bounds are in the files themselves, which
+        `maintenance/compaction.py` writes again."""
+        table = self._known
+        if not (lacking := {k: v for k, v in _GUARDS.items() if k not in table.properties}):
+            return False
+        with self._changing(), without_history(table) as transaction:
+            self._stage_base(transaction)
+            transaction.set_properties(lacking)
+        return True
 
     def _stage_base(self, transaction: Transaction) -> None:
         """Require the snapshot that was read. A commit without a snapshot takes its time from the clock: where that
