@@ -5,6 +5,8 @@
 import importlib.util
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,7 +32,12 @@ from tests.integration.support import InlineEngine
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HOUR = 3_600_000
-VALUE = b'{"order_id": "%d", "amount": 2.50, "currency": "EUR"}'
+VALUE = b'{"order_id": "%d", "amount": 2.50, "currency": "EUR", "country": "DE"}'
+PAGE = (Path(__file__).parents[2] / "docs" / "dagster.md").read_text()
+
+
+def find_blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.M | re.S)
 
 
 @pytest.fixture
@@ -247,3 +254,71 @@ def test_dg_launch_lands_an_hour(tmp_path: Path, hour: str) -> None:
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         landed = instance.get_materialized_partitions(dg.AssetKey(["orders", "landed"]))
     assert hour in landed
+
+
+def list_steps(topic: str) -> list[list[str]]:
+    """Returns the page's first commands between the installation and `dg dev`, for another topic."""
+    lines = find_blocks("console")[0].replace("--topic orders", f"--topic {topic}").splitlines()
+    _, _, *steps, last = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
+    assert (len(steps), last) == (3, ["dg", "dev"])
+    return steps
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_steps_of_the_page_land_an_hour_and_run_the_asset_downstream(tmp_path: Path, hour: str) -> None:
+    """From a project of `dg` without feeds to the revenue of an hour, by the commands and code of docs/dagster.md."""
+    topic, project = os.environ["ORDERS_TOPIC"], shutil.copytree(EXAMPLES / "dg_project", tmp_path / "dg_project")
+    for own in (project / "feeds", project / "src/shop/defs/ingest"):
+        shutil.rmtree(own)
+    revenue = project / "src/shop/defs/revenue.py"
+    revenue.unlink()
+    init, *words = list_steps(topic)
+    _read_output([str(Path(sys.executable).parent / init[0]), *init[1:], "--group", topic], project, dict(os.environ))
+    launch = shlex.split(find_blocks("console")[1].removeprefix("$ ").replace("2026-11-20T14:00", hour))
+    steps = [step[1:] for step in (*words, launch)]
+    assert [step[0] for step in steps] == ["scaffold", "check", "launch"]
+    run_dg_one_by_one(project, dict(os.environ), *steps)
+    revenue.write_text(f"import dagster as dg\n\nimport sluice.dagster\n\n{find_blocks('python')[1]}")
+    run_dg(project, dict(os.environ), "launch", "--assets", "revenue", "--partition", hour)
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert hour in instance.get_materialized_partitions(dg.AssetKey(["orders", "landed"]))
+        assert hour in instance.get_materialized_partitions(dg.AssetKey(["revenue"]))
+
+
+def test_python_examples_of_the_page_run(tmp_path: Path, hour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each example by itself, in a project with the feed `orders`, with one hour landed."""
+    for engine in ("LocalEngine", "SparkEngine"):
+        monkeypatch.setattr(open_ports, engine, lambda *_: InlineEngine())
+    project = shutil.copytree(EXAMPLES / "dagster_project", tmp_path / "dagster_project")
+    monkeypatch.chdir(project)
+    (project / "us").mkdir()
+    shutil.copytree(project / "feeds", project / "us" / "feeds")
+
+    def run_example(text: str) -> dict[str, Any]:
+        names = {"dg": dg, "pandas": pd, "sluice": sluice}
+        exec(compile(text.replace("[...]", "[]").replace("{...}", "{}"), "docs/dagster.md", "exec"), names)
+        return names
+
+    merged, downstream, elsewhere, translated, subclassed, component = map(run_example, find_blocks("python"))
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        assert land_hour(merged["defs"], instance, hour).success
+        for defs in (dg.Definitions.merge(merged["defs"], dg.Definitions([downstream["revenue"]])), elsewhere["defs"]):
+            key = dg.AssetKey("revenue")
+            job = defs.resolve_implicit_job_def_def_for_assets([key])
+            assert job
+            done = job.execute_in_process(instance=instance, partition_key=hour, asset_selection=[key])
+            if defs is not elsewhere["defs"]:
+                assert [(country, float(sum_)) for country, sum_ in done.output_for_node("revenue")] == [("DE", 25.0)]
+    graph = merged["defs"].resolve_asset_graph()
+    assert {key.path[-1] for key in graph.get_all_asset_keys() - graph.executable_asset_keys} == {"quarantined"}
+    assert "cannot run by itself" in (graph.get(dg.AssetKey(["orders", "quarantined"])).description or "")
+    landed = translated["defs"].resolve_asset_graph().get(dg.AssetKey(["raw", "orders", "landed"]))
+    assert translated["orders"].landed == landed.key
+    assert (landed.group_name, landed.owners) == ("ingest", ["team:data"])
+    defs = sluice.dagster.feed_definitions("feeds", translator=subclassed["Ours"]())
+    assert defs.resolve_asset_graph().get(dg.AssetKey(["orders", "committed"])).group_name == "offsets"
+    assert issubclass(component["Feeds"], dg.Component)
+    for call in re.findall(r"`(feed_definitions\(.*?\))`", PAGE):
+        sensors = eval(f"sluice.dagster.{call}").sensors
+        assert [s.name for s in sensors] == ["watch_us"], call
