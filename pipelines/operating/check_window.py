@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sluice.pipelines.errors import Failed, NotYet, SluiceError, UsageError, WindowRetired
+from sluice.pipelines.audit.gaps import find_remedies
+from sluice.pipelines.errors import Failed, NotYet, PartUnreadable, SluiceError, UsageError, WindowRetired
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.fold import Accounted
 from sluice.pipelines.model.kafka import Key, Range, intersect
-from sluice.pipelines.model.receipts import Counts, PartKind, Receipt, Reporter
+from sluice.pipelines.model.plans import OffsetRange
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, Reporter
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status_through
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.schema_changes import find_columns
@@ -103,7 +105,8 @@ class Reason(NamedTuple):
 class WindowCheck:
     """The result of a check. `window` is the start and `length` the length (ms).
 
-    `reasons` say why the window is not complete. `unchecked` names the questions to Kafka that got no answer.
+    `reasons` say why the window is not complete. `rows` is None if a file is missing or damaged. `unchecked` names the
+    questions to Kafka that got no answer.
     """
 
     feed: str
@@ -113,7 +116,7 @@ class WindowCheck:
     reasons: tuple[Reason, ...]
     accounts: tuple[PartitionAccount, ...]
     quarantine: tuple[QuarantineGroup, ...]
-    rows: WindowRows
+    rows: WindowRows | None
     files: tuple[File, ...]
     unchecked: tuple[str, ...] = ()
 
@@ -134,21 +137,26 @@ class WindowCheck:
     @property
     def passed(self) -> bool:
         """Returns whether the window is complete and no record is in its files twice."""
-        return self.complete and not self.rows.twice
+        return self.complete and not self.is_doubled
+
+    @property
+    def is_doubled(self) -> bool:
+        """Returns whether a record is in the files twice."""
+        return self.rows is not None and bool(self.rows.twice)
 
     @property
     def exit_code(self) -> int:
         """The command's exit code: that of NotYet for a window that needs nothing but time."""
         if self.passed:
             return 0
-        return NotYet.exit_code if self.standing.standing in _WAITING and not self.rows.twice else Failed.exit_code
+        return NotYet.exit_code if self.standing.standing in _WAITING and not self.is_doubled else Failed.exit_code
 
 
 def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str], report: Reporter) -> WindowCheck:
     """Check a window by its start (ms); None: the newest one that is due, or the
     feed's first. `by` names the columns of a key.
 
-    Raises UsageError for a time that is not a window of the feed and for a column that it lacks, and PartUnreadable.
+    Raises UsageError for a time that is not a window of the feed and for a column that it lacks.
     """
     ledger = Ledger(edges.lake, feed.name, edges.clock)
     state, settings = ledger.read(), feed.window
@@ -157,34 +165,69 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
     windows.check_aligned(start, settings)
     windows.check_begun(feed.name, start, settings, state)
     _check_columns(feed, state, by)
-    receipts = sorted(
-        manifest.group_receipts(ledger, state, (start,), settings)[start],
-        key=lambda r: (r.offset_range.key, r.offset_range.start),
-    )
-    placed = [(r.offset_range, p) for r in receipts for p in r.parts]
-    unseen = {p.path for p in manifest.find_missing(edges.lake, (p for _, p in placed))}
-    visible = [(s, p) for s, p in placed if p.path not in unseen]
+    while True:
+        state = ledger.read()
+        receipts = sorted(
+            manifest.group_receipts(ledger, state, (start,), settings)[start],
+            key=lambda r: (r.offset_range.key, r.offset_range.start),
+        )
+        placed = [(r.offset_range, p) for r in receipts for p in r.parts]
+        landed = [(s, p) for s, p in placed if p.kind is PartKind.LANDED]
+        wrong, rows = manifest.find_wrong_files(edges.lake, (p for _, p in placed)), None
+        quarantine: tuple[QuarantineGroup, ...] = ()
+        try:
+            if not wrong:
+                rows = read_rows(edges.lake, landed, Range(start, start + settings.length), by, report)
+                quarantine = listing(ledger, edges.lake, Filter(windows=frozenset([start])), settings).held
+        except PartUnreadable as error:
+            wrong, rows = {error.path: error}, None
+        if not wrong or not ledger.list_replaced(wrong):
+            break  # else the window has landed again
     standing, reasons, unchecked = _explain(feed, edges, ledger, state, start)
-    if unseen and standing.standing is Standing.LANDED:
-        reasons = (_describe_unseen(feed, start, len(unseen)), *reasons)
     return WindowCheck(
         feed.name,
         start,
         settings.length,
         standing,
-        reasons,
+        (*_list_wrong_files(feed, edges, state, start, wrong, placed), *reasons),
         build_accounts(state, settings, start, receipts),
-        listing(ledger, edges.lake, Filter(windows=frozenset([start])), settings).held,
-        read_rows(
-            edges.lake,
-            [(s, p) for s, p in visible if p.kind is PartKind.LANDED],
-            Range(start, start + settings.length),
-            by,
-            report,
+        quarantine,
+        rows,
+        tuple(
+            build_file(edges.lake, start, s, p)
+            for kind in PartKind
+            for s, p in placed
+            if p.kind is kind and p.path not in wrong
         ),
-        tuple(build_file(edges.lake, start, s, p) for kind in PartKind for s, p in visible if p.kind is kind),
         unchecked,
     )
+
+
+def _list_wrong_files(
+    feed: Feed,
+    edges: Ports,
+    state: State,
+    window: int,
+    wrong: Mapping[str, PartUnreadable | None],
+    placed: Sequence[tuple[OffsetRange, Part]],
+) -> Iterator[Reason]:
+    """Yields why the window's files cannot be read, with the remedies of an audit."""
+    files: dict[str, list[OffsetRange]] = {}
+    for s, p in placed:
+        if wrong.get(p.path):
+            files.setdefault(p.path, []).append(s)
+    remedies = find_remedies(feed.name, files, state, edges.cluster)
+    damage = [error for error in wrong.values() if error]
+    for error in damage[:_NAMED]:
+        yield Reason(error.message, remedies.get(error.path, error.remedy))
+    if len(damage) > _NAMED:
+        yield Reason(f"{many(len(damage) - _NAMED, 'more file')} cannot be read", f"sluice audit {feed.name}")
+    if staged := len(wrong) - len(damage):
+        yield Reason(
+            f"{many(staged, 'file')} of it are published and not visible yet",
+            f"wait for the run: sluice wait {feed.name} --window {show_window(window)}; if it is dead: sluice run"
+            f" {feed.name}",
+        )
 
 
 def _check_columns(feed: Feed, state: State, by: Sequence[str]) -> None:
@@ -193,14 +236,6 @@ def _check_columns(feed: Feed, state: State, by: Sequence[str]) -> None:
     for name in by:
         if name not in columns:
             raise UsageError(f"feed {feed.name} has no column `{name}`", remedy=f"one of {', '.join(sorted(columns))}")
-
-
-def _describe_unseen(feed: Feed, window: int, number: int) -> Reason:
-    return Reason(
-        f"{many(number, 'file')} of it cannot be read yet: a run is publishing them, or they are gone",
-        f"wait for the run: sluice wait {feed.name} --window {show_window(window)}; if it is dead: sluice run"
-        f" {feed.name}; if files are gone: sluice audit {feed.name}",
-    )
 
 
 # -- why it is not complete
@@ -302,7 +337,7 @@ def watch_window(feed: Feed, ports: Ports, start: int) -> LookAtWindow:
     """Returns a function that reads new ledger entries at each call. Reads the lake only.
 
     Raises UsageError for no start of a window; the function raises it for one before the feed's first, and
-    WindowRetired.
+    WindowRetired, and PartUnreadable for a file that is missing or has another size.
     """
     windows.check_aligned(start, feed.window)
     ledger = Ledger(ports.lake, feed.name, ports.clock)
@@ -314,9 +349,11 @@ def watch_window(feed: Feed, ports: Ports, start: int) -> LookAtWindow:
         window = strip.standing(state, feed.window, start, ports.clock())
         if window.standing is not Standing.LANDED:
             return window, False
-        if manifest.is_declared(ports.lake, feed.name, start, feed.window):
-            return window, True
         parts = manifest.read_window_files(ledger, start, feed.window).parts
-        return window, not manifest.find_missing(ports.lake, parts)
+        wrong = manifest.find_wrong_files(ports.lake, parts)
+        damage = next(filter(None, wrong.values()), None)
+        if damage and not ledger.list_replaced(wrong):
+            raise damage
+        return window, not wrong
 
     return look

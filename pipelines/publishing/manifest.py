@@ -15,9 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sluice.pipelines.errors import SluiceError, WindowIncomplete, WindowRetired
+from sluice.pipelines.errors import PartUnreadable, SluiceError, WindowIncomplete, WindowRetired
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths, receipt_files
+from sluice.pipelines.lake.parquet import find_remedy
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.columns import NOTHING_SUPERSEDED
 from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
@@ -334,9 +335,20 @@ def demand_complete(files: WindowFiles, feed: str) -> None:
         )
 
 
-def find_missing(lake: Lake, parts: Iterable[Part]) -> tuple[Part, ...]:
-    """The published parts that are not visible yet: the roll-forward has still to show them."""
-    wanted = tuple(parts)
-    folders = {p.path.rpartition("/")[0] for p in wanted}
-    visible = {path for folder in folders for path in lake.list(folder)}
-    return tuple(p for p in wanted if p.path not in visible)
+def find_wrong_files(lake: Lake, parts: Iterable[Part]) -> dict[str, PartUnreadable | None]:
+    """Returns, by path, why published files cannot be read as the ledger names them: None while they are staged.
+
+    Sizes come from listings: no file is opened. A caller reads the ledger again before it reports a missing file, which
+    may have been replaced.
+    """
+    wanted = {p.path: p for p in parts}
+    sizes = {s.path: s.size for folder in {path.rpartition("/")[0] for path in wanted} for s in lake.stats(folder)}
+    out: dict[str, PartUnreadable | None] = {}
+    for path, part in wanted.items():
+        size = sizes.get(path)
+        if size is None and lake.size(part.staged) is not None:
+            out[path] = None
+        elif size != part.file_bytes and (size := lake.size(path)) != part.file_bytes:  # a run may have shown it
+            what = "is missing" if size is None else f"has {size} bytes, the ledger says {part.file_bytes}"
+            out[path] = PartUnreadable(f"{path} {what}", remedy=find_remedy(path), path=path, gone=size is None)
+    return out
