@@ -1,7 +1,7 @@
 """Sluice as a peer: the product's own path from plan to visible Parquet, ledger and proof included, nothing left out.
 
-Each landing goes into a lake of its own, so that everything is pending; the workers' pool, or with SLUICE_BENCH_SPARK
-the Spark session, stays, as in a service.
+Each landing goes into a lake of its own, so that everything is pending; the Spark session, or with
+SLUICE_ENGINE=processes the workers' pool, stays, as in a service.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import ENGINE
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.receipts import Owner, Progress
+from sluice.pipelines.model.receipts import EngineKind, Owner, Progress
 from sluice.pipelines.records.rows.wire_format import RegisteredSchema, WireFormat
 from sluice.pipelines.records.shape import READERS
 from sluice.pipelines.status.batch_facts import sum_times
@@ -63,7 +64,8 @@ def feed_of(task: PeerTask, out: Path) -> Feed:
         "start": "earliest",
         "lake": str(out),
         "commit": "none",
-        "spark": {"master": f"local[{task.cores},3]"} if os.environ.get("SLUICE_BENCH_SPARK") else {},
+        "engine": os.environ.get(ENGINE) or EngineKind.SPARK,
+        "spark": {"master": f"local[{task.cores},3]"},
         "landing": {"shared_files": False} if os.environ.get("SLUICE_BENCH_FILES_APART") else {},
     }
     if task.format:

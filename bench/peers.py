@@ -22,6 +22,8 @@ from bench.check import PeerLayout
 from bench.packages import make_python_path, packages
 from bench.stand import PeerTask
 from sluice.pipelines.errors import Failed, UsageError
+from sluice.pipelines.feed.sections import ENGINE
+from sluice.pipelines.model.receipts import EngineKind
 from sluice.resources.local import java
 from sluice.resources.spark.daemon import WORKERS_ENVIRONMENT
 
@@ -84,7 +86,14 @@ class Peer:
         return replace(self, artifacts=artifacts, packages=needed)
 
 
-SLUICE = Peer("sluice", "Sluice", "bench.peer_sluice", validates=True)
+SLUICE = Peer("sluice", "Sluice on Spark", "bench.peer_sluice", validates=True)
+SLUICE_PROCESSES = Peer(
+    "sluice-processes",
+    "Sluice in processes",
+    "bench.peer_sluice",
+    validates=True,
+    environment={ENGINE: EngineKind.PROCESSES},
+)
 SLUICE_APART = Peer(
     "sluice-apart",
     "Sluice, a file for each offset range",
@@ -244,7 +253,21 @@ BUDGET = Peer("budget", "Sluice's parts by themselves", "bench.budget", environm
 PEERS: Mapping[str, Peer] = {
     peer.name: peer
     for peer in (
-        *(SLUICE, SLUICE_APART, SPARK, RUST, POLARS, CHDB, FLINK, CONNECT, CONFLUENT_KAFKA, KAFKA_PYTHON, DAFT, DLT),
+        *(
+            SLUICE,
+            SLUICE_PROCESSES,
+            SLUICE_APART,
+            SPARK,
+            RUST,
+            POLARS,
+            CHDB,
+            FLINK,
+            CONNECT,
+            CONFLUENT_KAFKA,
+            KAFKA_PYTHON,
+            DAFT,
+            DLT,
+        ),
     )
 }
 

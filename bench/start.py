@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.receipts import EngineKind
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.util.units import HOUR, show_window
 from sluice.resources.liveness import new_owner
@@ -53,13 +55,20 @@ Note = Callable[[str], None]
 RECORDS = 20_000
 PARTITIONS = 1000
 """Of the topic that is planned."""
+KINDS = {
+    "Sluice on Spark, through Dagster": (),
+    "Sluice on Spark, without Dagster": ("--no-dagster",),
+    "Sluice in processes, through Dagster": ("--engine", "processes"),
+    "Sluice in processes, without Dagster": ("--engine", "processes", "--no-dagster"),
+}
+"""Options of `sluice run` in a new process, by title."""
 _CATCH_UP = Request(RequestKind.CATCH_UP)
 _SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True)
 class Cold:
-    """One `sluice run` in a new process: seconds from its start to its end, CPU of all its processes, and the stages;
+    """A `sluice run` in a new process: seconds from its start to its end, CPU of all its processes, and the stages;
     "exit" is the time after the last of them. A peer has no stages."""
 
     seconds: float
@@ -86,14 +95,13 @@ class PlanTiming:
 
 @dataclass(frozen=True, slots=True)
 class StartReport:
-    """`cold` are runs through Dagster, the first of a project before the others; `plain` are runs without it. `peers`
-    are those of other tools, by title."""
+    """`first` is the first run of a project, `cold` are later ones, by title: `KINDS`, and other tools. `warm` are
+    catch-ups on each engine."""
 
-    cold: tuple[Cold, ...]
-    plain: tuple[Cold, ...]
-    warm: tuple[Warm, ...]
-    planned: tuple[PlanTiming, ...]
-    peers: Mapping[str, tuple[Cold, ...]] = field(default_factory=dict)
+    first: Cold
+    cold: Mapping[str, tuple[Cold, ...]]
+    warm: Mapping[EngineKind, tuple[Warm, ...]] = field(default_factory=dict)
+    planned: tuple[PlanTiming, ...] = ()
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
@@ -101,10 +109,9 @@ class StartReport:
     @property
     def medians(self) -> dict[str, tuple[float, float]]:
         """Seconds and CPU seconds of a run in a new process, by title."""
-        runs = {"Sluice without Dagster": self.plain, "Sluice through Dagster": self.cold[1:], **self.peers}
         return {
             title: (round(_median(c.seconds for c in of), 2), round(_median(c.cpu or 0.0 for c in of), 2))
-            for title, of in runs.items()
+            for title, of in self.cold.items()
         }
 
 
@@ -125,16 +132,20 @@ def run(repeat: int, folder: Path, note: Note, peers: Sequence[Peer] = ()) -> St
     """
     with LocalKafka(folder / "kafka-1") as kafka, removing(folder / f"start-{secrets.token_hex(4)}") as scratch:
         loaded = ensure(TYPED_ORDERS.of(RECORDS), kafka.bootstrap, folder / "topics", note)
-        window = _project(scratch, kafka.bootstrap, 2 * repeat + 1)
+        window = _project(scratch, kafka.bootstrap, len(KINDS) * repeat + 1)
         adopting_orphans()
-        cold = tuple(_cold(scratch, number, window, note) for number in range(repeat + 1))
-        rest = range(repeat + 1, 2 * repeat + 1)
-        plain = tuple(_cold(scratch, number, window, note, "--no-dagster") for number in rest)
+        first, numbers, runs = _cold(scratch, 0, window, note), count(1), dict[str, list[Cold]]()
+        for _ in range(repeat):  # in turn: the machine's speed drifts
+            for title, options in KINDS.items():
+                runs.setdefault(title, []).append(_cold(scratch, next(numbers), window, note, *options))
+        cold = {title: tuple(of) for title, of in runs.items()}
         if peers:
             others = {p.title: _measure_peer(p, kafka.bootstrap, loaded, folder, repeat, note) for p in peers}
-            return StartReport(cold, plain, (), (), others)
-        warm = tuple(_warm(scratch, kafka.bootstrap, loaded.topic, repeat, note))
-        return StartReport(cold, plain, warm, tuple(_time_plans(scratch, kafka.bootstrap, repeat, note)))
+            return StartReport(first, cold | others)
+        warm = {
+            engine: tuple(_warm(scratch, kafka.bootstrap, loaded.topic, repeat, note, engine)) for engine in EngineKind
+        }
+        return StartReport(first, cold, warm, tuple(_time_plans(scratch, kafka.bootstrap, repeat, note)))
 
 
 @contextmanager
@@ -239,18 +250,20 @@ def reap() -> None:
 # -- warm
 
 
-def _warm(folder: Path, bootstrap: str, topic: str, repeat: int, note: Note) -> Iterator[Warm]:
-    note(f"catch-ups of {RECORDS:,} records on a warm session")
+def _warm(folder: Path, bootstrap: str, topic: str, repeat: int, note: Note, engine: EngineKind) -> Iterator[Warm]:
+    note(f"catch-ups of {RECORDS:,} records, warm: {engine}")
     for number in range(-2, repeat):
-        feed = _make_feed(folder, _feed_text(bootstrap, topic, folder / f"warm{number}") | {"commit": "none"})
+        lake = folder / f"warm-{engine}-{number}"
+        feed = _make_feed(folder, _feed_text(bootstrap, topic, lake) | {"commit": "none", "engine": engine})
         with open_ports(feed) as edges:
             began = time.perf_counter()
             landed = land(feed, edges, _CATCH_UP, new_owner("bench"), lambda progress: None)
             seconds = time.perf_counter() - began
         landed.check()
         if number >= 0:
-            yield Warm(seconds, _bare(feed, _tasks(landed)))
-    context(feed.spark).stop()
+            yield Warm(seconds, _bare(feed, _tasks(landed)) if engine is EngineKind.SPARK else 0.0)
+    if engine is EngineKind.SPARK:
+        context(feed.spark).stop()
 
 
 def _tasks(landed: Landed) -> int:
@@ -317,32 +330,31 @@ class Timed:
 
 def start_view(report: StartReport) -> Iterator[RenderableType]:
     """Medians, for the terminal."""
-    if report.peers:
-        yield from _show_peers(report)
+    runs = {**report.cold, "a project's first": (report.first,)}
+    yield heading("start", f"{RECORDS:,} typed records landed by a new process: medians")
+    if not report.warm:
+        rows = [(title, f"{seconds:.2f}", f"{cpu:.2f}") for title, (seconds, cpu) in report.medians.items()]
+        yield table(("", "seconds", "CPU, all processes"), rows, right="seconds CPU")
         return
-    first, *others = report.cold
-    yield heading(
-        "start", f"a run of {RECORDS:,} records in a new process: medians of {len(others)}, and a project's first"
-    )
-    names = dict.fromkeys((*first.stages, *(name for c in report.plain for name in c.stages)))
-    groups = (others, report.plain, (first,))
-    stages = [(name, *(f"{_median(c.stages.get(name, 0.0) for c in of):.2f}" for of in groups)) for name in names]
-    totals = ("all", *(f"{_median(c.seconds for c in of):.2f}" for of in groups))
-    cpu = ("CPU, all processes", *(f"{_median(c.cpu or 0.0 for c in of):.2f}" for of in groups))
-    columns = ("stage", "seconds", "without Dagster", "first")
-    yield table(columns, [*stages, totals, cpu], right="seconds without first")
+    names = dict.fromkeys(name for of in runs.values() for c in of for name in c.stages)
+    rows = [
+        (
+            title,
+            f"{_median(c.seconds for c in of):.2f}",
+            f"{_median(c.cpu or 0.0 for c in of):.2f}",
+            *(f"{_median(c.stages.get(name, 0.0) for c in of):.2f}" for name in names),
+        )
+        for title, of in runs.items()
+    ]
+    yield table(("", "seconds", "CPU", *names), rows, right=" ".join(("seconds", "CPU", *names)))
     yield heading(f"a catch-up of {RECORDS:,} records, warm")
-    warm, bare = _median(w.seconds for w in report.warm), _median(w.bare for w in report.warm)
-    yield facts(("catch-up", f"{warm:.2f} s"), ("Spark's own", f"{bare:.2f} s"), ("besides", f"{warm - bare:.2f} s"))
+    spark, bare = (_median(getattr(w, name) for w in report.warm[EngineKind.SPARK]) for name in ("seconds", "bare"))
+    processes = _median(w.seconds for w in report.warm[EngineKind.PROCESSES])
+    yield facts(("on Spark", f"{spark:.2f} s"), ("an empty job of Spark", f"{bare:.2f} s"))
+    yield facts(("in processes", f"{processes:.2f} s"))
     yield heading(f"a plan over {PARTITIONS:,} partitions")
     kafka, ours, cpu_ = (_median(getattr(p, name) for p in report.planned) for name in ("kafka", "ours", "cpu"))
     yield facts(("in Kafka", f"{kafka:.2f} s"), ("besides", f"{ours:.2f} s"), ("CPU", f"{cpu_:.2f} s"))
-
-
-def _show_peers(report: StartReport) -> Iterator[RenderableType]:
-    yield heading("start", f"{RECORDS:,} typed records landed by new processes: medians of {len(report.plain)}")
-    rows = [(title, f"{seconds:.2f}", f"{cpu:.2f}") for title, (seconds, cpu) in report.medians.items()]
-    yield table(("", "seconds", "CPU, all processes"), rows, right="seconds CPU")
 
 
 def _median(values: Iterable[float]) -> float:

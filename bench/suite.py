@@ -19,6 +19,7 @@ from bench.peers import (
     RUST,
     SLUICE,
     SLUICE_APART,
+    SLUICE_PROCESSES,
     SPARK,
     Peer,
 )
@@ -35,27 +36,29 @@ _MAIN = (
         "raw",
         "all of Kafka's columns into Parquet (zstd 1)",
         workloads.ORDERS,
-        (SLUICE, SPARK, *_LOOPS),
+        (SLUICE, SLUICE_PROCESSES, SPARK, *_LOOPS),
         (*_BY_NAME, DAFT),
     ),
     Race(
         "typed",
         "9 fields of JSON typed, and Kafka's other columns, into Parquet (zstd 1)",
         workloads.TYPED_ORDERS,
-        (SLUICE, SPARK, *_LOOPS),
+        (SLUICE, SLUICE_PROCESSES, SPARK, *_LOOPS),
         _BY_NAME,
     ),
     Race(
         "contract",
         "as typed, by Sluice with a contract of 10 row expectations, by the other with no validation at all",
         workloads.CHECKED_ORDERS,
-        (SLUICE, SPARK),
+        (SLUICE, SLUICE_PROCESSES, SPARK),
     ),
 )
 
 
 def _typed_race(name: str, workload: Workload, *more: Peer) -> Race:
-    return Race(name, f"{len(workload.schema)} fields of JSON typed", workload, (SLUICE, SPARK, *more))
+    return Race(
+        name, f"{len(workload.schema)} fields of JSON typed", workload, (SLUICE, SLUICE_PROCESSES, SPARK, *more)
+    )
 
 
 def _race_of(name: str, title: str, workload: Workload, *others: Peer, also: tuple[Peer, ...] = ()) -> Race:
@@ -79,7 +82,12 @@ _OTHERS = (
     _race_of("avro", "Avro", workloads.AVRO_ORDERS, SPARK, CONFLUENT_KAFKA, also=(RUST,)),
     _race_of("protobuf", "Protobuf", workloads.PROTOBUF_ORDERS, CONFLUENT_KAFKA),
     _race_of("json_schema", "JSON Schema", workloads.JSON_SCHEMA_ORDERS, SPARK, CONFLUENT_KAFKA),
-    Race("dlt", "Kafka's columns into Parquet; dlt's are without headers", workloads.FEW_ORDERS, (SLUICE, SPARK, DLT)),
+    Race(
+        "dlt",
+        "Kafka's columns into Parquet; dlt's are without headers",
+        workloads.FEW_ORDERS,
+        (SLUICE, SLUICE_PROCESSES, SPARK, DLT),
+    ),
 )
 SUITE: Mapping[str, Race] = {race.name: race for race in (*_MAIN, *_OTHERS)}
 FLAT_RECORDS = 10_000_000

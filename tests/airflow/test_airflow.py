@@ -31,7 +31,7 @@ from tests.cli.conftest import project as project
 from tests.cli.conftest import sluice as sluice
 from tests.resources.kafka.tools import free_port
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.usefixtures("default_engine")]
 ENVIRONMENTS = [Path(p).resolve() for p in os.environ.get("SLUICE_AIRFLOW", "").split(":") if p]
 RECORDS = 6000
 SECONDS = 500

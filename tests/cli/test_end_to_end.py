@@ -39,6 +39,8 @@ from tests.clouds import CLOUDS, CloudStore
 from tests.collectors import Listener, run_listener
 from tests.resources.kafka.tools import wait_until
 
+pytestmark = pytest.mark.usefixtures("default_engine")
+
 MAIN = [sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())"]
 
 

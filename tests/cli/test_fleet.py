@@ -18,6 +18,8 @@ from sluice.pipelines.planning.held_back import HeldBack, HeldRange
 from sluice.running import RunResult
 from tests.cli.conftest import FEED, Sluice
 
+pytestmark = pytest.mark.usefixtures("default_engine")
+
 AWAY = "no broker answers; 127.0.0.1:9: connection refused"
 
 

@@ -14,6 +14,8 @@ from rich.text import Text
 from sluice.cli.terminal.output import facts, table
 from sluice.cli.terminal.text_layout import Flowing, wrap
 
+pytestmark = pytest.mark.usefixtures("default_engine")
+
 WORD = st.text("abcde-:.12", min_size=1, max_size=30)
 CELL = st.lists(WORD, max_size=6).map(" ".join)
 

@@ -28,6 +28,8 @@ from tests.clouds import CloudStore, sign_token
 from tests.resources.kafka.tools import open_producer
 from tests.stores import Store
 
+pytestmark = pytest.mark.usefixtures("default_engine")
+
 CANARIES = {
     "CANARY_KAFKA": "canary-kafka-Xq7/rT+2",
     "CANARY_S3": "canary-s3-Mz4/wK+9",

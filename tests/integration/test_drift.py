@@ -25,6 +25,8 @@ from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.spark import engine
 from tests.integration.support import FeedProject, list_files, open_feed_ledger, open_inline_ports, request_offsets, run
 
+pytestmark = pytest.mark.usefixtures("default_engine")
+
 HOUR = 3_600_000
 OLD, NEW = 40, 60
 """Numbers of records before and after a change of the producers: a coupon, and in every tenth an id beyond int32."""

@@ -29,7 +29,7 @@ from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_s3 import LocalS3
 from sluice.resources.project import Project
 
-pytestmark = [pytest.mark.soak, pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.soak, pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("default_engine")]
 
 FEEDS, PARTITIONS, RECORDS = 200, 3, 60
 SLUICE = (sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())")

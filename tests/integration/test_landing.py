@@ -44,6 +44,8 @@ from tests.integration.support import (
     run,
 )
 
+pytestmark = pytest.mark.usefixtures("default_engine")
+
 Topics = Callable[..., str]
 
 

@@ -16,6 +16,8 @@ from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.support import FeedProject, consume_topic, read_rows
 
+pytestmark = pytest.mark.usefixtures("default_engine")
+
 PAIRS = [("local", "azure"), ("azure", "google"), ("google", "s3"), ("s3", "local")]
 COUNT = 20
 

@@ -30,6 +30,8 @@ from sluice.resources import open_ports
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.support import InlineEngine
 
+pytestmark = pytest.mark.usefixtures("default_engine")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HOUR = 3_600_000
 VALUE = b'{"order_id": "%d", "amount": 2.50, "currency": "EUR", "country": "DE"}'

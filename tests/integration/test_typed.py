@@ -34,6 +34,8 @@ from tests.integration.support import (
     run,
 )
 
+pytestmark = pytest.mark.usefixtures("default_engine")
+
 SCHEMA = {
     "order_id": "string not null",
     "customer": "string",

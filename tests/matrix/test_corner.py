@@ -37,7 +37,7 @@ SECONDS = 1200
 """Limit on each command, for busy machines."""
 ADDRESS = r"127\.0\.0\.1:\d+"
 OWN = ("PYTHONPATH", "DAGSTER_HOME", "SLUICE_PROJECT", "KAFKA_BOOTSTRAP")
-pytestmark = pytest.mark.matrix
+pytestmark = [pytest.mark.matrix, pytest.mark.usefixtures("default_engine")]
 
 NODE = """query ($keys: [AssetKeyInput!]) {
   assetNodes(assetKeys: $keys) { partitionStats { numMaterialized numFailed } } }"""
