@@ -65,7 +65,7 @@ airflow: setup build/airflow/3.3 build/airflow/2.10  ## DAGs of feeds in Airflow
 
 build/airflow/%: tests/airflow/constraints-%.txt $(READY)
 	rm -rf $@ && .venv/bin/python -m venv $@
-	$@/bin/pip install -q apache-airflow -e '.[kafka,duckdb]' -c $< && touch $@
+	$@/bin/pip install -q apache-airflow -e '.[kafka,duckdb,spark]' -c $< && touch $@
 
 cluster-test: setup  ## landings on a standalone Spark with bare workers, while its processes are killed
 	.venv/bin/python -m pytest -m cluster -v tests/cluster tests/faults/test_cluster.py tests/resources/spark $(ARGS)

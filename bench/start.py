@@ -337,7 +337,7 @@ def start_view(report: StartReport) -> Iterator[RenderableType]:
         yield table(("", "seconds", "CPU, all processes"), rows, right="seconds CPU")
         return
     names = dict.fromkeys(name for of in runs.values() for c in of for name in c.stages)
-    rows = [
+    stages = [
         (
             title,
             f"{_median(c.seconds for c in of):.2f}",
@@ -346,7 +346,7 @@ def start_view(report: StartReport) -> Iterator[RenderableType]:
         )
         for title, of in runs.items()
     ]
-    yield table(("", "seconds", "CPU", *names), rows, right=" ".join(("seconds", "CPU", *names)))
+    yield table(("", "seconds", "CPU", *names), stages, right=" ".join(("seconds", "CPU", *names)))
     yield heading(f"a catch-up of {RECORDS:,} records, warm")
     spark, bare = (_median(getattr(w, name) for w in report.warm[EngineKind.SPARK]) for name in ("seconds", "bare"))
     processes = _median(w.seconds for w in report.warm[EngineKind.PROCESSES])

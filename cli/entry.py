@@ -60,7 +60,7 @@ def _start_engine(words: Sequence[str]) -> None:
         return  # not in the project's folder, or no feed: the command finds out
     if b"\nspark" in feed:
         return
-    from sluice.resources import worker_pool
+    from sluice.resources.spark import worker_pool
 
     with suppress(Exception):
         worker_pool.get_pool()

@@ -29,13 +29,12 @@ from functools import partial
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.model.receipts import EngineKind, EngineUse, Outcome, TaskTraffic
 from sluice.pipelines.ports import Job
-from sluice.resources import worker_pool
 from sluice.resources.observe import tracing
-from sluice.resources.spark import executor
+from sluice.resources.spark import executor, worker_pool
 from sluice.resources.spark.daemon import WORKERS_ENVIRONMENT
 from sluice.resources.spark.engine import in_thread, wait_for_all
 from sluice.resources.spark.executors import TRIES
-from sluice.resources.worker_pool import (
+from sluice.resources.spark.worker_pool import (
     ADOPTED,
     DIED,
     DONE,

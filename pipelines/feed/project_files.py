@@ -27,9 +27,10 @@ def load_optional(folder: Path, name: str, kind: type[S], environ: Mapping[str, 
     try:
         return kind.model_validate(read_yaml(path, environ, folder).data)
     except YamlError as error:
-        raise_problems([(str(path), p) for p in error.problems], page)
+        problems = error.problems
     except ValueError as error:
-        raise_problems([(str(path), p) for p in problems_of(error, kind)], page)
+        problems = problems_of(error, kind)
+    raise_problems([(str(path), p) for p in problems], page)  # not in a handler: a context would quote the file
 
 
 FLEET = "fleet.yaml"

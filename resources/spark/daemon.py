@@ -1,7 +1,7 @@
 """The process from which Spark forks its Python workers (`spark.python.daemon.module`), with imports done.
 
     Spark's JVM ── python -m sluice.resources.spark.daemon ──┐ its streams, environment and arguments
-    driver ─────── resources.worker_pool, imports done ──────┴─ forks pyspark.daemon ── forks workers
+    driver ─────── resources.spark.worker_pool, imports done ──────┴─ forks pyspark.daemon ── forks workers
 
 Loading Arrow and the compiled loops takes most of a second. The pool of the driver does it while the JVM starts; this
 process then only has the pool fork Spark's daemon. Without a pool, as on executors elsewhere, it loads the modules and

@@ -38,7 +38,7 @@ from sluice.resources.observe import tracing
 from sluice.resources.spark import executor, executors, jvm, spark_errors
 from sluice.resources.spark.daemon import POOL, WORKERS_ENVIRONMENT
 from sluice.resources.spark.executors import get_master, is_connect, is_local, tries
-from sluice.resources.worker_pool import get_pool
+from sluice.resources.spark.worker_pool import get_pool
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 import sluice as package
-from sluice.pipelines.errors import FeedError, UsageError
+from sluice.pipelines.errors import FeedError, SetupError, UsageError
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.util.units import HOUR, show_window
 from sluice.resources.liveness import now
+from sluice.resources.local.java import INSTALL_HINT
 from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.spark import executors
 from tests.cli.conftest import Sluice
 
 FEED = "kafka: {{bootstrap: '{kafka}'}}\ntopics: {topic}\nstart: earliest\ngroup: g-{topic}\n"
@@ -39,7 +41,7 @@ def test_run_without_dagster_does_not_import_dagster(project: Path, kafka: Local
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout or done.stderr, set(json.loads(listed.read_text()))
 
-    code, out, imported = run_apart("--no-dagster", "--json")
+    code, out, imported = run_apart("--no-dagster", "--engine", "processes", "--json")
     ((run,),) = [feed["runs"] for feed in json.loads(out)["feeds"]]
     assert (code, sum(b["landed"] for b in run["batches"])) == (0, sent["committed"])
     assert run["committed"]["status"] == "committed"
@@ -56,6 +58,42 @@ def test_run_without_dagster_does_not_import_dagster(project: Path, kafka: Local
     assert f"run {run['run'][5:13]} without a scheduler" in " ".join(sluice("status", "orders").out.split())
     audit = sluice("audit", "orders", "--rescan", "--json").document
     assert (audit["reconciled"], audit["compared"]) == (True, sent["committed"])
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.usefixtures("default_engine")
+def test_each_batch_names_its_engine(project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
+    topic = f"orders-{secrets.token_hex(4)}"
+    (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka=kafka.bootstrap, topic=topic))
+    for options, engine in (((), "Spark local["), (("--engine", "processes"), "processes of this machine")):
+        sluice("produce", "orders", "-n", "100", "--bootstrap", kafka.bootstrap, "--create")
+        command = [str(Path(sys.executable).with_name("sluice")), "run", "orders", "--no-dagster", *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=project)
+        assert engine in " ".join(done.stdout.split())
+    lake = project / ".sluice" / "lake" / "_sluice" / "orders" / "log"
+    entries = [json.loads(path.read_text()) for path in sorted(lake.glob("*.json"))]
+    spark, processes = (e["traffic"]["engines"][0] for e in entries if e["kind"] == "publish")
+    assert (spark["kind"], spark["application"].startswith("local-")) == ("spark", True)
+    assert processes == {"kind": "processes", "master": "", "application": "", "page": ""}
+    assert "Spark local[" in " ".join(sluice("status", "orders").out.split())
+    sluice("report", "orders", "--output", str(project / "report.html"))
+    assert "processes of this machine" in (project / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("default_engine")
+def test_missing_java_is_an_error_with_both_remedies(
+    project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_none() -> Path:
+        raise SetupError("no Java 17 or newer on this machine", remedy=INSTALL_HINT)
+
+    monkeypatch.setattr(executors.java, "find_java", find_none)
+    (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka="127.0.0.1:9", topic="orders"))
+    refused = sluice("run", "orders", "--no-dagster", "--json")
+    assert (refused.code, refused.document["message"]) == (2, "no Java 17 or newer on this machine")
+    remedy = refused.document["remedy"]
+    assert remedy == f"{INSTALL_HINT}; or land without Spark: `engine: processes` in the feed or in fleet.yaml"
 
 
 @pytest.mark.spark

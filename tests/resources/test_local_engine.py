@@ -25,10 +25,10 @@ from sluice.pipelines.model.kafka import Isolation, TopicPartition
 from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Outcome, Receipt, TaskTraffic
 from sluice.pipelines.ports import Job
-from sluice.resources import local_engine, worker_pool
+from sluice.resources import local_engine
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.local_engine import LocalEngine
-from sluice.resources.spark import executor
+from sluice.resources.spark import executor, worker_pool
 from sluice.testing.logs import LZ4, LogBatch, LogRecord, log
 from tests.resources.kafka.tools import wait_until
 from tests.resources.log_wiring import LogWiring

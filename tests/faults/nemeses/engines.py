@@ -22,7 +22,7 @@ from tests.resources.kafka.tools import wait_until
 
 MARK = "SLUICE_FAULTS_MARK"
 _JVM, _PYTHON = b"org.apache.spark.deploy.SparkSubmit", b"sluice.resources.spark.daemon"
-_POOL = b"sluice.resources.worker_pool"
+_POOL = b"sluice.resources.spark.worker_pool"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from sluice.pipelines.feed.kafka_section import CREDENTIALS, KAFKA_OWNED, KafkaS
 from sluice.pipelines.feed.load import find_feed_file, group_tuning, load_feed, load_feeds
 from sluice.pipelines.feed.project_files import load_fleet, load_notify
 from sluice.pipelines.feed.sections import (
+    ENGINE,
     TUNING,
     CommitMode,
     Compression,
@@ -849,3 +850,31 @@ def test_feeds_in_subfolders_are_loaded(tmp_path: Path) -> None:
     (team / "returns.contract.json").write_text("{}")
     with pytest.raises(FeedError, match=r"sales/eu/returns\.contract\.json: has no returns\.yaml in its folder"):
         load_feeds(tmp_path / "feeds", {})
+
+
+@pytest.mark.parametrize(
+    ("keys", "fleet", "environ", "engine"),
+    [
+        ({}, "", {}, "spark"),
+        ({}, "engine: processes", {}, "processes"),
+        ({"engine": "spark"}, "engine: processes", {}, "spark"),
+        ({"engine": "processes"}, "", {}, "processes"),
+        ({"spark": {"conf": {"spark.x": "1"}}}, "engine: processes", {}, "spark"),
+        ({"spark": {"master": "local[2]"}, "engine": "processes"}, "", {}, "processes"),
+        ({"engine": "spark"}, "", {ENGINE: "processes"}, "processes"),
+    ],
+)
+def test_engine_is_that_of_the_environment_the_feed_or_the_project(
+    write: Write, keys: dict[str, Any], fleet: str, environ: dict[str, str], engine: str
+) -> None:
+    path = write(**keys)
+    (path.parents[1] / "fleet.yaml").write_text(fleet or "windows: 5")
+    assert load_feed(path, environ).engine == engine
+
+
+def test_unknown_engine_is_refused_in_the_feed_and_in_the_project(write: Write) -> None:
+    assert "engine: " in read_error(write(engine="flink"))
+    path = write()
+    (path.parents[1] / "fleet.yaml").write_text("engine: flink")
+    assert "fleet.yaml" in (message := read_error(path))
+    assert "engine" in message

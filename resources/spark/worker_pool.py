@@ -1,6 +1,6 @@
 """The process from which `local_engine` forks its workers, with a task's imports done.
 
-    python -P -m sluice.resources.worker_pool DRIVER DESCRIPTOR [PATH]
+    python -P -m sluice.resources.spark.worker_pool DRIVER DESCRIPTOR [PATH]
 
 The pool runs Python in one thread, so its forks are safe (Arrow's jemalloc has a thread of its own, and handlers for
 forks); the driver, which has many, never forks. DESCRIPTOR is one end of a socket pair. Each message on it carries one
@@ -46,7 +46,7 @@ ROW, DONE, FAILED, DIED = b"r", b"d", b"f", b"x"
 Rows = Callable[[Iterable[int], int], Iterator[tuple[str, str]]]
 """Carries numbers out that were tried so often before; yields rows: kind and JSON."""
 _SET_PARENT_DEATH_SIGNAL = 1
-MODULE = "sluice.resources.worker_pool"
+MODULE = "sluice.resources.spark.worker_pool"
 ADOPTED = "run again: finished offset ranges are adopted"
 MEMORY = "if the system's log shows that memory ran out, give the machine more or lower `tuning.task_memory`"
 _ENDING_SECONDS = 2.0
@@ -150,7 +150,7 @@ class PoolProcess:
 
 
 def _choose_address() -> str:
-    """Return the path of a socket in this process's own folder; empty if the path would be too long for a socket."""
+    """Return the path of a socket in this process's own folder; empty if it would be too long."""
     path = f"{scratch.get_root()}/{secrets.token_hex(4)}.pool"
     return path if len(os.fsencode(path)) <= _ADDRESS_BYTES else ""
 
