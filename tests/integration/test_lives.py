@@ -128,3 +128,23 @@ def test_unread_records_of_a_deleted_topic_are_lost_until_it_returns(
     assert (code, back["lost"]) == (0, 0), "the records landed, in a later window"
     code, report = call("audit", "orders", "--strict", "--json")
     assert (code, sum(p["landed"] for p in report["partitions"])) == (0, 240)
+
+
+def test_quarantine_of_a_former_life_is_replayed(project: FeedProject, call: Call) -> None:
+    settings = {"format": "json", "policies": "{quarantine_limit: {share: 1.0}}"}
+    feed, hour = project.write_feed(schema="{id: int8}", **settings), find_hour(3)
+    with KafkaProducer(bootstrap_servers=project.kafka.bootstrap) as producer:
+        for i in range(60):
+            producer.send(project.topic, b'{"id": %d}' % (i + 100), partition=0, timestamp_ms=hour + i)
+    run(feed)
+    recreate(project, project.topic, partitions=4)
+    assert call("accept", "orders", "recreated", "--reason", "INC-3", "--yes")[0] == 0
+    produce(project, project.topic, find_hour(0), 1)
+    feed = project.write_feed(schema="{id: int64}", **settings)
+    run(feed)
+    _, preview = call("quarantine", "replay", "orders", "--dry-run", "--json")
+    code, replayed = call("quarantine", "replay", "orders", "--json")
+    assert (code, preview["landed"], replayed["landed"], replayed["stay"]) == (0, 32, 32, 4), replayed
+    code, after = call("check", "orders", show_window(hour), "--json")
+    assert (code, after["landed"], after["quarantined"]) == (0, 60, 0)
+    assert call("audit", "orders", "--strict", "--hashes")[0] == 0
