@@ -20,6 +20,7 @@ from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.feed.sections import Start
     from sluice.pipelines.ledger.entries import KeyRange
     from sluice.pipelines.model.kafka import TopicPartition
     from sluice.pipelines.operating.acceptance import Accepted
@@ -58,8 +59,9 @@ class AcceptOptions:
         str | None,
         typer.Option(
             "--begin",
-            metavar="committed|start",
-            help="With group: begin at the committed offsets, or at the feed's `start`.",
+            metavar="committed|start|earliest|TIME",
+            help="With group: begin at the committed offsets, or at the feed's `start`. With cluster: at the group's"
+            " offsets there, the log starts, or a time. With truncated: at a time or the log starts.",
             show_default=False,
         ),
     ] = None
@@ -87,15 +89,31 @@ class AcceptOptions:
             )
         if self.adopt and self.event != "moved":
             raise UsageError(f"--adopt together with {self.event}", remedy="leave out --adopt: only moved takes it")
-        if (self.event == "group") is (self.begin is None):
-            raise UsageError(
-                "group and --begin go together",
-                remedy="use --begin committed to begin at the committed offsets, --begin start at the feed's `start`",
-            )
-        if self.begin not in (None, *_BEGINS):
+        if (self.event in ("group", "cluster")) is (self.begin is None) and self.event != "truncated":
+            raise UsageError("group or cluster, and --begin go together", remedy=_BEGIN_REMEDIES)
+        if self.event == "group" and self.begin not in (None, *_BEGINS):
             raise UsageError(f"unknown --begin {self.begin!r}", remedy=f"use {' or '.join(_BEGINS)}")
 
+    def parse_start(self) -> Start | None:
+        """Returns the start on another cluster; None: the committed offsets. Raises UsageError."""
+        from sluice.pipelines.feed.sections import StartKind, parse_start
 
+        if self.begin is None or (self.begin == "committed" and self.event == "cluster"):
+            return None
+        try:
+            start = parse_start(self.begin)
+        except ValueError:
+            start = None
+        if start is None or start.kind is StartKind.FAIL:
+            raise UsageError(f"unknown --begin {self.begin!r}", remedy=_BEGIN_REMEDIES)
+        return start
+
+
+_BEGIN_REMEDIES = (
+    "--begin committed begins at the group's committed offsets. With group, --begin start begins at the feed's `start`."
+    " With cluster, --begin TIME begins at the first record of that time or later, and --begin earliest at the log"
+    " starts: records that a mirror copied land twice"
+)
 _WITHOUT_ONLY = {
     "group": "a group is taken over as a whole",
     "ledger": "all partitions share one ledger",
@@ -120,6 +138,7 @@ def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: Dr
     skipped, it asks for confirmation on a terminal; elsewhere it needs --yes.
 
     $ sluice accept orders lost --reason "retention was an hour, by mistake" --dry-run
+    $ sluice accept orders cluster --begin committed --reason "failover to the mirror, INC-40"
     $ sluice accept orders recreated --only orders:0 --reason "INC-311"
     $ sluice accept orders moved --adopt --reason "skipped the load test"
     $ sluice accept orders group --begin start --reason "the lake was lost, INC-20"
@@ -175,7 +194,7 @@ def _accept(feed: Feed, edges: Ports, options: AcceptOptions) -> Accepted:
         case accepting.AcceptEvent.DAMAGED:
             return accepting.accept_damaged(feed, edges, parsing.parse_offset_range(options.offsets or ""), reason)
         case _:
-            return accepting.accept_log(feed, edges, kind, reason, partitions)
+            return accepting.accept_log(feed, edges, kind, reason, partitions, options.parse_start())
 
 
 # -- for people

@@ -290,7 +290,7 @@ def replay(
     The function receives a record (key, value, headers, topic, partition, offset, timestamp, stage, reason, field,
     detail, expectation) and returns bytes, text, or a dict or list for JSON; None leaves the record in quarantine. It
     is called twice for each record. Exit 3 if offset ranges were skipped: another live batch reserves them, their files
-    were replaced meanwhile, or rows that landed there do not fit the current types.
+    were replaced during the replay, or rows that landed there do not fit the current types.
 
     $ sluice quarantine replay orders --dry-run
     $ sluice quarantine replay orders --window 2026-11-20T14 --field amount
@@ -408,7 +408,7 @@ def _format_verdict(ran: ReplayRun) -> Iterator[Text]:
     yield from other_batches.standing(done.busy, done.met, name)
     if done.overtaken:
         skipped = many(done.overtaken, "offset range")
-        yield bad(f"{skipped} skipped: files were merged, replayed or landed again meanwhile; run it again")
+        yield bad(f"{skipped} skipped: files were merged, replayed or landed again during the replay; run it again")
     for s, why in done.candidates.unfit[:5]:
         yield bad(f"{s} was skipped: {why}")
     if (more := len(done.candidates.unfit) - 5) > 0:

@@ -6,7 +6,7 @@ Design: docs/developers/design/failures.md
     recreated   the topic was deleted and created again   → a new life of each partition, from 0
     truncated   the log lost records that were read       → a new life, from where the log ends
     gone        Kafka no longer has the partition         → windows and commits do without it
-    cluster     another cluster took the old one's place  → new lives, from the log starts
+    cluster     another cluster took the old one's place  → new lives, from committed offsets, a time or the start
     moved       the group's committed offsets were moved  → the next commit continues there, or they become skips
     corrupt     a batch cannot be read                    → a loss of exactly its offsets
     damaged     landed files are missing or damaged       → their rows are retired, and may land again
@@ -41,7 +41,7 @@ from sluice.pipelines.errors import (
     UsageError,
 )
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.sections import CommitMode
+from sluice.pipelines.feed.sections import CommitMode, Start
 from sluice.pipelines.feed.topic_selection import match
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.proof import are_files_intact
@@ -191,21 +191,29 @@ def _abandon_dead(edges: Ports, ledger: Ledger, ranges: Iterable[KeyRange]) -> t
 # -- another log
 
 
-def accept_log(feed: Feed, edges: Ports, event: AcceptEvent, reason: str, only: Only = ()) -> Accepted:
+def accept_log(
+    feed: Feed, edges: Ports, event: AcceptEvent, reason: str, only: Only = (), begin: Start | None = None
+) -> Accepted:
     """Leave the life of the log that the ledger knows for the one in Kafka now: recreated, truncated, on another
-    cluster, or none. Live batches that touch the old life end. Raises NothingToAccept.
+    cluster, or none. Live batches that touch the old life end.
+
+    On another cluster, or in a truncated log with a `begin`, the feed goes on from there; None: on another cluster from
+    the group's committed offsets. Raises NothingToAccept, UsageError for one that is missing or beyond the log.
     """
     ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id())
     ledger_state = ledger.read()
     changes = _unlike(feed, edges, ledger_state, event)
     chosen = {tp: change for tp, change in changes.items() if not only or tp in only}
     committed = edges.group.fetch_committed(list(chosen))
+    chooses = event is AcceptEvent.CLUSTER or (event is AcceptEvent.TRUNCATED and begin is not None)
+    entered = [p for tp, (p, _) in sorted(chosen.items()) if chooses and tp in ledger_state.current]
+    starts = _find_cluster_starts(feed, edges, entered, committed, begin)
     ended: tuple[int, ...] = ()
 
     def decide(state: State) -> AcceptEntry | None:
         nonlocal ended
         items = tuple(
-            _entering(state, event, p, error, committed.get(tp))
+            _entering(state, event, p, error, committed.get(tp), starts.get(tp))
             for tp, (p, error) in sorted(chosen.items())
             if tp in state.current
             and state.current[tp] == ledger_state.current.get(tp)  # else somebody accepted it before us
@@ -225,6 +233,32 @@ def accept_log(feed: Feed, edges: Ports, event: AcceptEvent, reason: str, only: 
     former = [i.leaves for i in entry.items if not i.leaves.is_ended]
     unseen = tuple(KeyOffset(key=k, offset=ledger_state.find_known_end(k)) for k in former)
     return Accepted(event, appended.number, entry.lost, entry.passed, entry.items, abandoned=ended, unseen=unseen)
+
+
+def _find_cluster_starts(
+    feed: Feed,
+    edges: Ports,
+    partitions: Sequence[PartitionState],
+    committed: Mapping[TopicPartition, CommittedOffset | None],
+    begin: Start | None,
+) -> dict[TopicPartition, int]:
+    """Returns the offsets at which the feed goes on in another cluster."""
+    if begin is not None:
+        starts = origins.find_starts(partitions, begin, edges.cluster, edges.clock)
+        return {tp: offset for tp, (offset, _) in starts.items()}
+    offsets = {p.tp: c.offset for p in partitions if (c := committed.get(p.tp)) and c.offset <= p.high_watermark}
+    without = [str(p.tp) for p in partitions if p.tp not in offsets]
+    if without:
+        names = ", ".join(without[:_NAMED]) + (f" and {len(without) - _NAMED} more" if without[_NAMED:] else "")
+        raise UsageError(
+            f"group {feed.group} has no committed offset within the log of {names} on this cluster",
+            remedy="let the mirror translate its offsets (MirrorMaker: sync.group.offsets.enabled), or choose: "
+            + origins.explain_begin(feed.name),
+        )
+    return offsets
+
+
+_NAMED = 5
 
 
 def _split_pending(
@@ -278,16 +312,24 @@ def _build_absent(key: Key) -> PartitionState:
 
 
 def _entering(
-    state: State, event: AcceptEvent, p: PartitionState, error: SluiceError | None, committed: CommittedOffset | None
+    state: State,
+    event: AcceptEvent,
+    p: PartitionState,
+    error: SluiceError | None,
+    committed: CommittedOffset | None,
+    start: int | None,
 ) -> Entering:
     current = state.current[p.tp]
     back = current.is_ended and current.topic_id == p.topic_id
     starts = {
         AcceptEvent.RECREATED: state.origins[current].offset if back else 0,
-        AcceptEvent.CLUSTER: p.log_start,
         AcceptEvent.GONE: max([state.frontier(current), *(r.end for r in state.list_accounted(current))]),
     }
-    offset = starts.get(event, error.start if error and error.start is not None else p.log_start)
+    offset = (
+        start
+        if start is not None
+        else starts.get(event, error.start if error and error.start is not None else p.log_start)
+    )
     origin = OriginItem(
         key=_unused_life(state, Key(p.topic, p.partition, p.topic_id + (GONE if event is AcceptEvent.GONE else ""))),
         offset=offset,

@@ -10,18 +10,21 @@ from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
+from kafka import TopicPartition as Plain
+from kafka.errors import CoordinatorNotAvailableError, NotCoordinatorError
+from kafka.structs import OffsetAndMetadata
 
 from sluice.assets.checks.feed_checks import check_complete
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.cli.main import main
-from sluice.pipelines.errors import Refused
+from sluice.pipelines.errors import ClusterChanged, Refused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.util.units import show_window
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
-from tests.integration.support import FeedProject, open_feed_ledger, open_inline_ports, run
+from tests.integration.support import FeedProject, commit_feed, open_feed_ledger, open_inline_ports, read_rows, run
 from tests.resources.kafka.tools import wait_until
 
 HOUR = 3_600_000
@@ -148,3 +151,43 @@ def test_quarantine_of_a_former_life_is_replayed(project: FeedProject, call: Cal
     code, after = call("check", "orders", show_window(hour), "--json")
     assert (code, after["landed"], after["quarantined"]) == (0, 60, 0)
     assert call("audit", "orders", "--strict", "--hashes")[0] == 0
+
+
+def translate(admin: KafkaAdminClient, group: str, offsets: Any) -> bool:
+    """Write the group's offsets, as a mirror does. Returns False while the new broker has no coordinator."""
+    try:
+        admin.alter_group_offsets(group, offsets)
+        return len(admin.list_group_offsets({group: None})[group]) == len(offsets)
+    except (CoordinatorNotAvailableError, NotCoordinatorError):
+        return False
+
+
+def test_feed_moves_to_a_mirror_by_the_printed_remedy(project: FeedProject, tmp_path: Path, call: Call) -> None:
+    """The mirror has other offsets: it lacks the first records. The group's offsets there are translated."""
+    feed, hour = project.write_feed(), find_hour(2)
+    produce(project, project.topic, hour, 30)
+    run(feed)
+    commit_feed(feed)
+    mirror = LocalKafka(tmp_path / "mirror", brokers=1)
+    mirror.start()
+    try:
+        there = FeedProject(project.root, mirror, project.topic)
+        with KafkaAdminClient(bootstrap_servers=mirror.bootstrap) as admin:
+            admin.create_topics({project.topic: {"num_partitions": 4}}, wait_for_metadata=True)
+            produce(there, project.topic, hour, 20)
+            offsets = {Plain(project.topic, p): OffsetAndMetadata(20, "", None) for p in range(4)}
+            wait_until(lambda: translate(admin, feed.group, offsets))
+        produce(there, project.topic, find_hour(0), 5)
+        feed = there.write_feed()
+        with pytest.raises(ClusterChanged) as refused:
+            run(feed)
+        remedy = "sluice accept orders cluster --begin committed --reason"
+        assert remedy in refused.value.remedy
+        code, text = call(*remedy.split()[1:], "failover")
+        assert code == 0, text
+        run(feed)
+        assert len(read_rows(feed)) == 120 + 20, "each record once"
+        assert commit_feed(feed).status == "committed"
+        assert call("audit", "orders", "--strict")[0] == 0
+    finally:
+        mirror.stop()
