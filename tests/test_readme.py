@@ -22,6 +22,7 @@ from sluice.assets.jobs.report_assets import read_reports
 from sluice.cli.main import main
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import ENGINE
+from sluice.pipelines.records.compiled import cache
 from sluice.resources.project import Project
 from tests.environments import create_environment
 
@@ -125,8 +126,9 @@ def test_readme_runs_as_typed_in_a_bare_clone(tmp_path: Path) -> None:
     """
     clone, environment, outputs = tmp_path / "clone", tmp_path / "environment", tmp_path / "outputs"
     copy_tracked_files(clone)
+    cache.ready()
     (clone / "build/cache/sluice").mkdir(parents=True)
-    for path in LOOPS.glob("*.o"):
+    for path in cache.LOOPS.glob("*.o"):
         if not path.name.startswith(COMPILED_ANEW):
             shutil.copy(path, clone / "build/cache/sluice")
     create_environment(environment)
@@ -147,7 +149,6 @@ def test_readme_runs_as_typed_in_a_bare_clone(tmp_path: Path) -> None:
             subprocess.run([environment / "bin/sluice", "kafka", "stop"], cwd=project, env=env, check=False)
 
 
-LOOPS = ROOT / "pipelines/records/compiled/loops"
 COMPILED_ANEW = ("kafka_batches.encode.loops-", "json.counting-")
 """Objects of the loops that take seconds. The first imports the most packages."""
 
