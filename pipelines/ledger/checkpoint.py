@@ -70,6 +70,7 @@ def dump_state(state: State) -> bytes:
         {
             "format": FORMAT,
             "number": state.number,
+            "head": state.head,
             "ledger_id": state.ledger_id,
             "cluster": state.cluster,
             "first_window": state.first_window,
@@ -136,6 +137,7 @@ def _state(raw: dict[str, Any]) -> State:
     boundaries = _load_boundaries(raw["boundaries"], times, keys)
     return State(
         number=raw["number"],
+        head=_check_text(raw.get("head", "")),
         ledger_id=raw["ledger_id"],
         cluster=raw["cluster"],
         first_window=raw["first_window"],

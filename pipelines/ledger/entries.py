@@ -89,9 +89,15 @@ class KeyRange(_Model):
 
 
 class _Entry(_Model):
-    """Fields of all entries: `write` is unique to the attempt to write, `at` is in ms, `run` is the Dagster run id."""
+    """Fields of all entries: `write` is unique to the attempt to write, `at` is in ms, `run` is the Dagster run id.
+
+    `number` is the entry's own, and `follows` the SHA-256 (hex) of the file of the entry before it. Earlier releases
+    wrote neither.
+    """
 
     format: Literal[1, 2, 3, 4, 5] = 1
+    number: int | None = None
+    follows: str = ""
     write: str = ""
     run: str = ""
     at: int = 0

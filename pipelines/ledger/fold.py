@@ -55,6 +55,8 @@ class State:
     """
 
     number: int = 0
+    head: str = field(default="", compare=False)
+    """The SHA-256 (hex) of the newest entry's file; empty if that entry does not name its number, or is unknown."""
     ledger_id: str = ""
     cluster: str = ""
     origins: dict[Key, OriginItem] = field(default_factory=dict)
@@ -205,6 +207,7 @@ class State:
                 setattr(out, f.name, value.copy())
         out._reserved, out._copied = None, set()
         for entry in entries:
+            out.head = ""
             if out.number == 0:
                 out.ledger_id, out.cluster = entry.write, entry.cluster
             _APPLY[type(entry)](out, entry)

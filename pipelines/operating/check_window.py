@@ -123,7 +123,8 @@ class WindowCheck:
     @property
     def complete(self) -> bool:
         """Returns whether each offset of the window is accounted for and all of its files can be read."""
-        return self.standing.standing is Standing.LANDED and not self.reasons
+        pending = any(a.pending for a in self.accounts)
+        return self.standing.standing is Standing.LANDED and not self.reasons and not pending
 
     @property
     def counts(self) -> Counts:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sluice.pipelines.errors import PartUnreadable, SluiceError, WindowIncomplete, WindowRetired
+from sluice.pipelines.errors import LedgerCorrupt, PartUnreadable, SluiceError, WindowIncomplete, WindowRetired
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.lake.parquet import find_remedy
@@ -23,7 +23,7 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.columns import NOTHING_SUPERSEDED
 from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ledger.fold import by_key
-from sluice.pipelines.model.kafka import Key, Range, is_covered
+from sluice.pipelines.model.kafka import Key, Range, is_covered, subtract
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt, group_by_sharing
 from sluice.pipelines.planning import windows
@@ -257,13 +257,45 @@ def read_windows(ledger: Ledger, requested: Sequence[int], settings: WindowSetti
         windows.check_aligned(window, settings)
     state = ledger.read()
     receipts = group_receipts(ledger, state, requested, settings)
-    return tuple(_collect_files(state, receipts[window], window, settings) for window in requested)
+    return tuple(_collect_files(ledger, state, receipts[window], window, settings) for window in requested)
 
 
-def _collect_files(state: State, receipts: Iterable[Receipt], window: int, settings: WindowSettings) -> WindowFiles:
+def _collect_files(
+    ledger: Ledger, state: State, receipts: Iterable[Receipt], window: int, settings: WindowSettings
+) -> WindowFiles:
     in_order = sorted(receipts, key=lambda r: (r.offset_range.key, r.offset_range.start))
     placed = tuple((r.offset_range, p) for r in in_order for p in r.parts)
-    return WindowFiles(window, windows.complete(state, window, settings), placed)
+    is_complete = windows.complete(state, window, settings)
+    if is_complete and (key := find_unproven(ledger, state, window, settings, in_order)):
+        raise build_unproven_error(ledger.feed, window, key)
+    return WindowFiles(window, is_complete, placed)
+
+
+def find_unproven(
+    ledger: Ledger, state: State, window: int, settings: WindowSettings, receipts: Sequence[Receipt]
+) -> Key | None:
+    """Returns a partition with offsets of the window that the ledger counts as landed, and no entry has landed.
+
+    Nothing is pending in a complete window: so says the fold, and so must the entries themselves.
+    """
+    own = by_key((r.offset_range.key, r.offset_range.range) for r in receipts)
+    for key in state.known():
+        span = windows.find_range(state, key, window, settings)
+        other = (r for of in (state.lost, state.skipped, state.retired) for r in of.get(key, ()))
+        rest = subtract(span, [*own.get(key, ()), *other]) if span and span.span else ()
+        if rest:  # offsets that landed before their window had a boundary are in another one's receipts
+            near = read_receipts_meeting(ledger, state, ((key, r) for r in rest))
+            if any(subtract(r, [x.offset_range.range for x in near if x.offset_range.key == key]) for r in rest):
+                return key
+    return None
+
+
+def build_unproven_error(feed: str, window: int, key: Key) -> LedgerCorrupt:
+    return LedgerCorrupt(
+        f"window {show_window(window)} of feed {feed}: the ledger counts offsets of {key} as landed, and no entry of it"
+        " has landed them",
+        remedy=f"an entry was replaced: restore _sluice/{feed}/log from a backup, then: sluice audit {feed} --all",
+    )
 
 
 def group_receipts(

@@ -216,9 +216,10 @@ class Windows:
             return read(self)
         except (PartUnreadable, OSError, pa.ArrowException):
             lake = open_lake(self.feed)
-            newer = Windows.of(self.feed, Ledger(lake, self.feed.name, lambda: 0), lake, self.starts, self.kind)
-            if newer.paths == self.paths:
+            ledger = Ledger(lake, self.feed.name, lambda: 0)
+            if not ledger.list_replaced(f.path for f in self.files):
                 raise
+            newer = Windows.of(self.feed, ledger, lake, self.starts, self.kind)
             return newer._look_again_on_error(read)
 
     def _dataset(self, schema: pa.Schema) -> pyarrow.dataset.Dataset:

@@ -44,6 +44,7 @@ import pytest
 from sluice.pipelines.batch import carry_out, land, survey
 from sluice.pipelines.committing import commit
 from sluice.pipelines.ledger import Appended, Ledger, State
+from sluice.pipelines.ledger.entries import dump
 from sluice.pipelines.model.kafka import Key, OffsetAtTime, find_contiguous_end
 from sluice.pipelines.operating import acceptance
 from sluice.pipelines.planning import plan, windows
@@ -61,7 +62,8 @@ def recheck(patch: Patch) -> None:
         entry = decide(self.read())
         while entry is not None:
             state = self.read()
-            if self._create(state.number, stamped := self._stamp(entry)):
+            data = dump(stamped := self._stamp(entry, state))
+            if self._create(state.number, stamped, data):
                 self._state = state.extend([stamped])
                 return Appended(state.number, stamped, self._state)
         return None
