@@ -459,8 +459,9 @@ class Table(Protocol):
         """Say up to when windows are complete, without a new snapshot. Raises as `commit` does."""
         ...
 
-    def find_faults(self) -> tuple[TableFault, ...]:
-        """Returns changes by other clients to the table as a whole. Empty before `look`."""
+    def find_faults(self, columns: Mapping[str, str]) -> tuple[TableFault, ...]:
+        """Returns changes by other clients to the table as a whole, which should have these columns. Empty before
+        `look`."""
         ...
 
     def drop(self) -> None:
@@ -471,9 +472,10 @@ class Table(Protocol):
         """The addresses of files with bounds by which some engine leaves out rows that it should find."""
         ...
 
-    def repair(self) -> bool:
-        """Describe such files again as far as the table alone can, without a change of rows. Set missing properties,
-        which protect landed files from other clients. Returns whether it did. Raises as `commit` does."""
+    def repair(self, columns: Mapping[str, str], *, undo: bool = False) -> bool:
+        """Describe such files again as far as the table alone can, without a change of rows. Restore properties and
+        columns that are missing, and with `undo` the names of columns. Returns whether it did. Raises as `commit`
+        does."""
         ...
 
     def expiring(self, before: int) -> tuple[str, ...]:

@@ -315,6 +315,7 @@ def verdict(feed: str, comparison: TableComparison) -> Iterator[RenderableType]:
         ("missing", comparison.missing),
         ("not in the ledger", comparison.foreign),
         ("with other numbers of rows", wrong),
+        ("listed twice", comparison.twice),
     ):
         more = [f"… {len(files) - SHOWN} more"] if len(files) > SHOWN else []
         if files:
@@ -344,6 +345,7 @@ def difference(comparison: TableComparison) -> dict[str, Any]:
         "foreign": list(comparison.foreign),
         "rows_differ": [{"file": a, "table": t, "ledger": n} for a, t, n in comparison.rows],
         "deletes": comparison.deletes,
+        "twice": list(comparison.twice),
         "faults": [f.text for f in comparison.faults],
         "misread": list(comparison.misread),
     }

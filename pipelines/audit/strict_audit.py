@@ -271,6 +271,8 @@ def table_problems(
         yield AuditProblem(
             17, f"{address} has {expected} rows in {table.name}, the ledger says {counted}", address, fix
         )
+    for address in comparison.twice:
+        yield AuditProblem(17, f"{address} is listed twice in {table.name}", address, fix)
     if comparison.deletes:
         yield AuditProblem(17, f"{table.name} deletes rows, by {comparison.deletes} of its files", remedy=fix)
     for fault in comparison.faults:

@@ -38,6 +38,7 @@ from sluice.pipelines.model.tables import (
     ICEBERG,
     LEDGER,
     MARK,
+    Remedy,
     TableChange,
     TableFault,
     TableFile,
@@ -86,11 +87,13 @@ _PROPERTIES = {
 class IcebergTable:
     """`ports.Table` in a catalog of Iceberg. Nothing is opened before the first call."""
 
-    def __init__(self, name: str, properties: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: str, properties: Mapping[str, str], defaults: Mapping[str, Any], feed: str = "FEED"
+    ) -> None:
         self._identifier = name
         self._properties, self._defaults = dict(properties), dict(defaults)
         self._table: Table | None = None
-        self._outcomes = Outcomes(self.name, "catalog")
+        self._outcomes = Outcomes(self.name, "catalog", feed)
 
     @classmethod
     def of(cls, feed: Feed, lake: Lake, suffix: str = "") -> IcebergTable:
@@ -100,9 +103,8 @@ class IcebergTable:
             raise ValueError("the feed names no Iceberg table")
         extras.require("pyiceberg")
         settings = feed.table.iceberg
-        return cls(
-            settings.name + suffix, settings.properties(), {"warehouse": lake.locate("tables"), **_build_options(feed)}
-        )
+        defaults = {"warehouse": lake.locate("tables"), **_build_options(feed)}
+        return cls(settings.name + suffix, settings.properties(), defaults, feed.name)
 
     @property
     def name(self) -> str:
@@ -140,8 +142,8 @@ class IcebergTable:
         with self._asking():
             files: dict[str, TableFile] = {}
             for f in _list_live(self._known):  # a file that others added again counts as often as readers read it
-                rows = f.record_count + (files[f.file_path].rows if f.file_path in files else 0)
-                files[f.file_path] = TableFile(f.file_path, rows, f.file_size_in_bytes)
+                path, before = f.file_path, files.get(f.file_path, TableFile(f.file_path, 0, 0, 0))
+                files[path] = TableFile(path, f.record_count + before.rows, f.file_size_in_bytes, before.listed + 1)
             return files
 
     def expiring(self, before: int) -> tuple[str, ...]:
@@ -191,16 +193,37 @@ class IcebergTable:
             self._stage_base(transaction)
             transaction.set_properties({COMPLETE: complete})
 
-    def find_faults(self) -> tuple[TableFault, ...]:
-        if self._table is None:
-            return ()
-        metadata = self._table.metadata
+    def find_faults(self, columns: Mapping[str, str]) -> tuple[TableFault, ...]:
+        return tuple(self._find_faults(self._table, columns)) if self._table else ()
+
+    def _find_faults(self, table: Table, columns: Mapping[str, str]) -> Iterator[TableFault]:
+        metadata = table.metadata
+        if metadata.format_version > 2:
+            yield TableFault(f"it has format version {metadata.format_version}, which PyIceberg does not write")
+        if spec := ", ".join(f.name for f in table.spec().fields):
+            yield TableFault(f"it is partitioned by {spec}, and landed files have rows of several partitions")
+        if (head := _head(table)).forged is not None:
+            yield TableFault(
+                f"its mark was set to entry {head.forged - 1}, and it ends at {head.mark - 1}", Remedy.SYNC
+            )
+        if _is_mapping_incomplete(metadata):
+            yield TableFault("its name mapping is not complete, so readers find no values", Remedy.SYNC)
+        transaction = without_history(table)
+        with suppress(ValueError, TypeError):  # another type: a commit refuses it
+            _evolve(transaction, columns)
+        schema = transaction.table_metadata.schema()
+        renamed = dict(_find_renamed(metadata, schema))
+        for name, now in renamed.items():
+            yield TableFault(f"column {name} was renamed to {now}, and landed files have it as {name}", Remedy.REPAIR)
+        mapped = {name for name, _ in _list_names(metadata.name_mapping() or ())}
+        if dropped := sorted({*schema.column_names}.difference(metadata.schema().column_names, renamed) & mapped):
+            yield TableFault(f"{', '.join(dropped)} of its columns were dropped", Remedy.SYNC)
         for log in (metadata.snapshot_log, metadata.metadata_log):
             times = [*(entry.timestamp_ms for entry in log), metadata.last_updated_ms]
             if (back := max((a - b for a, b in pairwise(times)), default=0)) > _TOLERANCE:
                 text = f"its times go back by {back // 1000} s, and Java's library refuses it (Spark, Trino, Flink)"
-                return (TableFault(text, blocks=False),)
-        return ()
+                yield TableFault(text, blocks=False)
+                break
 
     def drop(self) -> None:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -223,16 +246,21 @@ class IcebergTable:
             live = [*_list_live(table)]
             return tuple(f.file_path for f in compress(live, map_parallel(is_misread, live)))
 
-    def repair(self) -> bool:
-        """Set the properties that earlier releases did not. Bounds are in the files themselves, which
-        `maintenance/compaction.py` writes again."""
-        table = self._known
-        if not (lacking := {k: v for k, v in _GUARDS.items() if k not in table.properties}):
-            return False
+    def repair(self, columns: Mapping[str, str], *, undo: bool = False) -> bool:
+        """Bounds are in the files themselves, which `maintenance/compaction.py` writes again."""
+        table, head = self._known, _head(self._known)
+        lacking = {k: v for k, v in _GUARDS.items() if k not in table.properties}
+        if head.forged is not None:
+            lacking[MARK] = str(head.mark)
         with self._changing(), without_history(table) as transaction:
-            self._stage_base(transaction)
-            transaction.set_properties(lacking)
-        return True
+            if undo:
+                _restore_names(transaction, columns)
+            self._update_columns(transaction, columns)
+            if lacking:
+                transaction.set_properties(lacking)
+            if changed := bool(transaction._updates):
+                self._stage_base(transaction)
+        return changed
 
     def _stage_base(self, transaction: Transaction) -> None:
         """Require the snapshot that was read. A commit without a snapshot takes its time from the clock: where that
@@ -254,8 +282,7 @@ class IcebergTable:
         if spec := ", ".join(f.name for f in self._known.spec().fields):
             raise TableRefused(
                 f"{self.name} was partitioned by {spec}, and landed files have rows of several partitions",
-                remedy="drop its partition fields (in Spark: ALTER TABLE … DROP PARTITION FIELD …); the next sync adds "
-                "the pending files",
+                remedy="sluice table rebuild FEED",
             )
 
     def _update_columns(self, transaction: Transaction, columns: Mapping[str, str]) -> None:
@@ -268,8 +295,7 @@ class IcebergTable:
         for name, now in _find_renamed(before, transaction.table_metadata.schema()):
             raise TableRefused(
                 f"column {name} of {self.name} was renamed to {now}, and landed files have it as {name}",
-                remedy=f"rename it back (ALTER TABLE … RENAME COLUMN {now} TO {name}); the next sync adds the pending "
-                "files. A view may give it another name",
+                remedy="sluice table sync FEED --repair renames it back. A view may give it another name",
             )
 
     def _stage_files(self, transaction: Transaction, change: TableChange) -> None:
@@ -391,9 +417,11 @@ def _head(table: Table) -> TableHead:
         return head
     summary = {} if snapshot.summary is None else snapshot.summary.additional_properties
     own = summary.get(MARK, "")
+    marks = (s.summary.additional_properties.get(MARK) for s in table.metadata.snapshots if s.summary)
+    forged = own.isdecimal() and mark not in marks
     return TableHead(
         head.ledger,
-        head.mark,
+        int(own) if forged else head.mark,
         snapshot.snapshot_id,
         int(own) if own.isdecimal() else None,
         summary.get(BATCHES, "").rpartition(" ")[2],
@@ -403,6 +431,7 @@ def _head(table: Table) -> TableHead:
         len(table.metadata.snapshots),
         int(summary.get("total-delete-files", 0)),
         head.complete,
+        head.mark if forged else None,
     )
 
 
@@ -438,7 +467,7 @@ def _evolve(transaction: Transaction, columns: Mapping[str, str]) -> None:
     from pyiceberg.table import TableProperties
 
     metadata, digest = transaction.table_metadata, hashlib.sha256(json.dumps(dict(columns)).encode()).hexdigest()[:16]
-    unmapped = TableProperties.DEFAULT_NAME_MAPPING not in metadata.properties
+    unmapped = _is_mapping_incomplete(metadata)
     if metadata.properties.get(_COLUMNS) == f"{digest}/{metadata.current_schema_id}" and not unmapped:
         return  # looking takes PyIceberg longer than adding files
     if unmapped:
@@ -447,6 +476,21 @@ def _evolve(transaction: Transaction, columns: Mapping[str, str]) -> None:
     with transaction.update_schema() as update:
         update.union_by_name(_arrow(columns))
     transaction.set_properties({_COLUMNS: f"{digest}/{transaction.table_metadata.current_schema_id}"})
+
+
+def _is_mapping_incomplete(metadata: TableMetadata) -> bool:
+    """Returns whether readers miss columns in files, since the name mapping lacks them."""
+    return not {*_list_names(metadata.schema().name_mapping)}.issubset(_list_names(metadata.name_mapping() or ()))
+
+
+def _restore_names(transaction: Transaction, columns: Mapping[str, str]) -> None:
+    """Rename columns back that the files have under their former names."""
+    before, trial = transaction.table_metadata, without_history(transaction._table)
+    _evolve(trial, columns)
+    if renamed := [*_find_renamed(before, trial.table_metadata.schema())]:
+        with transaction.update_schema() as update:
+            for name, now in renamed:
+                update.rename_column(now, name.rpartition(".")[2])
 
 
 def _find_renamed(before: TableMetadata, schema: Schema) -> Iterator[tuple[str, str]]:
