@@ -17,7 +17,7 @@ from rich.text import Text
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.terminal.output import bad, facts, good, heading, indent, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions
-from sluice.pipelines.errors import UsageError
+from sluice.pipelines.errors import LogTruncated, UsageError
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_instant
@@ -151,7 +151,8 @@ def _prove(
         more = _check_strictly(feed, edges, ledger, report) if options.strict else None
         if more:
             audited = replace(report.audited, strictly=more.strictly)
-            report = replace(report, problems=report.problems + more.problems, audited=audited)
+            problems = tuple(dict.fromkeys(report.problems + more.problems))
+            report = replace(report, problems=problems, audited=audited)
         report = choose_remedies(report, ledger.read(), edges.cluster)
         return report, more, audit_cache.keep(edges.lake, feed.name, report.audited, before, report.at)
 
@@ -165,12 +166,16 @@ def _check_strictly(feed: Feed, edges: Ports, ledger: Ledger, report: AuditRepor
 
 def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: AuditReport) -> AuditReport:
     session.compile()
+    from sluice.pipelines.audit.audit import AuditProblem
     from sluice.pipelines.audit.gaps import read_policies
     from sluice.pipelines.audit.rescan import CurrentLog, rescan
     from sluice.pipelines.batch.survey import take_survey
     from sluice.resources.spark.executor import Wiring
 
-    today = take_survey(feed, edges, ledger).partitions
+    survey = take_survey(feed, edges, ledger)
+    today, truncated = survey.partitions, [r.error for r in survey.refusals if isinstance(r.error, LogTruncated)]
+    problems = tuple(AuditProblem(3, e.message, remedy=e.remedy) for e in truncated)
+    report = replace(report, problems=report.problems + problems)
     with session.terminal.progress() as meter, Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
 
         def report_progress(done: int, total: int) -> None:
