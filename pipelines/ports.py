@@ -243,6 +243,10 @@ class Group(Protocol):
         """The group's members now."""
         ...
 
+    def check_alone(self) -> None:
+        """Raises GroupHeld if another client is a member of the group now: a commit would be refused."""
+        ...
+
     def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None:
         """Keep the group's other consumers from reading the partitions until this port is closed, where owners are
         known: in ZooKeeper. Kafka knows none outside of a join, so nothing is done there, and nothing is asked.

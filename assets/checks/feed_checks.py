@@ -20,10 +20,10 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.receipts import Met
+from sluice.pipelines.operating.feed_status import WatchResult
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.windows import count_marker_searches
 from sluice.pipelines.status.outlook import Outlook
-from sluice.pipelines.status.watch import LAG, WatchResult
 from sluice.pipelines.util.units import many, show_window
 
 WINDOW_COMPLETE, BOUNDARIES = "window_complete", "window_boundaries"
@@ -184,7 +184,7 @@ def _describe_lagging(lagging: list[PartitionBehind], untried: int) -> str:
 
 def without_lag(watched: WatchResult) -> WatchResult:
     """Returns the findings of a landing run without lag, which only the sensor reports."""
-    return replace(watched, findings=tuple(f for f in watched.findings if f.about != LAG))
+    return replace(watched, findings=tuple(f for f in watched.findings if f.kind != "lag"))
 
 
 def report_failed_run(error: BaseException) -> CheckResult:

@@ -121,7 +121,7 @@ def view(run: TimedRun) -> list[RenderableType]:
         out += _list_notices(run, landed)
         if not run.batches and not landed.refusals:
             out.append(good("nothing stable is pending" if landed.held else "nothing is pending"))
-        out += [line for held_back in landed.held for line in outlooks.held_back(held_back).lines()]
+        out += [line for h in landed.held for line in outlooks.show_problem(h.text, h.remedy)]
     if run.batches:
         out.append(facts(*_list_summary(run)))
     elif committed is not None and str(committed.status) == "committed":
@@ -377,7 +377,9 @@ def _describe_feed(feed: FeedRuns) -> str:
 def _list_feed_notices(feed: FeedRuns) -> list[RenderableType]:
     where, landed = f"{feed.name}: ", [r.result.landed for r in feed.runs if r.result.landed]
     held_back = landed[-1].held if landed else ()
-    out: list[RenderableType] = [line for h in held_back for line in outlooks.held_back(h).lines(where=where)]
+    out: list[RenderableType] = [
+        line for h in held_back for line in outlooks.show_problem(h.text, h.remedy, where=where)
+    ]
     out += [loss for of_run in landed for loss in _list_losses(of_run, where)]
     return [*out, *_list_left(feed.runs[-1], where), *_list_shortfalls(feed.runs[-1], where)] if feed.runs else out
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sluice.pipelines.audit.gaps import find_remedies
-from sluice.pipelines.errors import Failed, NotYet, PartUnreadable, SluiceError, UsageError, WindowRetired
+from sluice.pipelines.batch.result import find_remedy
+from sluice.pipelines.errors import Failed, NotYet, PartUnreadable, UsageError, WindowRetired, is_transient
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
@@ -29,9 +30,11 @@ from sluice.pipelines.quarantine.listing import Filter, QuarantineGroup, listing
 from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.status import strip
 from sluice.pipelines.status.window_rows import WindowRows, read_rows
-from sluice.pipelines.status.window_state import Standing, WindowStanding
+from sluice.pipelines.status.window_state import Standing, WindowStanding, describe_pending
 from sluice.pipelines.util.units import many, show_instant, show_window
 
+_NAMED = 3
+"""How many wrong files have a reason each."""
 _WAITING = (Standing.OPEN, Standing.HELD, Standing.RUNNING)
 
 
@@ -248,8 +251,10 @@ def _explain(
     """Returns the state of the window, the reasons why it is not complete, and what could not be checked."""
     standing = strip.standing(state, feed.window, window, edges.clock())
     if not state.origins:
+        status = read_status_through(edges, feed, ledger, ())
+        findings = [Reason(f.text, f.remedy) for f in status.findings if f.severe]
         text = f"feed {feed.name} has landed nothing yet"
-        return standing, (Reason(text, f"land it: sluice run {feed.name}"),), ()
+        return standing, (*findings, Reason(text, f"land it: sluice run {feed.name}")), ()
     match standing.standing:
         case Standing.LANDED:
             return standing, (), ()
@@ -258,7 +263,8 @@ def _explain(
         case Standing.OPEN:
             return standing, (_describe_open(feed, window),), ()
     status = read_status_through(edges, feed, ledger, (window,))
-    unchecked = (f"{status.error.message} → {status.error.remedy}",) if status.error else ()
+    error = status.error
+    unchecked = (f"{error.message} → {error.remedy}",) if error and is_transient(error) else ()
     standing = status.windows[0]
     return standing, tuple(_list_reasons(feed, ledger, status, standing)), unchecked
 
@@ -284,26 +290,18 @@ def _list_reasons(feed: Feed, ledger: Ledger, status: FeedStatus, s: WindowStand
     """Yields the causes, and last the command that completes the window."""
     name = show_window(s.window)
     pending = {o.key.tp for o in s.pending}
-    met, refused = (None, None) if s.batch is None else (status.met.get(s.batch), status.refused.get(s.batch))
-    if met and s.standing is Standing.RUNNING:
+    if s.standing is Standing.RUNNING and s.batch is not None and (met := status.met.get(s.batch)):
         yield Reason(str(met), f"wait for it: sluice wait {feed.name} --window {name}")
         return
-    if refused:
-        yield _convert_error(refused)
-    elif met:
-        yield Reason(str(met), f"the next run finishes it or gives it up: sluice run {feed.name}")
-    yield from _list_failures(ledger, status, s)
-    yield from (_convert_error(e) for e in status.losses)
+    mine = (f for f in status.findings if f.severe or f.about == f"unfinished {s.batch}")
+    yield from (Reason(f.text, f.remedy) for f in mine if f.kind != "failed")
+    yield from _list_failures(feed, ledger, s)
     yield from (Reason(h.text, h.remedy) for h in status.held if pending & {x.tp for x in h.held})
     verb = "complete" if s.done else "land"
-    yield Reason(_describe_pending(s), f"{verb} it: sluice run {feed.name} --window {name}")
+    yield Reason(f"pending: {describe_pending(s.pending)}", f"{verb} it: sluice run {feed.name} --window {name}")
 
 
-def _convert_error(error: SluiceError) -> Reason:
-    return Reason(error.message, error.remedy)
-
-
-def _list_failures(ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Iterator[Reason]:
+def _list_failures(feed: Feed, ledger: Ledger, s: WindowStanding) -> Iterator[Reason]:
     """Yields the failures of the batch that published only part of the window."""
     batch = None if s.batch is None else ledger.read().batches.get(s.batch)
     if batch is None or batch.published is None:
@@ -311,23 +309,7 @@ def _list_failures(ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Ite
     pending = {o.key for o in s.pending}
     for f in ledger.publication(batch).failures:
         if f.offset_range.window == s.window and f.offset_range.key in pending:
-            yield Reason(f"batch {batch.id} failed in {f.offset_range}: {f.message}", f.remedy)
-
-
-def _describe_pending(s: WindowStanding) -> str:
-    """`orders:1 [75, 100) is pending, and 25 offsets of 3 more partitions`."""
-    first = s.pending[:_NAMED]
-    if not first:
-        return "no run has read it"
-    texts = [
-        f"{o.key} (its end is not pinned)" if o.ranges is None else f"{o.key} {', '.join(map(str, o.ranges[:_NAMED]))}"
-        for o in first
-    ]
-    rest = f" and {many(len(s.pending) - len(first), 'more partition')}" if len(s.pending) > len(first) else ""
-    return f"{'; '.join(texts)}{rest} {'is' if len(s.pending) == 1 else 'are'} pending"
-
-
-_NAMED = 3
+            yield Reason(f"batch {batch.id} failed in {f.offset_range}: {f.message}", find_remedy(feed.name, f))
 
 
 LookAtWindow = Callable[[], tuple[WindowStanding, bool]]

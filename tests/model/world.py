@@ -506,6 +506,10 @@ class Group:
         self._world.stage.record(members)
         return members
 
+    def check_alone(self) -> None:
+        if self.members():
+            raise GroupHeld("held")
+
     def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None: ...
 
     @contextmanager
