@@ -109,8 +109,8 @@ class WindowCheck:
     """The result of a check. `window` is the start and `length` the length (ms).
 
     `reasons` say why the window is not complete. `rows` is None if a file is missing or damaged. `unchecked` names the
-    questions to Kafka that got no answer. `clocks` is the note on boundaries that were decided against a record's stamp,
-    empty without one.
+    questions to Kafka that got no answer. `clocks` is the note on boundaries that were decided against a record's
+    stamp, empty without one.
     """
 
     feed: str
