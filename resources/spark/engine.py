@@ -338,8 +338,9 @@ def begin(settings: SparkSettings, needed: Callable[[], bool] = lambda: True) ->
         def start() -> None:
             with suppress(Exception):
                 get_pool().load_spark()
-                if _running() is None and jvm.fits(settings.conf):
-                    jvm.begin()
+                with _lock:  # a thread that starts Spark may have begun a JVM already
+                    if _running() is None and jvm.fits(settings.conf):
+                        jvm.begin()
                 if needed():
                     spark = context(settings)
                     _compiled_there(spark, spark.applicationId)

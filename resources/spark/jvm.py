@@ -104,9 +104,9 @@ class Launch:
         self.output: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the JVM
         self._folder = tempfile.mkdtemp(dir=scratch.get_root())
         self._address = Path(self._folder, "gateway")
-        self.home = str(java.java_home())
-        ours = {"JAVA_HOME": self.home, "SPARK_HOME": str(java.spark_jars().parent), "SPARK_LOCAL_IP": "127.0.0.1"}
-        ours |= {"SPARK_CONNECT_MODE": "0", "PYTHONHASHSEED": "0", "PYSPARK_PYTHON": sys.executable}
+        ours = {"JAVA_HOME": str(java.java_home()), "SPARK_HOME": str(java.spark_jars().parent)}
+        ours |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_CONNECT_MODE": "0"}
+        ours |= {"PYTHONHASHSEED": "0", "PYSPARK_PYTHON": sys.executable}
         self._process = subprocess.Popen(
             archive.command(),
             stdin=subprocess.PIPE,  # when this process ends, however it does, the JVM ends
@@ -127,6 +127,7 @@ class Launch:
             self.end()
             return None
         port, secret = _read(self._address)
+        shutil.rmtree(self._folder, ignore_errors=True)
         there = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
         os.environ.update(there)  # PySpark's way to use a JVM that is already running
         try:
