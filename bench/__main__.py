@@ -37,7 +37,7 @@ Peers = Annotated[
     typer.Option(
         "--peer",
         help="Only this peer (again for more): sluice, spark, rust, polars, chdb, flink, connect, confluent-kafka,"
-        " kafka-python, dlt, daft, sluice-apart.",
+        " kafka-python, dlt, daft, sluice-processes, sluice-apart.",
     ),
 ]
 Data = Annotated[
