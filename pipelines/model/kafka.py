@@ -233,22 +233,11 @@ class OffsetAtTime:
 
     `by_marker` is set where transaction markers hide the record and it was searched for by offset. The offset is then
     exact if stamps are in order there, else near, and `timestamp` may be the requested time instead of a record's.
-    `against` is set where records stamped so late lie before it, which their neighbours contradict.
     """
 
     offset: int
     timestamp: int
     by_marker: bool = False
-    against: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SkewLimit:
-    """How far (ms) a stamp may be ahead of its neighbours' to mark a boundary. `floors` are earlier boundaries, by
-    partition: a search begins there."""
-
-    max_skew: int
-    floors: Mapping[TopicPartition, OffsetAtTime] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

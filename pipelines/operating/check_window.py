@@ -109,8 +109,7 @@ class WindowCheck:
     """The result of a check. `window` is the start and `length` the length (ms).
 
     `reasons` say why the window is not complete. `rows` is None if a file is missing or damaged. `unchecked` names the
-    questions to Kafka that got no answer. `clocks` is the note on boundaries that were decided against a record's
-    stamp, empty without one.
+    questions to Kafka that got no answer.
     """
 
     feed: str
@@ -123,7 +122,6 @@ class WindowCheck:
     rows: WindowRows | None
     files: tuple[File, ...]
     unchecked: tuple[str, ...] = ()
-    clocks: str = ""
 
     @property
     def complete(self) -> bool:
@@ -206,7 +204,6 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
             if p.kind is kind and p.path not in wrong
         ),
         unchecked,
-        windows.describe_against(state, start, settings),
     )
 
 

@@ -37,7 +37,6 @@ from sluice.pipelines.model.kafka import (
     Key,
     OffsetAtTime,
     PartitionState,
-    SkewLimit,
     TopicPartition,
 )
 from sluice.pipelines.model.plans import OffsetRange
@@ -398,15 +397,9 @@ class Kafka(MemoryCluster):
         self._world.stage.point("ask for partitions")
         return self._record(tuple(p.state() for p in self._world.partitions))
 
-    def offsets_at(
-        self, times: Mapping[TopicPartition, int], skew: SkewLimit | None = None
-    ) -> Mapping[TopicPartition, OffsetAtTime | None]:
+    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
         self._world.stage.point("look up times")
-        return self._record(super().offsets_at(times, skew))
-
-    def list_stamps(self, tp: TopicPartition) -> Iterable[tuple[int, int]]:
-        p = self._world.get_partition(tp)
-        return [(o, r.stamp) for o, r in enumerate(p.records) if o >= p.start and r.marker is None] if p else []
+        return self._record(super().offsets_at(times))
 
     def first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
         p = self._world.get_partition(tp)

@@ -13,8 +13,8 @@ from typing import Any
 
 from kafka.errors import OffsetOutOfRangeError
 
-from sluice.pipelines.model.kafka import Isolation, OffsetAtTime, SkewLimit, TopicPartition
-from sluice.resources.kafka.cluster.offsets_by_time import WALK_BYTES, Answer, Finding, PartitionLog, StampSearch, Want
+from sluice.pipelines.model.kafka import Isolation, OffsetAtTime, TopicPartition
+from sluice.resources.kafka.cluster.offsets_by_time import Answer, Finding, PartitionLog, StampSearch, Want
 from sluice.resources.kafka.fetch.broker_sessions import WAIT_MS, find_local_starts, parts_of
 from sluice.resources.kafka.protocol import messages
 from sluice.resources.kafka.protocol.kafka_errors import NoRecordsReturned
@@ -28,7 +28,6 @@ only because the batch does not fit, and no marker is that large."""
 BUDGET_BYTES = 64 << 20
 """Bytes read behind markers in one look-up, for all partitions together; the bounds below hold for each."""
 _LEAST, _MOST = 64 << 10, 1 << 20
-_LEAST_NEAR = 4 << 10
 _GROWTH = 8
 _LARGEST = 8 << 20
 _EMPTY_FOR_THE_END = 2
@@ -57,31 +56,26 @@ class Markers:
             self._seen, self._local_starts = {}, {}
 
     def skip_markers(
-        self,
-        times: Mapping[TopicPartition, int],
-        hits: Mapping[TopicPartition, OffsetAtTime],
-        skew: SkewLimit | None = None,
+        self, times: Mapping[TopicPartition, int], hits: Mapping[TopicPartition, OffsetAtTime]
     ) -> dict[TopicPartition, OffsetAtTime | None]:
-        """Return the first record at or after each time, starting from Kafka's answers; with `skew`, the boundary.
+        """Return the first record at or after each time, starting from Kafka's answers.
 
         Partitions whose log now starts later are left out. One search runs at a time; waiting threads reuse its reads.
         """
         with self._one_look:
-            return self._skip_markers(times, hits, skew)
+            return self._skip_markers(times, hits)
 
     def _skip_markers(
-        self,
-        times: Mapping[TopicPartition, int],
-        hits: Mapping[TopicPartition, OffsetAtTime],
-        skew: SkewLimit | None,
+        self, times: Mapping[TopicPartition, int], hits: Mapping[TopicPartition, OffsetAtTime]
     ) -> dict[TopicPartition, OffsetAtTime | None]:
         offsets: dict[TopicPartition, OffsetAtTime | None] = {}
         if sum(log.size for log in self._seen.values()) > _MEMORY:
             self._seen = {}
         budget = min(max(BUDGET_BYTES // max(len(hits), 1), _LEAST), _MOST)
-        logs = {tp: self._seen.setdefault(tp, PartitionLog(tp)) for tp in hits}
-        near = max(min(REQUEST_BYTES // max(len(hits), 1), WALK_BYTES), _LEAST_NEAR)
-        searches = {tp: StampSearch(logs[tp], times[tp], hit, budget, near, skew).run() for tp, hit in hits.items()}
+        searches = {
+            tp: StampSearch(self._seen.setdefault(tp, PartitionLog(tp)), times[tp], hit, budget).run()
+            for tp, hit in hits.items()
+        }
         heard: dict[TopicPartition, Answer | None] = dict.fromkeys(searches)
         while wants := _advance(searches, heard, offsets):
             heard = dict(self._of_leaders(list(wants), _Round(wants, self._send, self._local_starts).ask))
@@ -185,8 +179,7 @@ def _answer_of(o: _PendingRead, part: FetchPart, *, first: bool, room: int) -> t
         return None, None
     if part.error:
         return part.error, None
-    end = o.want.position >= part.high_watermark
-    heard = Answer(part.records, part.high_watermark, end, part.log_start)
+    heard = Answer(part.records, part.high_watermark, end=o.want.position >= part.high_watermark)
     # The first one's batch is whole: one that is smaller than expected was compacted since its header was read.
     enough = o.want.size if o.want.complete and not first else 1
     if heard.end or len(part.records) >= enough:

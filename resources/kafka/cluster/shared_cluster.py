@@ -32,7 +32,6 @@ from sluice.pipelines.model.kafka import (
     OffsetAtTime,
     OpenTransaction,
     PartitionState,
-    SkewLimit,
     TopicPartition,
 )
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
@@ -92,7 +91,6 @@ class _Question:
     """A look-up by time, and Kafka's answer once there is one; `failed`: there is none for the combined request."""
 
     times: Mapping[TopicPartition, int]
-    skew: SkewLimit | None
     answer: Mapping[TopicPartition, OffsetAtTime | None] | None = None
     failed: bool = False
 
@@ -149,9 +147,7 @@ class SharedKafka:
                 self._settings = time.monotonic(), cached
             return cached
 
-    def offsets_at(
-        self, times: Mapping[TopicPartition, int], skew: SkewLimit | None = None
-    ) -> Mapping[TopicPartition, OffsetAtTime | None] | None:
+    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None] | None:
         """Look up as KafkaCluster does, if the last snapshot has the partitions; return None if Kafka is slow or fails.
 
         While Kafka answers one look-up, those of other feeds wait, and are then combined. After None each feed asks by
@@ -159,7 +155,7 @@ class SharedKafka:
         """
         if time.monotonic() < self._apart:
             return None
-        mine = _Question(times, skew)
+        mine = _Question(times)
         self._questions.append(mine)
         try:
             if self._asking.acquire(timeout=PATIENCE):
@@ -178,18 +174,15 @@ class SharedKafka:
 
     def _ask_together(self) -> None:
         began = time.monotonic()
-        questions, merged, skew = list[_Question](), dict[TopicPartition, int](), None
+        questions, merged = list[_Question](), dict[TopicPartition, int]()
         for question in [*self._questions]:
-            alike = not questions or (question.skew and question.skew.max_skew) == (skew and skew.max_skew)
-            if alike and merged.keys().isdisjoint(question.times):
+            if merged.keys().isdisjoint(question.times):
                 merged |= question.times
-                floors = {**(skew.floors if skew else {}), **(question.skew.floors if question.skew else {})}
-                skew = question.skew and replace(question.skew, floors=floors)
                 questions.append(question)
                 self._withdraw(question)
         try:
             self._cluster.begin(self.look().layout)
-            offsets = self._cluster.offsets_at(merged, skew)
+            offsets = self._cluster.offsets_at(merged)
             for question in questions:
                 question.answer = {tp: offsets[tp] for tp in question.times}
         except SluiceError:
@@ -267,9 +260,6 @@ class SharedCluster:
         look = self._look()
         return 0 if look is None else int((_read_clock() - look.began) * 1000) + 1
 
-    def get_clock_lead(self) -> int | None:
-        return self._own.get_clock_lead()
-
     def _look(self) -> Look | None:
         if self._by_itself:
             return None
@@ -294,14 +284,12 @@ class SharedCluster:
             return self._own.partitions(names, isolation)
         return tuple(_under(isolation, p) for name in names for p in look.partitions[name])
 
-    def offsets_at(
-        self, times: Mapping[TopicPartition, int], skew: SkewLimit | None = None
-    ) -> Mapping[TopicPartition, OffsetAtTime | None]:
+    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
         look = self._look()
         offsets = None
         if look is not None and all(tp.topic in look.partitions for tp in times):
-            offsets = self._shared.offsets_at(times, skew)
-        return self._own.offsets_at(times, skew) if offsets is None else offsets
+            offsets = self._shared.offsets_at(times)
+        return self._own.offsets_at(times) if offsets is None else offsets
 
     def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
         return self._own.open_transactions(partitions)
