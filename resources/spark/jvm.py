@@ -140,8 +140,8 @@ class Launch:
 
     def end(self) -> None:
         """Kill the JVM. Its output stays readable."""
-        self._process.kill()
-        self._process.wait()
+        with self._process as process:
+            process.kill()
 
 
 _begun: list[Launch] = []
