@@ -559,7 +559,7 @@ def open_another(spark: SparkSession, settings: SparkSettings) -> SparkSession:
 
 def _running() -> SparkContext | None:
     """Return the running context; forget the remains of one that has ended, for any reason."""
-    if "pyspark" not in sys.modules:
+    if sys.modules.get("pyspark") is None:
         return None  # the JVM starts before PySpark is loaded, which takes a while
     from pyspark import SparkContext
 
