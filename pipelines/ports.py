@@ -26,7 +26,7 @@ from sluice.pipelines.model.kafka import (
 )
 from sluice.pipelines.model.plans import OffsetRange, Plan
 from sluice.pipelines.model.receipts import EngineUse, Outcome, Owner, TaskTraffic, Verdict
-from sluice.pipelines.model.tables import TableChange, TableFile, TableHead
+from sluice.pipelines.model.tables import TableChange, TableFault, TableFile, TableHead
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.rows.wire_format import RegisteredSchema
 from sluice.pipelines.records.shape import RAW, Shape
@@ -241,6 +241,10 @@ class Group(Protocol):
 
     def members(self) -> tuple[Member, ...]:
         """The group's members now."""
+        ...
+
+    def check_alone(self) -> None:
+        """Raises GroupHeld if another client is a member of the group now: a commit would be refused."""
         ...
 
     def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None:
@@ -459,13 +463,23 @@ class Table(Protocol):
         """Say up to when windows are complete, without a new snapshot. Raises as `commit` does."""
         ...
 
+    def find_faults(self, columns: Mapping[str, str]) -> tuple[TableFault, ...]:
+        """Returns changes by other clients to the table as a whole, which should have these columns. Empty before
+        `look`."""
+        ...
+
+    def drop(self) -> None:
+        """Remove the table without any data file, also if its metadata cannot be read. No-op without a table."""
+        ...
+
     def misread(self) -> tuple[str, ...]:
         """The addresses of files with bounds by which some engine leaves out rows that it should find."""
         ...
 
-    def repair(self) -> bool:
-        """Describe such files again as far as the table alone can, without a change of rows. Returns whether it did.
-        Raises as `commit` does."""
+    def repair(self, columns: Mapping[str, str], *, undo: bool = False) -> bool:
+        """Describe such files again as far as the table alone can, without a change of rows. Restore properties and
+        columns that are missing, and with `undo` the names of columns. Returns whether it did. Raises as `commit`
+        does."""
         ...
 
     def expiring(self, before: int) -> tuple[str, ...]:

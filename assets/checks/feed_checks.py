@@ -20,10 +20,10 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.receipts import Met
+from sluice.pipelines.operating.feed_status import WatchResult
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.windows import count_marker_searches
 from sluice.pipelines.status.outlook import Outlook
-from sluice.pipelines.status.watch import LAG, WatchResult
 from sluice.pipelines.util.units import many, show_window
 
 WINDOW_COMPLETE, BOUNDARIES = "window_complete", "window_boundaries"
@@ -42,6 +42,14 @@ def evaluate_window(books: LedgerView, window: int) -> dict[str, CheckResult]:
     return {name: c.evaluate(books, window) for name, c in WINDOW_CHECKS.items()} | dict(
         contract_checks.evaluate(books, window)
     )
+
+
+def check_complete(books: LedgerView, window: int) -> CheckResult:
+    """Returns the result for a complete window: a warning if it lacks records."""
+    if lacks := str(books.find_losses(window)):
+        warning = dg.AssetCheckSeverity.WARN
+        return {"passed": False, "severity": warning, "description": f"the window is complete, but {lacks}"}
+    return EMPTY if books.is_empty(window) else ALL_LANDED
 
 
 def check_boundaries(books: LedgerView, window: int) -> CheckResult:
@@ -69,8 +77,8 @@ class WindowRule:
 WINDOW_CHECKS = {
     WINDOW_COMPLETE: WindowRule(
         "Passes when every offset of the window has landed or is accounted for in the ledger. Fails, or has no result,"
-        " while some are pending: `sluice run FEED` lands them.",
-        lambda books, window: EMPTY if books.is_empty(window) else ALL_LANDED,
+        " while some are pending: `sluice run FEED` lands them. Warns when offsets are lost by a named decision.",
+        check_complete,
     ),
     BOUNDARIES: WindowRule(
         "Passes when the window begins at its first record in each partition. Warns when transaction markers hid that"
@@ -176,7 +184,7 @@ def _describe_lagging(lagging: list[PartitionBehind], untried: int) -> str:
 
 def without_lag(watched: WatchResult) -> WatchResult:
     """Returns the findings of a landing run without lag, which only the sensor reports."""
-    return replace(watched, findings=tuple(f for f in watched.findings if f.about != LAG))
+    return replace(watched, findings=tuple(f for f in watched.findings if f.kind != "lag"))
 
 
 def report_failed_run(error: BaseException) -> CheckResult:

@@ -97,9 +97,14 @@ class LedgerView:
         return {k: r.end if r else None for k, r in ranges.items()}
 
     def is_empty(self, window: int) -> bool:
-        """Return whether no offset of any current partition lies in a window whose ends are resolved."""
+        """Returns whether no offset of any partition lies in a window whose ends are resolved."""
         ranges = [windows.find_range(self.state, k, window, self.feed.window) for k in self.frontiers]
-        return bool(ranges) and all(r is not None and not r.span for r in ranges)
+        empty = bool(ranges) and all(r is not None and not r.span for r in ranges)
+        return empty and self.find_losses(window) == windows.NO_LOSSES
+
+    def find_losses(self, window: int) -> windows.Losses:
+        """Returns the window's lost and unseen records, and its offsets in former lives of partitions."""
+        return windows.find_losses(self.state, window, self.feed.window)
 
     def find_ending_windows(self, key: Key, after: int, until: int) -> range:
         """The windows whose end in a partition is above the offset `after`, and not above `until`."""

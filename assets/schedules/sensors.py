@@ -28,11 +28,9 @@ from sluice.assets.specs.asset_specs import plain
 from sluice.assets.specs.feed_files import read_feeds
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.project_files import NotifySettings
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.ports import Cluster
-from sluice.pipelines.status.watch import View, WatchResult, view, watch
+from sluice.pipelines.operating.feed_status import WatchResult, watch
 from sluice.pipelines.util import logs
 from sluice.resources.observe.notifications import notify
 
@@ -74,7 +72,7 @@ def _evaluate_health(session: RunSession, name: str, *, landing: bool) -> dict[s
         feed = session.feed(name)
         with session.open_ports(feed) as edges:
             ledger = Ledger(edges.lake, feed.name, edges.clock)
-            watched = watch(feed, ledger, edges.cluster, view(edges.cluster, [feed]), edges.clock())
+            watched = watch(edges, feed, ledger)
             return feed_checks.check_health(feed_checks.without_lag(watched) if landing else watched)
     except SluiceError as error:
         message = plain(f"not checked: {error.message}")
@@ -148,7 +146,6 @@ class Tick:
     events: list[dg.AssetCheckEvaluation] = field(default_factory=list)
     news: list[str] = field(default_factory=list)
     looked: int = 0
-    _kafkas: dict[KafkaSettings, tuple[Cluster, View] | SluiceError] = field(default_factory=dict)
 
     def run(self, instance: dg.DagsterInstance, clock: Callable[[], float]) -> None:
         """Evaluate the feeds until all are done or time is up, by `clock` in seconds."""
@@ -163,7 +160,7 @@ class Tick:
                 if clock() > until:
                     self.news.append(f"out of time before {name}: the next tick begins there")
                     break
-                self._check(instance, files.feeds[name], files.feeds.values(), newest.get(name, 0), opened)
+                self._check(instance, files.feeds[name], newest.get(name, 0))
                 self.cursor.last = name
 
     def send(self) -> None:
@@ -182,17 +179,14 @@ class Tick:
             self.cursor.unsent = fresh
             self.news.append(f"not sent: {error.message}")
 
-    def _check(
-        self, instance: dg.DagsterInstance, feed: Feed, feeds: Iterable[Feed], newest: int, opened: ExitStack
-    ) -> None:
+    def _check(self, instance: dg.DagsterInstance, feed: Feed, newest: int) -> None:
         try:
             with self.session.open_ports(feed) as edges:
                 ledger = Ledger(edges.lake, feed.name, edges.clock)
                 keys = self.session.keys(feed.name)
                 unseen = internals.planned_evaluations(instance, [dg.AssetCheckKey(keys.landed, FEED_HEALTH)], ())
                 re_report.settle(instance, feed, keys, partial(LedgerView.open, feed, ledger, edges, keys))
-                cluster, kafka_view = self._open_kafka(feed, feeds, opened)
-                watched = watch(feed, ledger, cluster, kafka_view, edges.clock())
+                watched = watch(edges, feed, ledger)
         except SluiceError as error:
             self.news.append(f"{feed.name} could not be checked: {error.message}")
             return
@@ -202,19 +196,6 @@ class Tick:
             return
         self.looked += 1
         self._report(instance, feed.name, watched, newest, unseen=bool(unseen))
-
-    def _open_kafka(self, feed: Feed, feeds: Iterable[Feed], opened: ExitStack) -> tuple[Cluster, View]:
-        """Returns the feed's Kafka, opened and read once for all of its feeds. An error fails all of them."""
-        if feed.kafka not in self._kafkas:
-            cluster = opened.enter_context(self.session.open_ports(feed)).cluster
-            try:
-                self._kafkas[feed.kafka] = cluster, view(cluster, [f for f in feeds if f.kafka == feed.kafka])
-            except SluiceError as error:
-                self._kafkas[feed.kafka] = error
-        kafka = self._kafkas[feed.kafka]
-        if isinstance(kafka, SluiceError):
-            raise kafka
-        return kafka
 
     def _report(
         self, instance: dg.DagsterInstance, name: str, result: WatchResult, newest: int, *, unseen: bool

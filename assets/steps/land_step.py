@@ -43,11 +43,11 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Progress, RangeFailure
+from sluice.pipelines.operating.feed_status import WatchResult, watch
 from sluice.pipelines.planning.windows import OpenWindows, describe_unpinned
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.status.batch_facts import WorkTime, by_task
 from sluice.pipelines.status.outlook import Outlook
-from sluice.pipelines.status.watch import WatchResult, view, watch
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import many, show_duration, show_window
 from sluice.resources.observe import lineage
@@ -159,6 +159,8 @@ class LandStep:
     def _land_and_check(self, edges: Ports) -> Events:
         try:
             books, run, landed = yield from self._land(edges)
+            if landed.refused:
+                raise landed.refused
         except Exception as error:
             if isinstance(error, BatchRefused) and self._own is not None:
                 with internals.optional():
@@ -296,6 +298,8 @@ class LandStep:
         if outlook:
             ledger.note_retention(outlook.kept)
         BatchReports(context.log, ledger, edges.lake).write_all(landed.batches, outlook)
+        if landed.refused:
+            BatchReports(context.log, ledger, edges.lake).write_refused(context.run.run_id, landed.refused)
         yield from self._publish_events(books, landed, rolled)
         yield from self._report_open(landed.open_windows)
         if watched:
@@ -357,7 +361,7 @@ def _build_open_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObse
 def _watch_after_landing(context: Context, feed: Feed, edges: Ports, ledger: Ledger) -> WatchResult | None:
     """Returns the sensor's findings. An error is only logged."""
     try:
-        return feed_checks.without_lag(watch(feed, ledger, edges.cluster, view(edges.cluster, [feed]), edges.clock()))
+        return feed_checks.without_lag(watch(edges, feed, ledger))
     except SluiceError as error:
         context.log.warning("the feed could not be checked after landing: %s", error.message)
         return None

@@ -87,28 +87,28 @@ def _compare(session: RunSession, name: str) -> CheckResult:
         lake = session.open_lake(feed)
         with session.open_ports(feed) as edges, open_tables(feed, lake) as tables:
             ledger = Ledger(lake, name, edges.clock)
-            return _judge([(t.name, comparison(ledger, lake, t, kind)) for kind, t in tables.of_parts])
+            return _judge([(t.name, comparison(ledger, lake, t, kind)) for kind, t in tables.of_parts], name)
     except SluiceError as error:
         return _report_failure(error)
 
 
-def _judge(tables: list[tuple[str, TableComparison]]) -> CheckResult:
+def _judge(tables: list[tuple[str, TableComparison]], feed: str) -> CheckResult:
     """Returns the check's result for the table, and for the quarantine's if there is one."""
     (_, first), *rest = tables
-    texts = [_describe(first), *(f"{name}: {_describe(compared)}" for name, compared in rest)]
+    texts = [_describe(first, feed), *(f"{name}: {_describe(compared, feed)}" for name, compared in rest)]
     return {
-        "passed": all(compared.is_sound and not compared.misread for _, compared in tables),
+        "passed": all(compared.is_sound and not (compared.misread or compared.faults) for _, compared in tables),
         "severity": dg.AssetCheckSeverity.ERROR,
         "description": plain("; ".join(texts)),
         "metadata": _build_metadata(first.head) if first.head else {},
     }
 
 
-def _describe(result: TableComparison) -> str:
-    if not result.is_sound:
-        return result.describe()
+def _describe(result: TableComparison, feed: str) -> str:
+    if not result.is_sound or result.faults:
+        return f"{result.describe()}: {result.find_remedy(feed)}"
     if result.misread:
-        return f"{many(len(result.misread), 'file')} with bounds that engines misread: sluice table sync FEED --repair"
+        return f"{many(len(result.misread), 'file')} with bounds that engines misread: {result.find_remedy(feed)}"
     lacking = f"; {many(len(result.pending), 'file')} not in it yet" if result.pending else ""
     lacking += f"; {many(len(result.stale), 'more file')} until the next sync" if result.stale else ""
     return f"the same {many(len(result.live) - len(result.pending), 'file')} and rows as in the ledger{lacking}"

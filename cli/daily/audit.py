@@ -17,7 +17,7 @@ from rich.text import Text
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.terminal.output import bad, facts, good, heading, indent, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions
-from sluice.pipelines.errors import UsageError
+from sluice.pipelines.errors import LogTruncated, UsageError
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_instant
@@ -103,8 +103,10 @@ def audit(
     report, more, unkept = _prove(session, definition, options)
     if of_table:
         report = replace(report, problems=report.problems + _of_table(session, definition))
-    session.terminal.show(*view(report, rescanned=options.rescan, more=more, unkept=unkept))
-    session.terminal.print_document(build_document(report) | ({"strict": _build_more(more)} if more else {}))
+    rounded = definition.shape.rounded if options.rescan else ()
+    session.terminal.show(*view(report, rescanned=options.rescan, more=more, unkept=unkept, rounded=rounded))
+    document = build_document(report) | {"rounded": list(rounded)}
+    session.terminal.print_document(document | ({"strict": _build_more(more)} if more else {}))
     return 0 if report.is_reconciled else 1
 
 
@@ -129,7 +131,7 @@ def _prove(
     """The report, the findings of the strict audit, and the reason why its proof could not be stored."""
     from sluice.pipelines.audit import audit_cache
     from sluice.pipelines.audit.audit import audit as of_ledger
-    from sluice.pipelines.audit.gaps import find_gaps
+    from sluice.pipelines.audit.gaps import choose_remedies, find_gaps
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.publishing import lost_entries
 
@@ -149,7 +151,9 @@ def _prove(
         more = _check_strictly(feed, edges, ledger, report) if options.strict else None
         if more:
             audited = replace(report.audited, strictly=more.strictly)
-            report = replace(report, problems=report.problems + more.problems, audited=audited)
+            problems = tuple(dict.fromkeys(report.problems + more.problems))
+            report = replace(report, problems=problems, audited=audited)
+        report = choose_remedies(report, ledger.read(), edges.cluster)
         return report, more, audit_cache.keep(edges.lake, feed.name, report.audited, before, report.at)
 
 
@@ -162,12 +166,16 @@ def _check_strictly(feed: Feed, edges: Ports, ledger: Ledger, report: AuditRepor
 
 def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: AuditReport) -> AuditReport:
     session.compile()
+    from sluice.pipelines.audit.audit import AuditProblem
     from sluice.pipelines.audit.gaps import read_policies
     from sluice.pipelines.audit.rescan import CurrentLog, rescan
     from sluice.pipelines.batch.survey import take_survey
     from sluice.resources.spark.executor import Wiring
 
-    today = take_survey(feed, edges, ledger).partitions
+    survey = take_survey(feed, edges, ledger)
+    today, truncated = survey.partitions, [r.error for r in survey.refusals if isinstance(r.error, LogTruncated)]
+    problems = tuple(AuditProblem(3, e.message, remedy=e.remedy) for e in truncated)
+    report = replace(report, problems=report.problems + problems)
     with session.terminal.progress() as meter, Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
 
         def report_progress(done: int, total: int) -> None:
@@ -182,7 +190,12 @@ def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: 
 
 
 def view(
-    report: AuditReport, *, rescanned: bool, more: Strict | None = None, unkept: SluiceError | None = None
+    report: AuditReport,
+    *,
+    rescanned: bool,
+    more: Strict | None = None,
+    unkept: SluiceError | None = None,
+    rounded: Sequence[str] = (),
 ) -> list[RenderableType]:
     labels = label_partitions(a.key for a in report.accounts)
     rows = [_build_row(labels[a.key], a) for a in report.accounts]
@@ -214,9 +227,18 @@ def view(
         )
     if report.foreign:
         out += _format_foreign(report.foreign)
+    ended = [(a, at) for a in report.accounts if (at := a.ended) is not None]
+    for a, at in ended[:SHOWN]:
+        text = f"records beyond {count(a.known_end)}, if there were any, are unknown"
+        out.append(warn(f"{labels[a.key]}: its log was replaced, accepted on {show_instant(at)}: {text}"))
+    if len(ended) > SHOWN:
+        out.append(Text(f"    … {many(len(ended) - SHOWN, 'more partition')}"))
     out += _format_gaps(report)
     out += _format_strict(more) if more else []
     out += _format_proven(report)
+    if rounded and report.compared:
+        text = f"{', '.join(rounded)}: compared as rounded to a float; digits beyond it are not in the rows"
+        out.append(warn(f"{text} (`decimal(p,s)` keeps them)"))
     if unkept:
         out.append(warn(f"the next audit checks everything again: {unkept.message}"))
     out.append(_format_verdict(report, rescanned))

@@ -13,14 +13,14 @@ from rich.text import Text
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import parsing, window_options
-from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, safe, table, warn
+from sluice.cli.terminal.output import bad, facts, heading, limit_rows, safe, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions, size
 from sluice.pipelines.util.units import many, show_about, show_instant, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.operating.check_window import PartitionAccount, WindowCheck
     from sluice.pipelines.status.repeats import Coordinate, Repeats
-    from sluice.pipelines.status.window_rows import Outside
+    from sluice.pipelines.status.window_rows import Outside, WindowRows
 
 WindowArgument = Annotated[
     str | None,
@@ -77,8 +77,9 @@ def _view(c: WindowCheck) -> Iterator[RenderableType]:
     yield heading(f"{c.feed} {show_window(c.window)}", f"to {show_window(c.window + c.length)}, in arrival order")
     yield from _list_verdict(c)
     yield facts(*_list_figures(c))
-    yield from _view_repeats(c)
-    if c.rows.twice:
+    if c.rows:
+        yield from _view_repeats(c.rows)
+    if c.rows and c.rows.twice:
         yield bad(f"{many(len(c.rows.twice), 'record')} landed twice, such as {c.rows.twice[0]}")
         yield Text(f"  → sluice audit {c.feed} --all", style="bold")
     yield _view_partitions(c)
@@ -86,10 +87,8 @@ def _view(c: WindowCheck) -> Iterator[RenderableType]:
 
 def _list_verdict(c: WindowCheck) -> Iterator[Text]:
     name = f"window {show_window(c.window)}"
-    if c.empty:
-        yield good(f"{name} is complete and empty: no record arrived in it")
-    elif c.complete:
-        yield good(f"{name} is complete: {_count_offsets(c)}")
+    if c.complete:
+        yield window_options.describe_complete(c.standing, f": {_count_offsets(c)}")
     else:
         yield warn(f"{name} is not complete")
     for reason in c.reasons:
@@ -100,7 +99,8 @@ def _list_verdict(c: WindowCheck) -> Iterator[Text]:
 
 
 def _count_offsets(c: WindowCheck) -> str:
-    return f"{many(c.standing.span or 0, 'offset')} of {many(len(c.accounts), 'partition')} accounted for"
+    offsets, partitions = (c.standing.span or 0) + c.standing.losses.former, {a.key.tp for a in c.accounts}
+    return f"{many(offsets, 'offset')} of {many(len(partitions), 'partition')} accounted for"
 
 
 def _list_figures(c: WindowCheck) -> Iterator[tuple[str, str | Text]]:
@@ -118,6 +118,9 @@ def _list_figures(c: WindowCheck) -> Iterator[tuple[str, str | Text]]:
         ("skipped", sum(a.skipped for a in c.accounts)),
     )
     yield "not landed", ", ".join(f"{count(n)} {name}" for name, n in others if n) or "nothing else"
+    if not c.rows:
+        yield "late, copies", "unknown: a file is missing or damaged"
+        return
     if c.rows.earliest and c.rows.latest:
         yield "timestamps", f"{_show_coordinate(c.rows.earliest)} to {_show_coordinate(c.rows.latest)}"
     if c.rows.untimed:
@@ -154,8 +157,8 @@ def _describe_outside(o: Outside, stamped: str, side: str) -> str:
     return f"{many(o.records, 'record')} {stamped} ({hours}{more})\n{distance}"
 
 
-def _view_repeats(c: WindowCheck) -> Iterator[RenderableType]:
-    r = c.rows.repeats
+def _view_repeats(rows: WindowRows) -> Iterator[RenderableType]:
+    r = rows.repeats
     if not r.rows:
         return
     about = "" if r.exact else "about "
@@ -164,7 +167,7 @@ def _view_repeats(c: WindowCheck) -> Iterator[RenderableType]:
         ("keys", _describe_keys(r, about, by)),
         ("updates", _describe_updates(r, about)),
         ("copies", _describe_copies(r, about)),
-        *(() if c.rows.twice else [("landed twice", "never: no offset is in two rows")]),
+        *(() if rows.twice else [("landed twice", "never: no offset is in two rows")]),
     )
     for copies in r.copies:
         yield Text(f"    {about}{count(copies.records)} likely: {copies.cause.text}")
@@ -219,7 +222,16 @@ def _build_row(c: WindowCheck, a: PartitionAccount, label: str) -> tuple[str, ..
 
 
 def build_document(c: WindowCheck) -> dict[str, Any]:
-    counts = c.counts
+    counts, rows = c.counts, c.rows
+    of_rows = {
+        "late": rows and _build_outside(rows.late),
+        "early": rows and _build_outside(rows.early),
+        "untimed": rows and rows.untimed,
+        "earliest": rows and _build_coordinate(rows.earliest),
+        "latest": rows and _build_coordinate(rows.latest),
+        "repeats": rows and _build_repeats(rows.repeats),
+        "landed_twice": rows and [_build_coordinate(p) for p in rows.twice],
+    }
     return {
         "feed": c.feed,
         **window_options.build_document(c.standing),
@@ -235,13 +247,7 @@ def build_document(c: WindowCheck) -> dict[str, Any]:
         "aborted": counts.aborted,
         "compacted": counts.compacted,
         "reasons_of_quarantine": [{**g.kind._asdict(), "records": g.records, "first": g.first} for g in c.quarantine],
-        "late": _build_outside(c.rows.late),
-        "early": _build_outside(c.rows.early),
-        "untimed": c.rows.untimed,
-        "earliest": _build_coordinate(c.rows.earliest),
-        "latest": _build_coordinate(c.rows.latest),
-        "repeats": _build_repeats(c.rows.repeats),
-        "landed_twice": [_build_coordinate(p) for p in c.rows.twice],
+        **of_rows,
         "partitions": [_build_partition(c, a) for a in c.accounts],
         "bytes": sum(f.bytes for f in c.files),
         "files": [_build_file(f) for f in c.files],
@@ -294,7 +300,7 @@ def _build_repeats(r: Repeats) -> dict[str, Any]:
 def _build_partition(c: WindowCheck, a: PartitionAccount) -> dict[str, Any]:
     from sluice.pipelines.util.documents import document_of
 
-    first, last = c.rows.ends.get(a.key, (None, None))
+    first, last = c.rows.ends.get(a.key, (None, None)) if c.rows else (None, None)
     names = (
         "topic=key.topic partition=key.partition topic_id=key.topic_id start end landed=counts.landed"
         " quarantined=counts.quarantined dropped=counts.dropped control=counts.control aborted=counts.aborted"

@@ -327,7 +327,7 @@ def execute(
         run_feeds = _load_engine(session, feeds)
         results = run_feeds(requests, recorders.__getitem__, open_ports, skip)
     runs = [
-        TimedRun(f.name, requests[f.name], results[f.name], r.stop(), f.contract, r.met)
+        TimedRun(f.name, requests[f.name], results[f.name], r.stop(), f.contract, r.met, skip=skip)
         for f, r in ((f, recorders[f.name]) for f in feeds)
     ]
     if len(runs) > 1:

@@ -21,7 +21,7 @@ from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, re
 from sluice.cli.terminal.text_layout import count, format_percent, label_partitions, rate, seconds, size
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.errors import NotReached, SluiceError, UsageError, WindowIncomplete, WindowOpen
+from sluice.pipelines.errors import NotReached, SluiceError, TableDiffers, UsageError, WindowIncomplete, WindowOpen
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import DriftKind, Met, Scheduler, find_scheduler
@@ -31,7 +31,7 @@ from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.drift import describe_drift
 
 if TYPE_CHECKING:
-    from sluice.pipelines.batch.result import BatchResult, Landed
+    from sluice.pipelines.batch.result import BatchResult, Landed, Skip
     from sluice.pipelines.committing.commit import CommitResult, CommittedMove
     from sluice.pipelines.planning.windows import OpenWindows
     from sluice.pipelines.status.window_state import WindowStanding
@@ -50,7 +50,7 @@ class TimedRun:
     """One run of a feed. `stages` are seconds, in order.
 
     `contract` is the contract that its rows were checked against; `met` are batches of other runs; `window` is the
-    state of the requested window after the run.
+    state of the requested window after the run; `skip` are the pending offsets that it was to skip.
     """
 
     feed: str
@@ -60,6 +60,7 @@ class TimedRun:
     contract: Contract | None = None
     met: tuple[Met, ...] = ()
     window: WindowStanding | None = None
+    skip: Skip | None = None
 
     @property
     def batches(self) -> tuple[BatchResult, ...]:
@@ -120,7 +121,7 @@ def view(run: TimedRun) -> list[RenderableType]:
         out += _list_notices(run, landed)
         if not run.batches and not landed.refusals:
             out.append(good("nothing stable is pending" if landed.held else "nothing is pending"))
-        out += [line for held_back in landed.held for line in outlooks.held_back(held_back).lines()]
+        out += [line for h in landed.held for line in outlooks.show_problem(h.text, h.remedy)]
     if run.batches:
         out.append(facts(*_list_summary(run)))
     elif committed is not None and str(committed.status) == "committed":
@@ -164,9 +165,22 @@ def _list_notices(run: TimedRun, landed: Landed) -> list[RenderableType]:
             )
             for s in landed.skipped
         ),
+        *([warn("nothing was skipped: no offset before that is pending")] if run.skip and not landed.skipped else []),
         *(bad(refusal.error.message) for refusal in landed.refusals),
         *map(warn, (*_describe_drifts(run.facts), *_describe_breaches(run.facts), *run.facts.broker_notes)),
         *([warn(landed.overridden)] if landed.overridden else []),
+        *_list_left(run),
+    ]
+
+
+def _list_left(run: TimedRun, where: str = "") -> list[Text]:
+    """Describes the offsets that the feed's limits left to the next catch-up."""
+    landed = run.result.landed
+    if landed is None or not landed.left or landed.stopped or run.is_cut:
+        return []
+    return [
+        warn(f"{where}the feed's limits ended the run: {many(landed.left, 'offset')} remain"),
+        Text(f"  → the next run continues: sluice run {run.feed}", style="bold"),
     ]
 
 
@@ -279,7 +293,8 @@ def _list_shortfalls(run: TimedRun, where: str = "") -> list[RenderableType]:
     if uncommitted:
         out += [bad(f"{where}landed offsets are not committed: {uncommitted.message}"), remedy(uncommitted)]
     if behind:
-        out += [warn(f"{where}the table is not up to date: {behind.message}"), remedy(behind)]
+        what = "" if isinstance(behind, TableDiffers) else "the table is not up to date: "
+        out += [warn(f"{where}{what}{behind.message}"), remedy(behind)]
     return out
 
 
@@ -362,9 +377,11 @@ def _describe_feed(feed: FeedRuns) -> str:
 def _list_feed_notices(feed: FeedRuns) -> list[RenderableType]:
     where, landed = f"{feed.name}: ", [r.result.landed for r in feed.runs if r.result.landed]
     held_back = landed[-1].held if landed else ()
-    out: list[RenderableType] = [line for h in held_back for line in outlooks.held_back(h).lines(where=where)]
+    out: list[RenderableType] = [
+        line for h in held_back for line in outlooks.show_problem(h.text, h.remedy, where=where)
+    ]
     out += [loss for of_run in landed for loss in _list_losses(of_run, where)]
-    return out + (_list_shortfalls(feed.runs[-1], where) if feed.runs else [])
+    return [*out, *_list_left(feed.runs[-1], where), *_list_shortfalls(feed.runs[-1], where)] if feed.runs else out
 
 
 def list_failed(feeds: Sequence[FeedRuns]) -> list[str]:

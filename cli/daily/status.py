@@ -15,19 +15,15 @@ from sluice.cli.app.invocation import Session, command
 from sluice.cli.options import window_options
 from sluice.cli.shared import other_batches
 from sluice.cli.shared import outlook_text as outlooks
-from sluice.cli.terminal.output import bad, facts, format_error, good, heading, limit_rows, safe, table, warn
+from sluice.cli.terminal.output import bad, facts, format_error, good, heading, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions
 from sluice.pipelines.errors import (
-    BatchRefused,
-    ContractBroken,
-    QuarantineExceeded,
-    SchemaDrifted,
     SluiceError,
     choose_exit_code,
 )
-from sluice.pipelines.model.receipts import Life, Met, Scheduler, describe_run, find_scheduler
+from sluice.pipelines.model.receipts import Life, Scheduler, describe_run, find_scheduler
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status, try_read_status
-from sluice.pipelines.status.window_state import Standing
+from sluice.pipelines.status.window_state import Standing, describe_pending
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many, show_about, show_duration, show_instant, show_window
@@ -35,7 +31,7 @@ from sluice.pipelines.util.units import many, show_about, show_duration, show_in
 if TYPE_CHECKING:
     from sluice.cli.terminal.output import CommandOutput
     from sluice.pipelines.ledger import Batch
-    from sluice.pipelines.planning.held_back import HeldBack
+    from sluice.pipelines.operating.findings import Finding
     from sluice.pipelines.status.window_state import WindowStanding
 
 
@@ -57,10 +53,13 @@ def status(
     last: Annotated[
         int, typer.Option("--last", metavar="N", min=1, max=10_000, help="Number of windows to show.")
     ] = 24,
+    everything: Annotated[
+        bool, typer.Option("--all", metavar=" ", help="List all feeds, also those that do not fit the screen.")
+    ] = False,
 ) -> int:
-    """Show the progress of the feeds.
+    """Show the progress of the feeds, those with problems first.
 
-    For each feed: records at risk of deletion by Kafka, frontier, committed offsets, lag in offsets and time, rates,
+    For each feed: findings with their remedies, frontier, committed offsets, lag in offsets and time, rates,
     the estimated time to catch up, live batches and their owners, and the newest windows as a strip. With FEED, also
     by partition.
 
@@ -77,8 +76,10 @@ def status(
                 statuses = map_parallel(lambda f: try_read_status(open_ports, f, last), list(feeds.values()), _PATIENCE)
         others = {} if feed else _without_files(session)
     broken = {} if feed else session.files.broken
-    session.terminal.show(
-        *(_format_detail(statuses[0], session.terminal) if feed else _format_overview(statuses, session.terminal)),
+    screen = session.terminal
+    views = _format_detail(statuses[0], screen) if feed else _format_overview(statuses, screen, everything=everything)
+    screen.show(
+        *views,
         *(line for e in broken.values() for line in format_error(e)),
         *(warn(f"ledgers without a feed file in {lake}: {', '.join(names)}") for lake, names in others.items()),
     )
@@ -108,19 +109,29 @@ def _without_files(session: Session) -> dict[str, list[str]]:
 # -- for people
 
 
-def _format_overview(statuses: list[FeedStatus], terminal: CommandOutput) -> list[RenderableType]:
+def _format_overview(
+    statuses: list[FeedStatus], terminal: CommandOutput, *, everything: bool = False
+) -> list[RenderableType]:
+    """Returns the findings by kind, then a row for each feed, worst first.
+
+    What does not fit the screen is counted, healthy feeds first, unless `everything` is requested.
+    """
     if not statuses:
         return [Text("no feeds")]
+    findings = list(_list_kinds(statuses, terminal))
+    ordered = sorted(statuses, key=_rank)
+    room = len(ordered) if everything else max(_FEWEST, terminal.height - len(findings) - _AROUND)
     names = ("feed", "windows", "lag", "behind", "uncommitted", "last batch", "")
     wide = terminal.width >= _WIDE
     selected = [True] * 4 + [wide or any(f.uncommitted for f in statuses)] + [True] * 2
-    rows = [[c for c, keep in zip(_build_row(f, terminal), selected, strict=True) if keep] for f in statuses]
+    rows = [[c for c, keep in zip(_build_row(f, terminal), selected, strict=True) if keep] for f in ordered[:room]]
     columns = [n for n, keep in zip(names, selected, strict=True) if keep]
-    every = [w for f in statuses for w in f.windows[-_STRIP:]]
+    every = [w for f in ordered[:room] for w in f.windows[-_STRIP:]]
     legend = [Text(), window_options.legend(every, fancy=terminal.fancy)] if every else []
     return [
-        *_list_alarms(statuses),
+        *findings,
         table(columns, rows, right="lag behind uncommitted", optional="uncommitted last"),
+        *(_count_others(ordered[room:])),
         *legend,
     ]
 
@@ -131,6 +142,22 @@ _STRIP = 24
 """Windows of each feed in the overview."""
 _WIDE = 120
 """The width from which on the overview says more about the last batch."""
+_FEWEST, _AROUND = 8, 7
+"""The feeds that the overview shows at least, and the lines around them."""
+_NAMED = 3
+"""How many further feeds with the same kind of finding are named."""
+
+
+def _rank(f: FeedStatus) -> tuple[int, int, str]:
+    return (-sum(x.severe for x in f.findings), -len(f.findings), f.feed)
+
+
+def _count_others(others: Sequence[FeedStatus]) -> Iterator[Text]:
+    if others:
+        troubled = sum(bool(f.findings) for f in others)
+        healthy = [many(len(others) - troubled, "healthy feed")] if len(others) > troubled else []
+        more = [f"{many(troubled, 'more feed')} with findings"] if troubled else []
+        yield Text(f"  {' and '.join([*more, *healthy])}: sluice status --all lists them", style="dim")
 
 
 def _build_row(f: FeedStatus, terminal: CommandOutput) -> tuple[str | Text, ...]:
@@ -140,39 +167,66 @@ def _build_row(f: FeedStatus, terminal: CommandOutput) -> tuple[str | Text, ...]
     return f.feed, strip, count(f.lag), outlooks.short(age), count(f.uncommitted), last, _state(f)
 
 
-def _list_alarms(statuses: list[FeedStatus]) -> Iterator[Text]:
-    """The worst finding of each feed in trouble; beyond a limit, only their number."""
-    troubled = [
-        (f.feed, alarms) for f in statuses if (alarms := _list_feed_alarms(f, [h for h in f.held if h.overdue]))
-    ]
-    troubled.sort(key=lambda t: t[1][0].colour != "red")
-    for feed, alarms in troubled[:_TROUBLED]:
-        yield from alarms[0].lines(1, f"{feed}: ")
-    if len(troubled) > _TROUBLED:
-        yield Text(f"  {many(len(troubled) - _TROUBLED, 'feed')} more in trouble", style="dim")
-    yield from [Text()] if troubled else []
+def _list_kinds(statuses: list[FeedStatus], terminal: CommandOutput) -> Iterator[Text]:
+    """Yields one finding of each kind with its remedy, severe kinds first, and the other feeds that have it."""
+    kinds: dict[str, list[tuple[str, Finding]]] = {}
+    for severe in (True, False):
+        for f in statuses:
+            for finding in (x for x in f.findings if x.severe is severe):
+                kinds.setdefault(finding.kind, []).append((f.feed, finding))
+    brief = 2 * len(kinds) > terminal.height // 2
+    for findings in kinds.values():
+        feed, first = findings[0]
+        others = [name for name in dict.fromkeys(name for name, _ in findings) if name != feed]
+        more = (
+            f" (also {', '.join(others[:_NAMED])}{' …' if len(others) > _NAMED else ''}: {len(others)})"
+            if others
+            else ""
+        )
+        text, remedy = first.text.splitlines()[0], first.remedy.splitlines()[0]
+        if brief:
+            text, remedy = f"{LABELS.get(first.kind, first.kind)}{more}: {text}", ""
+        else:
+            text += more
+        lines = list(outlooks.show_problem(text, remedy, severe=first.severe, where=f"{feed}: "))[: 1 if brief else 2]
+        lines[0].truncate(terminal.width if brief else 2 * terminal.width, overflow="ellipsis")
+        yield from lines
+    if brief:
+        yield Text("  → sluice status FEED prints the remedies", style="dim")
+    yield from [Text()] if kinds else []
 
 
-_TROUBLED = 8
-"""How many feeds the overview gives lines to."""
-
-
-def _list_feed_alarms(f: FeedStatus, held_back: Sequence[HeldBack]) -> list[outlooks.Alarm]:
-    return [*outlooks.alarms(f.feed, f.outlook, f.losses, held_back)] if f.outlook else []
+LABELS = {
+    "lost": "lost records",
+    "retention": "at risk",
+    "refused": "batch refused",
+    "failed": "records failed",
+    "commit": "commits refused",
+    "files": "files damaged",
+    "changed": "topic changed",
+    "absent": "partition gone",
+    "topics": "topic missing",
+    "cluster": "another cluster",
+    "ledger": "lost entries",
+    "group": "foreign group",
+    "quarantine": "mostly quarantined",
+    "transaction": "held back",
+    "unfinished": "left by a dead run",
+    "lag": "late",
+    "partial": "partial",
+}
+"""The words for each kind of finding that is a feed's state."""
 
 
 def _state(status: FeedStatus) -> Text:
     outlook = status.outlook
+    worst = next((f for f in status.findings if f.severe or f.kind in LABELS), None)
+    if status.live and not (worst and (worst.severe or worst.kind == "unfinished")):
+        return _format_living(status)
+    if worst:
+        return (bad if worst.severe else warn)(LABELS.get(worst.kind, worst.kind))
     if status.error:
         return warn(status.error.message.splitlines()[0])
-    if outlook and (status.losses or outlook.at_risk):
-        return bad("lost records") if status.losses else warn("at risk")
-    if status.refused:
-        return bad(f"refused: {_BY[type(next(iter(status.refused.values())))]}")
-    if any(h.overdue for h in status.held):
-        return warn("held back")
-    if status.live:
-        return _format_living(status)
     if status.last is None:
         return Text("nothing landed yet", style="dim")
     if outlook and outlook.falls_behind:
@@ -188,10 +242,7 @@ def _format_living(status: FeedStatus) -> Text:
     lives = [m.verdict.life for m in status.met.values()]
     if alive := lives.count(Life.ALIVE):
         return Text(f"{many(alive, 'batch', 'batches')} at work", style="cyan")
-    return warn("left by a dead run" if Life.DEAD in lives else "by a run that may be dead")
-
-
-_BY = {QuarantineExceeded: "quarantine limit", ContractBroken: "contract", SchemaDrifted: "drift"}
+    return warn("by a run that may be dead")
 
 
 def _format_batch(batch: Batch | None, *, brief: bool = False) -> str:
@@ -219,52 +270,28 @@ def _format_detail(status: FeedStatus, terminal: CommandOutput) -> list[Renderab
     outlook = status.outlook
     age, unstable = outlook.age if outlook else None, sum(p.unstable for p in status.partitions)
     out: list[RenderableType] = [heading(status.feed, outlooks.behind(status.lag, age, unstable))]
-    if alarms := _list_feed_alarms(status, status.held):
-        out += [*(line for alarm in alarms for line in alarm.lines()), Text()]
-    out += [*outlooks.settings_denied(outlook)] if outlook else []
-    for batch, why in status.refused.items():
-        out += [*_format_refusal(status.feed, batch, why), Text()]
+    young = [h for h in status.held if not h.overdue]
+    problems = [
+        *(line for f in status.findings for line in outlooks.show_problem(f.text, f.remedy, severe=f.severe)),
+        *(line for h in young for line in outlooks.show_problem(h.text, h.remedy)),
+    ]
+    out += [*problems, Text()] if problems else []
     out += [
         table(names, limit_rows(rows), right="origin frontier committed stable lag behind", optional="origin"),
         facts(
             *(outlooks.pace(outlook) if outlook else ()),
             ("last batch", _format_batch(status.last)),
             *([("engine", str(status.engine))] if status.engine else []),
-            *(("live batch", _at_work(b, status.met[b.id])) for b in status.live if b.id not in status.refused),
+            *(("live batch", str(m)) for m in status.met.values() if m.verdict.life is Life.ALIVE),
             *(outlooks.list_expiries(outlook) if outlook else ()),
         ),
-        *other_batches.view(
-            m for b, m in status.met.items() if m.verdict.life is not Life.ALIVE and b not in status.refused
-        ),
+        *other_batches.view(m for m in status.met.values() if m.verdict.life is Life.UNKNOWN),
     ]
     if status.windows:
         out += _format_windows(status, terminal)
     if status.start_not_used:
         out.append(warn(status.start_not_used))
-    if status.error:
-        out.append(warn(f"{status.error.message}\n  → {status.error.remedy}"))
     return out
-
-
-def _format_refusal(feed: str, batch: int, why: BatchRefused) -> Iterator[Text]:
-    """Describes a refused batch: the reason and the remedy."""
-    yield bad(f"batch {batch} was refused and stays staged: {why.message}")
-    if isinstance(why, QuarantineExceeded):
-        yield Text.assemble(("  → ", "bold"), f"list them by reason: sluice quarantine list {feed}")
-    yield Text.assemble(("  → ", "bold"), safe(why.remedy))
-    yield Text.assemble(
-        ("  → ", "bold"), f"then: sluice run {feed}; or abandon it: sluice repair {feed} --abandon {batch}"
-    )
-
-
-def _at_work(b: Batch, standing: Met) -> str:
-    verdict = standing.verdict
-    stands = (
-        f"at work: {verdict.why}"
-        if verdict.life is Life.ALIVE
-        else {Life.DEAD: "dead"}.get(verdict.life, str(verdict.life))
-    )
-    return f"{b.id}: {b.request}, {count(b.reserved_span)} offsets, {b.owner.describe()}, {stands}"
 
 
 def _format_above(ranges: tuple[tuple[int, int], ...]) -> str:
@@ -290,7 +317,7 @@ _NO_WORD = (Standing.LANDED, Standing.RETIRED, Standing.OPEN, Standing.PENDING)
 
 def _format_standing(status: FeedStatus, w: WindowStanding) -> Text:
     if w.standing is Standing.FAILED and w.batch in status.refused:
-        return bad(f"window {show_window(w.window)}: refused batch {w.batch}; {window_options.show_pending(w.pending)}")
+        return bad(f"window {show_window(w.window)}: refused batch {w.batch}; {describe_pending(w.pending)}")
     line = window_options.verdict(w)
     if w.standing is Standing.PARTIAL:
         line.append(
@@ -324,7 +351,14 @@ def build_document(status: FeedStatus) -> dict[str, Any]:
         "engine": document_of(status.engine, "kind master") if status.engine else None,
         "live_batches": [_build_live(status, b) for b in status.live],
         "last_batch": _build_batch(status.last) if status.last else None,
+        "findings": [_build_finding(f) for f in status.findings],
         "problem": status.error.fields() if status.error else None,
+    }
+
+
+def _build_finding(f: Finding) -> dict[str, Any]:
+    return document_of(f, "about kind text remedy severe") | {
+        "since": None if f.since is None else show_instant(f.since)
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.ledger.entries import PublishEntry
+    from sluice.pipelines.operating.findings import Finding
     from sluice.pipelines.ports import Lake
     from sluice.pipelines.status.outlook import Outlook
     from sluice.resources.observe.prometheus import Gateway
@@ -204,6 +205,7 @@ def take_figures(session: Session, feeds: Sequence[Feed], broken: int, last: int
 def of_feed(open_ports: OpenPorts, feed: Feed, last: int) -> list[Figure]:
     """All figures of one feed."""
     from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.operating.findings import explain_error
 
     try:
         with open_ports(feed) as edges:
@@ -211,8 +213,8 @@ def of_feed(open_ports: OpenPorts, feed: Feed, last: int) -> list[Figure]:
             status = read_status_through(edges, feed, ledger, last)
             figures = [*_of_ledger(ledger, edges.lake)] if status.partitions or status.last else []
             return [build_figure("up", status.error is None, feed.name), *_of_status(status), *figures]
-    except SluiceError:
-        return [build_figure("up", 0, feed.name)]
+    except SluiceError as error:
+        return [build_figure("up", 0, feed.name), *_of_findings(feed.name, explain_error(error))]
 
 
 # -- where a feed stands
@@ -224,6 +226,7 @@ def _of_status(s: FeedStatus) -> Iterator[Figure]:
     lives = Counter(m.verdict.life for m in s.met.values())
     for life, word in LIVES.items():
         yield build_figure("live_batches", lives[life], s.feed, word)
+    yield from _of_findings(s.feed, s.findings)
     yield build_figure("refused_batches", len(s.refused), s.feed)
     yield build_figure("held_back_offsets", sum(h.offsets for h in s.held), s.feed)
     by_topic: Counter[str] = Counter()
@@ -235,6 +238,12 @@ def _of_status(s: FeedStatus) -> Iterator[Figure]:
     if s.outlook:
         yield build_figure("uncommitted_offsets", s.uncommitted, s.feed)
         yield from _of_outlook(s.feed, s.outlook)
+
+
+def _of_findings(feed: str, findings: Iterable[Finding]) -> Iterator[Figure]:
+    alike = Counter((f.kind, "error" if f.severe else "warning", f.remedy) for f in findings)
+    for labels, number in alike.items():
+        yield build_figure("findings", number, feed, *labels)
 
 
 def _of_outlook(feed: str, outlook: Outlook) -> Iterator[Figure]:

@@ -88,7 +88,7 @@ def view(preview: Preview, feed: str, request: Request) -> list[RenderableType]:
     return [
         *out,
         *_format_verdict(preview),
-        *(line for held_back in preview.on_hold for line in outlooks.held_back(held_back).lines()),
+        *(line for h in preview.on_hold for line in outlooks.show_problem(h.text, h.remedy)),
     ]
 
 

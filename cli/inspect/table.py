@@ -11,7 +11,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command, make_group
-from sluice.cli.terminal.output import bad, facts, good, heading, indent, warn
+from sluice.cli.options.request_options import DryRun, Yes
+from sluice.cli.terminal.output import bad, facts, format_dry_run, good, heading, indent, warn
 from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_instant
@@ -115,6 +116,41 @@ def _rewrite_misread(session: Session, feed: Feed, misread: tuple[str, ...]) -> 
 def _describe_misread(feed: str, files: int, remedy: str) -> str:
     have = "has" if files == 1 else "have"
     return f"{many(files, 'file')} {have} bounds that engines misread, so filters miss rows of feed {feed}: {remedy}"
+
+
+@command(group)
+def rebuild(session: Session, feed: FeedName, dry_run: DryRun = False, yes: Yes = False) -> None:
+    """Drop the table, and make it again from the ledger.
+
+    For tables that other clients changed in ways that no sync can undo: rows deleted, columns changed, metadata lost.
+    It asks for confirmation on a terminal; elsewhere it needs --yes. The new table has all landed rows, and no older
+    snapshots. Landed files stay as they are. The tables of the quarantine and of complete windows are made again, too.
+    Runs may go on.
+
+    $ sluice table rebuild orders --dry-run
+    $ sluice table rebuild orders --yes
+    """
+    from sluice.pipelines.tables.sync import look_or_none
+    from sluice.pipelines.tables.sync import rebuild as build_again
+
+    definition = session.feed(feed)
+    with _open_tables(session, definition) as (ledger, lake, tables, _):
+        if dry_run or not yes:
+            for table in tables.all:
+                session.terminal.show(*_format_standing(feed, table.name, look_or_none(table)))
+        if dry_run:
+            session.terminal.show(format_dry_run())
+            return session.terminal.print_document({"applied": False, "tables": [t.name for t in tables.all]})
+        if not yes:
+            session.terminal.confirm(
+                f"Drop {len(tables.all)} tables of {feed} with their snapshots, and make them again?"
+            )
+        with session.terminal.progress() as meter:
+            done = build_again(ledger, lake, tables, meter)
+        session.terminal.show(*_sync_view(tables.rows.name, done))
+        session.terminal.print_document(
+            {"applied": True} | _build_document(feed, tables.rows.name, done.head) | _build_changes(done)
+        )
 
 
 @command(group)
@@ -269,7 +305,9 @@ def verdict(feed: str, comparison: TableComparison) -> Iterator[RenderableType]:
     elif comparison.is_sound:
         yield _format_pending(feed, len(comparison.batches), len(comparison.pending), len(comparison.stale))
     else:
-        yield bad(f"{comparison.describe()}: sluice table sync {feed} --repair")
+        yield bad(f"{comparison.describe()}: {comparison.find_remedy(feed)}")
+    if comparison.is_sound and comparison.faults:
+        yield bad(f"{comparison.describe()}: {comparison.find_remedy(feed)}")
     if comparison.misread:
         yield bad(_describe_misread(feed, len(comparison.misread), f"sluice table sync {feed} --repair"))
     wrong = tuple(f"{address}: {rows} rows, not {landed}" for address, rows, landed in comparison.rows)
@@ -277,6 +315,7 @@ def verdict(feed: str, comparison: TableComparison) -> Iterator[RenderableType]:
         ("missing", comparison.missing),
         ("not in the ledger", comparison.foreign),
         ("with other numbers of rows", wrong),
+        ("listed twice", comparison.twice),
     ):
         more = [f"… {len(files) - SHOWN} more"] if len(files) > SHOWN else []
         if files:
@@ -306,5 +345,7 @@ def difference(comparison: TableComparison) -> dict[str, Any]:
         "foreign": list(comparison.foreign),
         "rows_differ": [{"file": a, "table": t, "ledger": n} for a, t, n in comparison.rows],
         "deletes": comparison.deletes,
+        "twice": list(comparison.twice),
+        "faults": [f.text for f in comparison.faults],
         "misread": list(comparison.misread),
     }

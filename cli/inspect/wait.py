@@ -12,7 +12,7 @@ from sluice.cli.options import parsing, window_options
 from sluice.cli.options.window_options import OneWindow
 from sluice.pipelines.errors import WindowIncomplete
 from sluice.pipelines.model.receipts import Progress
-from sluice.pipelines.status.window_state import WindowStanding
+from sluice.pipelines.status.window_state import WindowStanding, describe_pending
 from sluice.pipelines.util.units import show_duration, show_window
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _wait_for(look: LookAtWindow, report: Reporter, limit: int | None) -> tuple[
         remaining = POLL if until is None else until - time.monotonic()
         if ready or remaining <= 0:
             return standing, ready
-        report(Progress("wait", standing.done, standing.span or 0, window_options.show_pending(standing.pending)))
+        report(Progress("wait", standing.done, standing.span or 0, describe_pending(standing.pending)))
         time.sleep(min(POLL, remaining))
 
 

@@ -20,13 +20,14 @@ from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.feed.sections import Start
     from sluice.pipelines.ledger.entries import KeyRange
     from sluice.pipelines.model.kafka import TopicPartition
     from sluice.pipelines.operating.acceptance import Accepted
     from sluice.pipelines.ports import Ports
 
 _BEGINS = ("committed", "start")
-_EVENTS = ("lost", "recreated", "truncated", "gone", "cluster", "moved", "corrupt", "ledger", "group")
+_EVENTS = ("lost", "recreated", "truncated", "gone", "cluster", "moved", "corrupt", "damaged", "ledger", "group")
 
 
 def register(app: typer.Typer) -> None:
@@ -47,7 +48,7 @@ class AcceptOptions:
         typer.Option(
             "--offsets",
             metavar="T:P:START-END",
-            help="With corrupt: the offsets of the batch, END exclusive.",
+            help="With corrupt, damaged: the offsets of the batch or file, END exclusive.",
             show_default=False,
         ),
     ] = None
@@ -58,8 +59,9 @@ class AcceptOptions:
         str | None,
         typer.Option(
             "--begin",
-            metavar="committed|start",
-            help="With group: begin at the committed offsets, or at the feed's `start`.",
+            metavar="committed|start|earliest|TIME",
+            help="With group: begin at the committed offsets, or at the feed's `start`. With cluster: at the group's"
+            " offsets there, the log starts, or a time. With truncated: at a time or the log starts.",
             show_default=False,
         ),
     ] = None
@@ -81,23 +83,42 @@ class AcceptOptions:
             raise UsageError(f"--only together with {self.event}", remedy=f"leave out --only: {why}")
 
     def _check_companions(self) -> None:
-        if (self.event == "corrupt") is (self.offsets is None):
-            raise UsageError("corrupt and --offsets go together", remedy="copy the command that the failed run printed")
+        if (self.event in ("corrupt", "damaged")) is (self.offsets is None):
+            raise UsageError(
+                "corrupt or damaged, and --offsets go together", remedy="copy the command that the failed run printed"
+            )
         if self.adopt and self.event != "moved":
             raise UsageError(f"--adopt together with {self.event}", remedy="leave out --adopt: only moved takes it")
-        if (self.event == "group") is (self.begin is None):
-            raise UsageError(
-                "group and --begin go together",
-                remedy="use --begin committed to begin at the committed offsets, --begin start at the feed's `start`",
-            )
-        if self.begin not in (None, *_BEGINS):
+        if (self.event in ("group", "cluster")) is (self.begin is None) and self.event != "truncated":
+            raise UsageError("group or cluster, and --begin go together", remedy=_BEGIN_REMEDIES)
+        if self.event == "group" and self.begin not in (None, *_BEGINS):
             raise UsageError(f"unknown --begin {self.begin!r}", remedy=f"use {' or '.join(_BEGINS)}")
 
+    def parse_start(self) -> Start | None:
+        """Returns the start on another cluster; None: the committed offsets. Raises UsageError."""
+        from sluice.pipelines.feed.sections import StartKind, parse_start
 
+        if self.begin is None or (self.begin == "committed" and self.event == "cluster"):
+            return None
+        try:
+            start = parse_start(self.begin)
+        except ValueError:
+            start = None
+        if start is None or start.kind is StartKind.FAIL:
+            raise UsageError(f"unknown --begin {self.begin!r}", remedy=_BEGIN_REMEDIES)
+        return start
+
+
+_BEGIN_REMEDIES = (
+    "--begin committed begins at the group's committed offsets. With group, --begin start begins at the feed's `start`."
+    " With cluster, --begin TIME begins at the first record of that time or later, and --begin earliest at the log"
+    " starts: records that a mirror copied land twice"
+)
 _WITHOUT_ONLY = {
     "group": "a group is taken over as a whole",
     "ledger": "all partitions share one ledger",
     "corrupt": "--offsets names the partition",
+    "damaged": "--offsets names the partition",
 }
 
 
@@ -108,6 +129,7 @@ def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: Dr
     replaced; the feed starts again in the new one, and landed rows stay. gone: Kafka no longer has a partition; windows
     and commits do without it. moved: another client moved the group's committed offsets; the next commit continues from
     there, or with --adopt the offsets in between are skipped. corrupt: a batch that cannot be read is recorded as lost.
+    damaged: the rows of missing or damaged files are given up, and what Kafka still has of them may land again.
     ledger: the ledger lost its newest entries; their files are set aside, never deleted, and their offsets are pending
     again. group: the committed offsets belong to another ledger, for example of a lost lake; the feed takes over the
     group, from its committed offsets or from `start`.
@@ -116,10 +138,12 @@ def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: Dr
     skipped, it asks for confirmation on a terminal; elsewhere it needs --yes.
 
     $ sluice accept orders lost --reason "retention was an hour, by mistake" --dry-run
+    $ sluice accept orders cluster --begin committed --reason "failover to the mirror, INC-40"
     $ sluice accept orders recreated --only orders:0 --reason "INC-311"
     $ sluice accept orders moved --adopt --reason "skipped the load test"
     $ sluice accept orders group --begin start --reason "the lake was lost, INC-20"
     $ sluice accept orders corrupt --offsets orders:0:100-200 --reason "disk of broker 2"
+    $ sluice accept orders damaged --offsets orders:4:0-515 --reason "no backup of the lake, INC-31"
     """
     options.check()
     from sluice.pipelines.operating.repairs import Pretended
@@ -143,7 +167,7 @@ def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: Dr
 
 def _confirm(session: Session, feed: Feed, foreseen: Accepted, reason: str) -> None:
     """Ask before offsets are given up. Raises UsageError without a terminal, and Failed if the answer is no."""
-    given_up = sum(r.range.span for r in (*foreseen.lost, *foreseen.skipped))
+    given_up = sum(r.range.span for r in (*foreseen.lost, *foreseen.skipped, *foreseen.retired))
     if given_up:
         session.terminal.show(*view(feed, foreseen, reason, dry_run=True))
         session.terminal.confirm(f"Give up {many(given_up, 'offset')} of feed {feed.name}?")
@@ -167,8 +191,10 @@ def _accept(feed: Feed, edges: Ports, options: AcceptOptions) -> Accepted:
             with Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
                 damaged = parsing.parse_offset_range(options.offsets or "")
                 return accepting.accept_corrupt(feed, edges, tools.fetcher, damaged, reason)
+        case accepting.AcceptEvent.DAMAGED:
+            return accepting.accept_damaged(feed, edges, parsing.parse_offset_range(options.offsets or ""), reason)
         case _:
-            return accepting.accept_log(feed, edges, kind, reason, partitions)
+            return accepting.accept_log(feed, edges, kind, reason, partitions, options.parse_start())
 
 
 # -- for people
@@ -179,6 +205,7 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
     out: list[RenderableType] = [heading(f"{title} for {feed.name}: {done.event}", reason)]
     out += [warn(f"{r.key} {r.range} is lost: {many(r.range.span, 'offset')}") for r in done.lost]
     out += [warn(f"{r.key} {r.range} is skipped: {many(r.range.span, 'offset')}") for r in done.skipped]
+    out += [warn(f"the rows of {r.key} {r.range} are retired: {_land_again(feed, r)}") for r in done.retired]
     out += [
         warn(
             f"{i.enters.key} ends at {count(i.enters.offset)}: windows and commits do without it"
@@ -186,6 +213,10 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
             else f"{i.enters.key} begins at {count(i.enters.offset)}, as topic id {i.enters.key.incarnation}"
         )
         for i in done.entered
+    ]
+    out += [
+        warn(f"{u.key}: records beyond {count(u.offset)} of the log that it leaves, if there were any, are unknown")
+        for u in done.unseen
     ]
     out += [warn(f"{o.key} begins at {count(o.offset)}, {o.why}") for o in done.begun]
     out += [warn(f"{m.key}: {_describe_move(done, m.offset)}") for m in done.moved]
@@ -197,6 +228,11 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
     if dry_run:
         return [*out, facts(*aside), output.format_dry_run()]
     return [*out, facts(("ledger entry", str(done.number)), *aside), good(f"runs can continue: sluice run {feed.name}")]
+
+
+def _land_again(feed: Feed, r: KeyRange) -> str:
+    at = f"{r.key}:{r.range.start}-{r.range.end}"
+    return f"what Kafka still has of them lands by sluice run {feed.name} --offsets {at} --replace"
 
 
 def _describe_move(done: Accepted, offset: int) -> str:
@@ -222,8 +258,10 @@ def build_document(feed: Feed, done: Accepted, reason: str) -> dict[str, Any]:
         "entry": done.number,
         "lost": [_build_range(r) for r in done.lost],
         "skipped": [_build_range(r) for r in done.skipped],
+        "retired": [_build_range(r) for r in done.retired],
         "entered": [document_of(i, _ENTERED) for i in done.entered],
         "moved": [document_of(m, f"{_PARTITION} offset") for m in done.moved],
+        "unseen": [document_of(u, f"{_PARTITION} offset") for u in done.unseen],
         "begun": [document_of(o, f"{_PARTITION} origin=offset why") for o in done.begun],
         "abandoned": list(done.abandoned),
         "next": done.next or done.number + 1,

@@ -15,9 +15,8 @@ from rich.text import Text
 from sluice.cli.app import completers
 from sluice.cli.options import parsing
 from sluice.cli.terminal.output import bad, good, warn, work
-from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.status.window_state import PendingPart, Standing, WindowStanding
+from sluice.pipelines.status.window_state import PendingPart, Standing, WindowStanding, describe_pending
 from sluice.pipelines.util.units import DAY, HOUR, many, show_duration, show_window
 
 if TYPE_CHECKING:
@@ -182,39 +181,26 @@ def verdict(s: WindowStanding) -> Text:
     name = f"window {show_window(s.window)}"
     match s.standing:
         case Standing.LANDED:
-            return good(f"{name} is complete" + (" and empty: no record arrived in it" if s.is_empty else ""))
+            return describe_complete(s)
         case Standing.RETIRED:
             return warn(f"{name} is retired: its rows were removed; sluice explain shows by whom and why")
         case Standing.OPEN:
             return warn(f"{name} is not closed yet")
         case Standing.HELD | Standing.PARTIAL | Standing.PENDING:
-            return warn(f"{name} is {s.standing}: {show_pending(s.pending)}")
+            return warn(f"{name} is {s.standing}: {describe_pending(s.pending)}")
         case Standing.RUNNING:
-            return work(f"{name}: batch {s.batch} is active; {show_pending(s.pending)}")
+            return work(f"{name}: batch {s.batch} is active; {describe_pending(s.pending)}")
         case _:
-            return bad(f"{name}: batch {s.batch} failed or never finished; {show_pending(s.pending)}")
+            return bad(f"{name}: batch {s.batch} failed or never finished; {describe_pending(s.pending)}")
 
 
-def show_pending(pending: Sequence[PendingPart], limit: int = 3) -> str:
-    """`orders:1 lacks [0, 30); 4 more lack 120 offsets`; partitions that a transaction holds come first."""
-    if not pending:
-        return "no offsets are known yet"
-    if all(o.ranges is None for o in pending):
-        return f"its end is not resolved in {many(len(pending), 'partition')}"
-    first = sorted(pending, key=lambda o: o.held_at is None)
-    first, rest = first[:limit], first[limit:]
-    texts = [_show_pending_part(o) for o in first]
-    if rest:
-        texts.append(f"{len(rest)} more lack {many(sum(o.span or 0 for o in rest), 'offset')}")
-    return "; ".join(texts)
-
-
-def _show_pending_part(o: PendingPart) -> str:
-    if o.ranges is None:
-        return f"{o.key}: its end is not resolved"
-    more = f" and {len(o.ranges) - 1} more ranges" if len(o.ranges) > 1 else ""
-    holder = "" if o.held_at is None else f", held at {count(o.held_at)} by {o.held_by or 'an open transaction'}"
-    return f"{o.key} lacks {o.ranges[0]}{more}{holder}"
+def describe_complete(s: WindowStanding, accounted: str = "") -> Text:
+    """The line for a complete window: empty or `accounted` for, and its losses."""
+    name = f"window {show_window(s.window)} is complete"
+    if s.is_empty:
+        return good(f"{name} and empty: no record arrived in it")
+    lacks = str(s.losses)
+    return warn(f"{name}{accounted}, but {lacks}") if lacks else good(f"{name}{accounted}")
 
 
 # -- as a strip
@@ -296,6 +282,8 @@ def build_document(s: WindowStanding) -> dict[str, Any]:
         "window": show_window(s.window),
         "state": str(s.standing),
         "empty": s.is_empty,
+        "lost": s.losses.lost,
+        "unseen": [str(key) for key in s.losses.unseen],
         "offsets": s.span,
         "accounted": s.done,
         "batch": s.batch,

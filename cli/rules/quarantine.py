@@ -289,8 +289,8 @@ def replay(
 
     The function receives a record (key, value, headers, topic, partition, offset, timestamp, stage, reason, field,
     detail, expectation) and returns bytes, text, or a dict or list for JSON; None leaves the record in quarantine. It
-    is called twice for each record. Exit 3 if offset ranges were skipped: another live batch reserves them, or rows
-    that landed there do not fit the current types.
+    is called twice for each record. Exit 3 if offset ranges were skipped: another live batch reserves them, their files
+    were replaced during the replay, or rows that landed there do not fit the current types.
 
     $ sluice quarantine replay orders --dry-run
     $ sluice quarantine replay orders --window 2026-11-20T14 --field amount
@@ -306,7 +306,7 @@ def replay(
     ran = ReplayRun(feed, done, time.monotonic() - began, dry_run, given_up)
     session.terminal.show(*replay_view(ran), *(() if dry_run else table_after(session, definition)))
     session.terminal.print_document(replay_document(ran))
-    return REFUSED if done.busy or done.candidates.unfit else 0
+    return REFUSED if done.busy or done.candidates.unfit or done.overtaken else 0
 
 
 @dataclass(frozen=True)
@@ -406,6 +406,9 @@ def _format_verdict(ran: ReplayRun) -> Iterator[Text]:
         yield warn("no record landed")
     yield from other_batches.view(ran.given_up)
     yield from other_batches.standing(done.busy, done.met, name)
+    if done.overtaken:
+        skipped = many(done.overtaken, "offset range")
+        yield bad(f"{skipped} skipped: files were merged, replayed or landed again during the replay; run it again")
     for s, why in done.candidates.unfit[:5]:
         yield bad(f"{s} was skipped: {why}")
     if (more := len(done.candidates.unfit) - 5) > 0:

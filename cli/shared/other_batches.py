@@ -35,7 +35,8 @@ class MetRecorder:
 def view(batches: Iterable[Met], *, dry_run: bool = False) -> Iterator[Text]:
     """A line for each batch, with the evidence and the ways out below it."""
     for met in batches:
-        yield beneath(warn(f"{met.text}{_format_fate(met, dry_run)}"), met.verdict.why, lines(met.ways))
+        evidence = "" if met.refused else met.verdict.why
+        yield beneath(warn(f"{met.text}{_format_fate(met, dry_run)}"), evidence, lines(met.ways))
 
 
 def _format_fate(met: Met, dry_run: bool) -> str:

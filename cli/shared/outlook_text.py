@@ -1,9 +1,8 @@
-"""The outlook of a feed in words and as a document: records at risk first, then progress."""
+"""The findings about a feed, and its outlook, in words and as a document."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -14,68 +13,16 @@ from sluice.pipelines.util.units import DAY, many, show_about, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.errors import SluiceError
-    from sluice.pipelines.planning.held_back import HeldBack
     from sluice.pipelines.status.forecast import AtRisk
     from sluice.pipelines.status.outlook import Outlook
-
-_TOLD = 5
-"""How many partitions are named; the rest are counted."""
-
 
 # -- for people
 
 
-@dataclass(frozen=True, slots=True)
-class Alarm:
-    """Offsets that are lost, will be lost unless they land soon, or cannot land: each case, and the command to run."""
-
-    sign: Callable[[str], Text]
-    colour: str
-    texts: Sequence[str]
-    more: str
-    remedy: str
-
-    def lines(self, limit: int = _TOLD, where: str = "") -> Iterator[Text]:
-        """The first few cases, how many more there are, and the way out."""
-        for text in self.texts[:limit]:
-            line = self.sign(f"{where}{text}")
-            line.stylize(self.colour)
-            yield line
-        if len(self.texts) > limit:
-            yield Text(f"  {many(len(self.texts) - limit, 'partition')} more {self.more}", style="dim")
-        yield Text.assemble(("  → ", "bold"), safe(self.remedy))
-
-
-def alarms(
-    feed: str, outlook: Outlook, losses: Sequence[SluiceError], held_ranges: Sequence[HeldBack] = ()
-) -> Iterator[Alarm]:
-    """The worst first."""
-    if losses:
-        yield Alarm(bad, "red", [e.message for e in losses], "lost records, too", losses[0].remedy)
-    if outlook.at_risk:
-        risks = [r.describe(outlook.now) for r in outlook.at_risk]
-        yield Alarm(warn, "yellow", risks, "are at risk too", f"{_in_time(outlook)}: sluice run {feed}")
-    for held_range in held_ranges[:_TOLD]:
-        yield held_back(held_range)
-
-
-def settings_denied(outlook: Outlook) -> Iterator[Text]:
-    """Says that nothing is known about retention, and which right shows it."""
-    if warning := outlook.unwarned:
-        yield from Alarm(warn, "yellow", [warning.text], "", warning.remedy).lines()
-
-
-def held_back(held_range: HeldBack) -> Alarm:
-    """Describes offsets held back by an open transaction, and the remedy."""
-    return Alarm(warn, "yellow", [held_range.text], "", held_range.remedy)
-
-
-def _in_time(outlook: Outlook) -> str:
-    """Describe whether landing ends before deletion begins."""
-    remaining = outlook.at_risk[0].at - outlook.now
-    if outlook.falls_behind or (outlook.eta is not None and outlook.eta > max(remaining, 0)):
-        return "land it now, with more machines: it takes longer than the time left"
-    return "land it now" + ("" if outlook.eta is None else f", which takes about {show_about(outlook.eta)}")
+def show_problem(text: str, remedy: str, *, severe: bool = False, where: str = "") -> Iterator[Text]:
+    """Yields a finding or held offsets, and below it the remedy."""
+    yield (bad if severe else warn)(f"{where}{text}")
+    yield Text.assemble(("  → ", "bold"), safe(remedy))
 
 
 def behind(lag: int | None, age: int | None, unstable: int) -> str:

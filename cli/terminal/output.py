@@ -53,6 +53,11 @@ class CommandOutput:
         return self._out.width
 
     @property
+    def height(self) -> int:
+        """The lines of the screen; of a usual one if stdout is not a terminal."""
+        return self._out.height if self._out.is_terminal else SHOWN_ROWS
+
+    @property
     def unheard(self) -> bool:
         """Returns True if the reader of the output has closed it."""
         return process.unheard((self._documents or sys.stdout).fileno(), sys.stderr.fileno())

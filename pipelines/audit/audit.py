@@ -38,6 +38,7 @@ from sluice.pipelines.landing.proof import hash_file
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
 from sluice.pipelines.model.kafka import Key, Range, subtract, union
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake, Stat
 from sluice.pipelines.publishing import published_files
@@ -50,13 +51,15 @@ from sluice.pipelines.util.parallel import map_parallel
 class AuditProblem:
     """One violated invariant. `invariant` is its number in docs/developers/design/invariants.md.
 
-    For a problem with a file, `file` is its lake path and `remedy` the command that repairs it.
+    For a problem with a file, `file` is its lake path and `remedy` the command that repairs it; `ranges` are the offset
+    ranges of a file that is missing or damaged.
     """
 
     invariant: int
     text: str
     file: str = ""
     remedy: str = ""
+    ranges: tuple[OffsetRange, ...] = ()
 
     def __str__(self) -> str:
         return f"I{self.invariant}: {self.text}"
@@ -82,6 +85,9 @@ class PartitionAccount:
     """Landed records that had been in quarantine before."""
     fixed: int = 0
     """Re-landed records whose bytes differ from the log's."""
+    ended: int | None = None
+    """The time (ms) at which the feed left this life of the log. Records beyond `known_end` may be unseen."""
+    known_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +379,8 @@ def _make_account(state: State, key: Key, of: dict[str, int]) -> PartitionAccoun
         bytes=of["bytes"],
         relanded=of["relanded"],
         fixed=of["mended"],
+        ended=state.ended.get(key),
+        known_end=state.find_known_end(key),
     )
 
 
@@ -475,7 +483,8 @@ def _check_file(lake: Lake, feed: str, claims: Sequence[tuple[Receipt, Part]], *
         missing if size is None else _check_readable(lake, claims, size, hashes),
         parquet.build_part_remedy(feed, r.offset_range),
     )
-    return [replace(p, file=part.path, remedy=way_out) for p in problems]
+    ranges = tuple(r.offset_range for r, _ in claims)
+    return [replace(p, file=part.path, remedy=way_out, ranges=ranges) for p in problems]
 
 
 def _format_ranges(claims: Sequence[tuple[Receipt, Part]]) -> str:

@@ -169,7 +169,7 @@ def shown(lake: Lake, feed: str, runs: Sequence[tuple[str, str]] | None = None) 
         stats = (s for root in paths.visible_roots(feed) for s in lake.stats(root))
     else:
         stats = (s for root in paths.visible_roots(feed) for run in runs for s in _within(lake, root, *run))
-    return {s.path: tag(s) for s in stats if not paths.is_table_log(s.path)}
+    return {s.path: tag(s) for s in stats if not paths.is_ignored(s.path)}
 
 
 def _within(lake: Lake, root: str, first: str, last: str) -> Iterator[Stat]:

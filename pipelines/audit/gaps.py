@@ -7,14 +7,16 @@ compacted earlier. Only today's policy is known, and only with the right to DESC
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.ledger import State
-from sluice.pipelines.model.kafka import Key, Range, union
+from sluice.pipelines.model.kafka import Isolation, Key, Range, union
+from sluice.pipelines.model.plans import OffsetRange
+from sluice.pipelines.planning.origins import find_key
 from sluice.pipelines.ports import Cluster
 
 if TYPE_CHECKING:
@@ -48,6 +50,44 @@ def find_gaps(report: AuditReport, state: State, cluster: Cluster) -> tuple[Gap,
     return tuple(
         Gap(key, count, union(ranges.get(key, ())), compacted.get(key.topic)) for key, count in sorted(offsets.items())
     )
+
+
+def choose_remedies(report: AuditReport, state: State, cluster: Cluster) -> AuditReport:
+    """Returns the report with the remedy of each missing or damaged file, by `find_remedies`."""
+    remedies = find_remedies(report.feed, {p.file: p.ranges for p in report.problems if p.ranges}, state, cluster)
+    problems = (replace(p, remedy=remedies.get(p.file, p.remedy)) if p.ranges else p for p in report.problems)
+    return replace(report, problems=tuple(problems))
+
+
+def find_remedies(
+    feed: str, files: Mapping[str, Sequence[OffsetRange]], state: State, cluster: Cluster
+) -> Mapping[str, str]:
+    """Returns the remedy of each missing or damaged file, given its offset ranges, by the records that Kafka still has.
+    Empty without an answer from Kafka.
+    """
+    topics = {s.topic for ranges in files.values() for s in ranges}
+    if not topics:
+        return {}
+    try:
+        there = cluster.partitions(topics & cluster.topics().keys(), Isolation.READ_COMMITTED)
+    except SluiceError:
+        return {}
+    starts = {find_key(state, p): p.log_start for p in there}
+    policies = read_policies(cluster, topics)
+
+    def choose(ranges: Sequence[OffsetRange]) -> str:
+        again = f"sluice run {feed} --offsets {ranges[0]} --replace"
+        if not all(s.start >= starts.get(s.key, s.end) for s in ranges):
+            return (
+                "Kafka no longer has its records: bring the file back from a backup; without one, give its rows up:"
+                f" sluice accept {feed} damaged --offsets {ranges[0]} --reason …"
+            )
+        if policies.get(ranges[0].topic, True):
+            refused = "is refused if compaction has removed a record of it"
+            return f"bring the file back from a backup; without one: {again}   {refused}"
+        return f"land its offsets again: {again}"
+
+    return {path: choose(ranges) for path, ranges in files.items()}
 
 
 def read_policies(cluster: Cluster, topics: Collection[str]) -> Mapping[str, bool]:

@@ -183,7 +183,7 @@ def _compare_range(feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, 
     except _LogDeleted:
         return RangeComparison(0, None, r.counts.landed)
     except PartUnreadable as e:
-        return RangeComparison(0, AuditProblem(3, e.message, e.path, remedy))
+        return RangeComparison(0, AuditProblem(3, e.message, e.path, remedy, (s,)))
     except _LogUnreadable as e:
         return RangeComparison(0, AuditProblem(1, f"{s}: cannot be read again: {e}"))
     except Terminal as e:  # the log does not parse, or the lake refuses a file

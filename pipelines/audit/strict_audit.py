@@ -25,7 +25,7 @@ from sluice.pipelines.ledger.entries import CommitEntry, Entry, IntentEntry
 from sluice.pipelines.ledger.marks import Mark
 from sluice.pipelines.model.kafka import CommittedOffset, Key, PartitionState, Range, union
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.planning import windows
+from sluice.pipelines.planning import origins, windows
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.tables.check import compare, load_both
@@ -70,7 +70,7 @@ def strict(ledger: Ledger, lake: Lake, feed: Feed, survey: Survey, report: Audit
     by_manifest, read = _manifests(lake, feed, state, before)
     expired = tuple(k for k in state.known() if k in state.commits and survey.committed.get(k.tp, _OTHER) is None)
     return Strict(
-        problems=(*_ids(state, survey), *by_ledger, *by_kafka, *by_manifest),
+        problems=(*_ids(feed.name, state, survey), *by_ledger, *by_kafka, *by_manifest),
         unseen=tuple(_list_unseen(report.list_uncompared(), survey.partitions)),
         commits=sum(survey.committed.get(k.tp) is not None for k in state.known() if k in survey.partitions),
         recorded=recorded,
@@ -93,15 +93,17 @@ _OTHER = CommittedOffset(0)
 # -- cluster, topics, ends
 
 
-def _ids(state: State, survey: Survey) -> Iterator[AuditProblem]:
+def _ids(feed: str, state: State, survey: Survey) -> Iterator[AuditProblem]:
     if state.cluster and state.cluster != survey.cluster_id:
         yield AuditProblem(12, f"the ledger belongs to cluster {state.cluster}, Kafka answers as {survey.cluster_id}")
     for r in survey.refusals:
-        yield AuditProblem(3 if isinstance(r.error, LogTruncated) else 12, r.error.message)
+        invariant = 3 if isinstance(r.error, LogTruncated) else 12
+        yield AuditProblem(invariant, r.error.message, remedy=r.error.remedy)
     there = {k.tp for k in survey.partitions} | {r.tp for r in survey.refusals}
     for key in state.known():
         if key.tp not in there:
-            yield AuditProblem(12, f"{key}: the ledger knows topic id {key.topic_id}, which Kafka does not have")
+            text = f"windows wait for {key.tp}, which Kafka does not list for the feed any more"
+            yield AuditProblem(12, text, remedy=origins.advise_absent(feed))
 
 
 # -- committed offsets
@@ -180,7 +182,7 @@ def _manifests(
 ) -> tuple[list[AuditProblem], tuple[int, ...]]:
     """Check that exactly the complete windows have a manifest, with the pinned boundaries. Returns the problems and
     the tags of correct manifests. Manifests read by an earlier audit are not read again."""
-    standing = {s.path: tag(s) for s in lake.stats(paths.manifest_folder(feed.name))}
+    standing = {s.path: tag(s) for s in lake.stats(paths.manifest_folder(feed.name)) if not paths.is_ignored(s.path)}
     problems, right, length = list[AuditProblem](), list[int](), feed.window.length
     declared = set(map(paths.manifest_window, standing))
     missing = [w for w in windows.list_manifest_windows(state, feed.window) if (w, length) not in declared]
@@ -257,10 +259,10 @@ def table_problems(
     Raises TableDiffers for a table of somebody else's, EntriesLost, CatalogUnavailable, LedgerCorrupt.
     """
     head, state = load_both(ledger, table)
-    fix = f"sluice table sync {ledger.feed} --repair"
     if head is None:
         return
     comparison = compare(ledger, lake, table, head, state, kind)
+    fix = comparison.find_remedy(ledger.feed)
     for address in comparison.missing:
         yield AuditProblem(17, f"{address} is missing in {table.name}", address, fix)
     for address in comparison.foreign:
@@ -269,5 +271,9 @@ def table_problems(
         yield AuditProblem(
             17, f"{address} has {expected} rows in {table.name}, the ledger says {counted}", address, fix
         )
+    for address in comparison.twice:
+        yield AuditProblem(17, f"{address} is listed twice in {table.name}", address, fix)
     if comparison.deletes:
-        yield AuditProblem(17, f"{table.name} deletes rows, by {comparison.deletes} of its files")
+        yield AuditProblem(17, f"{table.name} deletes rows, by {comparison.deletes} of its files", remedy=fix)
+    for fault in comparison.faults:
+        yield AuditProblem(17, f"{table.name}: {fault.text}", remedy=fix)

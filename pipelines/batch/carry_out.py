@@ -13,20 +13,31 @@ from threading import Event, Thread
 from time import monotonic
 
 from sluice.pipelines.batch.result import BatchResult, Call, LandingRun, describe_first_failure
+from sluice.pipelines.contract.catalogue import Result
 from sluice.pipelines.errors import BatchRefused, LogTruncated, OffsetsLost, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnLoss, PublishPolicy
 from sluice.pipelines.lake import paths, receipt_files
-from sluice.pipelines.landing.proof import prove
+from sluice.pipelines.landing.proof import find_lost_rows, prove
 from sluice.pipelines.ledger import Batch, BatchStatus, State
 from sluice.pipelines.ledger.entries import (
     OwnEntry,
 )
 from sluice.pipelines.model.plans import Plan, Request, RequestKind
-from sluice.pipelines.model.receipts import Fate, Outcome, Progress, RangeFailure, Reporter, TaskTraffic, Verdict
+from sluice.pipelines.model.receipts import (
+    Fate,
+    Outcome,
+    Progress,
+    RangeFailure,
+    Receipt,
+    Reporter,
+    TaskTraffic,
+    Verdict,
+)
 from sluice.pipelines.planning import schema_changes
 from sluice.pipelines.ports import Job, Lake, Ports
 from sluice.pipelines.publishing import publish as owners
+from sluice.pipelines.publishing.manifest import read_receipts_meeting
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward, roll_forward_own
 from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.records.shape import Shape
@@ -50,7 +61,11 @@ def take_over(run: LandingRun, batch: Batch) -> bool:
 
 
 def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
-    """Run the batch's tasks, prove their receipts, and publish the batch if limits and contract allow."""
+    """Run the batch's tasks, prove their receipts, and publish the batch if limits and contract allow.
+
+    If they refuse a batch of several windows, the windows that they allow by themselves are published, and the others
+    stay pending: each is then a batch of its own.
+    """
     feed, edges, ledger, owner, report = run.feed, run.edges, run.ledger, run.owner, run.report
     plan, fresh = batch.plan or ledger.plan(batch.id), batch.owner.token == owner.token
     report(Progress("start workers"))
@@ -62,24 +77,64 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     report(Progress("prove", plan.span, plan.span))
     outcomes = [s for s in sent if not isinstance(s, TaskTraffic)]
     receipts, failures = prove(plan, batch.id, _match_outcomes(plan, outcomes), edges.lake)
+    if plan.request.replace and not failures:
+        landed = read_receipts_meeting(ledger, ledger.read(), ((s.key, s.range) for s in plan.offset_ranges))
+        failures = find_lost_rows(feed.name, landed, receipts)
     traffic = traffic_of((s for s in sent if isinstance(s, TaskTraffic)), receipts, edges.engine.describe())
-    check_quarantine(receipts, feed.policies, edges.lake)
-    check_drift(receipts, feed.policies)
     all_or_nothing = feed.publish is PublishPolicy.ALL_OR_NOTHING or plan.request.replace
+
+    def judge(chosen: Sequence[Receipt]) -> tuple[Result, ...]:
+        check_quarantine(chosen, feed.policies, edges.lake)
+        check_drift(chosen, feed.policies)
+        if failures and all_or_nothing:
+            return ()
+        return check_contract(shape, ledger, batch, chosen, edges.lake, len(failures))
+
+    refused: list[RangeFailure] = []
+    try:
+        results = judge(receipts)
+    except BatchRefused:
+        sound = [] if all_or_nothing else _find_sound(receipts, judge)
+        if not sound:
+            raise
+        results = judge(sound)
+        others = {r.offset_range for r in receipts} - {r.offset_range for r in sound}
+        refused = [RangeFailure(s, BatchRefused.__name__, _HELD) for s in sorted(others, key=str)]
+        receipts = sound
     if not receipts or (failures and all_or_nothing):
         if why := explain_impossible(feed, plan.request, failures):
             abandon(ledger, batch.id, why, owner)
         return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None, traffic=traffic)
-    results = check_contract(shape, ledger, batch, receipts, edges.lake, len(failures))
     report(Progress("publish", plan.span, plan.span))
-    publish(ledger, batch.id, owner, [*receipts, *failures], results, traffic)
+    publish(ledger, batch.id, owner, [*receipts, *failures, *refused], results, traffic)
     schema_changes.evolve(feed, ledger, receipts)
     number = ledger.read().batches[batch.id].published
-    if fresh and not (plan.replaces or failures or any(r.adopted for r in receipts)):
+    if fresh and not (plan.replaces or failures or refused or any(r.adopted for r in receipts)):
         roll_forward_own(ledger, edges.lake, feed.name, batch.id, receipts)
     else:
         roll_forward(ledger, edges.lake, feed.name)
-    return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number, results, traffic=traffic)
+    windows = len({f.offset_range.window for f in refused})
+    result = BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number, results, traffic=traffic)
+    return replace(result, refused_windows=windows)
+
+
+_HELD = "its window is refused, and becomes a batch of its own"
+
+
+def _find_sound(receipts: Sequence[Receipt], judge: Callable[[Sequence[Receipt]], object]) -> list[Receipt]:
+    """Returns the receipts of the windows that are not refused by themselves, and share no file with one that is."""
+    by_window: dict[int | None, list[Receipt]] = {}
+    for r in receipts:
+        by_window.setdefault(r.offset_range.window, []).append(r)
+    refused = set[int | None]()
+    for window, own in by_window.items():
+        try:
+            judge(own)
+        except BatchRefused:
+            refused.add(window)
+    files = {p.path for window in refused for r in by_window[window] for p in r.parts}
+    refused |= {w for w, own in by_window.items() if any(p.path in files for r in own for p in r.parts)}
+    return [r for r in receipts if r.offset_range.window not in refused]
 
 
 def _match_outcomes(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -156,6 +211,9 @@ def report_while_running(first: Progress, read_progress: Callable[[], Progress],
         raise raised[0]
 
 
+_REFUSED = "its run ended and reported why it is not published"
+
+
 def decide_fate(call: Call, batch: Batch, in_the_way: Container[int] = ()) -> tuple[Fate, str]:
     """Decide on a batch whose run is dead. Returns its fate and the reason.
 
@@ -169,7 +227,7 @@ def decide_fate(call: Call, batch: Batch, in_the_way: Container[int] = ()) -> tu
     if call.request.kind is not RequestKind.CATCH_UP or call.request.only:
         return Fate.LEFT, "this run has another request; a catch-up finishes it"
     if _was_refused(call.feed.name, call.edges, batch):
-        return Fate.LEFT, "its run ended and reported why it is not published"
+        return Fate.LEFT, _REFUSED
     return Fate.TAKEN_OVER, ""
 
 
@@ -190,7 +248,8 @@ def finish_others(run: LandingRun, shape: Shape) -> list[BatchResult]:
         if fate is Fate.GIVEN_UP:
             owners.give_up(run.ledger, [batch], verdicts, run.report)
         elif fate is Fate.LEFT:
-            owners.tell(run.report, owners.report_met(run.feed.name, batch, verdicts[batch.id], fate, why))
+            met = owners.report_met(run.feed.name, batch, verdicts[batch.id], fate, why, refused=why == _REFUSED)
+            owners.tell(run.report, met)
         else:
             done += _finish(run, shape, batch, verdicts[batch.id])
     return done
@@ -205,9 +264,9 @@ def _finish(run: LandingRun, shape: Shape, batch: Batch, verdict: Verdict) -> li
     try:
         result = carry_out(run, shape, batch)
     except SluiceError as error:
-        owners.tell(run.report, tell(Fate.LEFT, error.message))
-        plan = batch.plan or run.ledger.plan(batch.id)
         refused = isinstance(error, BatchRefused)
+        owners.tell(run.report, tell(Fate.LEFT, error.message, refused=refused))
+        plan = batch.plan or run.ledger.plan(batch.id)
         return [BatchResult(batch.id, plan, (), (), None, foreign=True, refused=error.message)] if refused else []
     if result.failures:
         fate = _BECAME[run.ledger.read().batches[batch.id].status]

@@ -40,7 +40,7 @@ from sluice.pipelines.batch.survey import (
     take_survey,
     with_holders,
 )
-from sluice.pipelines.errors import Failed, IncarnationChanged
+from sluice.pipelines.errors import BatchRefused, Failed, IncarnationChanged
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode, OnLoss
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
@@ -127,6 +127,7 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     ends: dict[Key, int] = {}
     rounds = Rounds(feed, edges)
     for_others, stopped, begins = 0, False, ""
+    refusal: BatchRefused | None = None
     while for_others < MAX_ROUNDS:
         run.report(Progress("plan", note=rounds.note))
         edges.group.own(lambda: list_partitions(feed, edges.cluster), edges.engine.cancel)
@@ -140,7 +141,17 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
         batch, dead, refusals = _pin_plan(run, snapshot, rounds)
         if batch is None:
             break
-        result = _carry_out_as_owner(replace(run, report=rounds.telling(run.report)), shape, batch)
+        try:
+            result = _carry_out_as_owner(replace(run, report=rounds.telling(run.report)), shape, batch)
+        except BatchRefused as error:
+            if request.replace:
+                raise
+            refusal = refusal or error
+            if dead:
+                publish.tell(run.report, publish.report_met(feed.name, batch, dead, refused=True))
+            rounds.leave(batch.plan or ledger.plan(batch.id))  # it reserves its own windows; the others land
+            edges.cluster.forget()
+            continue
         done.append(_conclude_take_over(run, batch, dead, result) if dead else result)
         if _must_plan_again(run, result, taken_over=dead is not None):
             for_others += 1
@@ -155,7 +166,7 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     refused, on_hold = with_holders(run, refusals, snapshot), find_held_back(run, snapshot)
     results = tuple(done), refused, tuple(losses), tuple(complete), state.frontiers()
     landed = Landed(*results, held=on_hold, stopped=stopped, start_not_used=begins)
-    landed = replace(landed, overridden=schema_changes.describe_overridden(feed, state))
+    landed = replace(landed, refused=refusal, overridden=schema_changes.describe_overridden(feed, state))
     return landed if landed.failures else replace(landed, left=_count_offsets_left(run, state, snapshot, stopped))
 
 
@@ -364,6 +375,8 @@ class Rounds:
     """Whether the last plan left a rest to the next."""
     windows: int = 0
     """The number of pending windows without those of the last plan."""
+    refused_windows: int = 0
+    """The number of refused windows, the oldest pending ones, that the next batches hold one by one."""
 
     @property
     def sizes(self) -> Sizing:
@@ -373,7 +386,7 @@ class Rounds:
             sizes,
             max_records=sizes.max_records and max(sizes.max_records - sum(p.span for p in self.taken), 1),
             max_bytes=sizes.max_bytes and max(sizes.max_bytes - sum(p.estimated_bytes for p in self.taken), 1),
-            max_ranges=max(BATCH_RANGES, RANGES_PER_CORE * sizes.parallelism),
+            max_ranges=1 if self.refused_windows else max(BATCH_RANGES, RANGES_PER_CORE * sizes.parallelism),
         )
 
     def exclude_tried(self, pending: Iterable[PendingRanges]) -> list[PendingRanges]:
@@ -388,6 +401,7 @@ class Rounds:
     def record_plan(self, plan: Plan, pending: Sequence[PendingRanges], sizes: Sizing, windows: int) -> None:
         """Record the plan of the next batch, cut from `pending` by `sizes`, of `windows` pending windows."""
         self.taken.append(plan)
+        self.refused_windows = max(self.refused_windows - 1, 0)
         span, share = sum(o.span for o in pending), planning.share_within(pending, sizes)
         self.total = self.total or int(span * share)
         self.windows = windows - len({s.window for s in plan.offset_ranges} - {None})
@@ -397,7 +411,16 @@ class Rounds:
         """Record the result. Returns whether another batch follows."""
         for f in result.failures:
             self.failed[f.offset_range.key] = union((*self.failed.get(f.offset_range.key, ()), f.offset_range.range))
-        return self.rest and result.number is not None and not has_registry_failure(result)
+        if result.refused_windows:
+            self.refused_windows = result.refused_windows
+            self.taken = [p for p in self.taken if p != result.plan]  # its refused windows are planned again
+        more = self.rest or self.refused_windows > 0
+        return more and result.number is not None and not has_registry_failure(result)
+
+    def leave(self, plan: Plan) -> None:
+        """Leave the ranges of a refused batch to it."""
+        for s in plan.offset_ranges:
+            self.failed[s.key] = union((*self.failed.get(s.key, ()), s.range))
 
     def give_back(self, result: BatchResult) -> None:
         """Do not count a batch of which nothing landed: another plan takes its place."""

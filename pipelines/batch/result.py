@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from sluice.pipelines.contract.catalogue import Result
 from sluice.pipelines.errors import (
     BatchIncomplete,
+    BatchRefused,
     CorruptBatch,
     OffsetsLost,
     Refused,
@@ -79,7 +80,8 @@ class BatchResult:
     `results` are the contract's for the complete batch, and `traffic` is its tasks' traffic with brokers in this run.
 
     `foreign`: this run finished or gave up another run's batch. Its failures are reported, but do not fail this run.
-    `refused` is the reason why nothing of a foreign batch was published.
+    `refused` is the reason why nothing of a foreign batch was published. `refused_windows` is the number of its
+    windows that were left out because they are refused.
     """
 
     batch: int
@@ -90,6 +92,7 @@ class BatchResult:
     results: tuple[Result, ...] = ()
     foreign: bool = False
     refused: str = ""
+    refused_windows: int = 0
     traffic: Traffic = NO_TRAFFIC
 
     @property
@@ -127,6 +130,8 @@ class Landed:
     """The requested windows within their grace period: nothing of them was landed."""
     overridden: str = ""
     """The columns that readers of the folder override, and the remedy; empty if none."""
+    refused: BatchRefused | None = None
+    """The error of the first batch of this request that was refused; everything else has landed."""
     start_not_used: str = ""
     """The reason why the feed's `start` was ignored; empty if it was not, or if the feed had begun before."""
 
@@ -141,6 +146,8 @@ class Landed:
 
     def check(self) -> None:
         """Raises BatchIncomplete if anything requested was not landed; if that is one refusal, raises its error."""
+        if self.refused:
+            raise self.refused
         if self.failures:
             raise _build_incomplete_error(self)
         if len(self.refusals) == 1:
@@ -175,7 +182,7 @@ def _build_incomplete_error(landed: Landed) -> BatchIncomplete:
     head = f"{len(failures)} offset ranges failed; " + (
         "the others are published" if published else "nothing was published"
     )
-    remedies = sorted({r for f in failures if (r := _find_remedy(landed.batches[0].plan.feed, f))})
+    remedies = sorted({r for f in failures if (r := find_remedy(landed.batches[0].plan.feed, f))})
     return BatchIncomplete(
         head + ":\n    " + "\n    ".join(lines) + (f"\n    … and {more} more" if more > 0 else ""),
         remedy="; ".join(remedies[:5]) or "run again: finished offset ranges are adopted, only the others are read",
@@ -200,7 +207,8 @@ _OF_REGISTRY = {RegistryUnavailable.__name__, RegistryForbidden.__name__}
 _UNREADABLE = {CorruptBatch.__name__, UnsupportedBatch.__name__}
 
 
-def _find_remedy(feed: str, f: RangeFailure) -> str:
+def find_remedy(feed: str, f: RangeFailure) -> str:
+    """Returns the remedy for a failed offset range, with the command that accepts it if it cannot be read."""
     accept = origins.format_accept(feed, "corrupt", f" --offsets {f.offset_range}") if f.error in _UNREADABLE else ""
     return f"{f.remedy}: {accept}" if accept else f.remedy
 

@@ -318,6 +318,20 @@ def _resolve_moved(
     return ledger.read()
 
 
+def explain_moved(
+    feed: str,
+    policy: OnGroupMoved,
+    state: State,
+    moved: Sequence[Key],
+    committed: Committed,
+    log_ends: Mapping[TopicPartition, int],
+) -> GroupMoved | None:
+    """Returns the error with which the policy refuses these moved offsets; None if it does not."""
+    if policy is OnGroupMoved.REFUSE:
+        return _build_moved_error(feed, state, moved, committed, log_ends)
+    return _explain_beyond(feed, moved, committed, log_ends) if policy is OnGroupMoved.ADOPT else None
+
+
 def adopt(
     ledger: Ledger, moved: Sequence[Key], committed: Committed, cluster: Cluster, reason: str
 ) -> tuple[KeyRange, ...]:
@@ -325,19 +339,26 @@ def adopt(
 
     Raises GroupMoved for an offset beyond the end of its log: records that do not exist yet cannot be skipped.
     """
-    ends = {key: _get_offset(committed.get(key.tp)) or 0 for key in moved}
-    log_ends_ = log_ends(cluster, moved)
-    if beyond := [k for k in moved if ends[k] > log_ends_.get(k.tp, 0)]:
-        details = "; ".join(f"{k}: the group holds {ends[k]}, the log ends at {log_ends_.get(k.tp, 0)}" for k in beyond)
-        raise GroupMoved(
-            f"the group's committed offsets were moved beyond the end of the log, which cannot be adopted; {details}",
-            remedy=f"commit the frontier anyway: sluice accept {ledger.feed} moved "
-            + " ".join(f"--only {k}" for k in beyond)
-            + " --reason …",
-            topic=beyond[0].topic,
-            partition=beyond[0].partition,
-        )
-    return skip_to(ledger, ends, reason)
+    if error := _explain_beyond(ledger.feed, moved, committed, log_ends(cluster, moved)):
+        raise error
+    return skip_to(ledger, {key: _get_offset(committed.get(key.tp)) or 0 for key in moved}, reason)
+
+
+def _explain_beyond(
+    feed: str, moved: Sequence[Key], committed: Committed, log_ends: Mapping[TopicPartition, int]
+) -> GroupMoved | None:
+    offsets = {key: _get_offset(committed.get(key.tp)) or 0 for key in moved}
+    beyond = [k for k in moved if offsets[k] > log_ends.get(k.tp, 0)]
+    if not beyond:
+        return None
+    details = "; ".join(f"{k}: the group holds {offsets[k]}, the log ends at {log_ends.get(k.tp, 0)}" for k in beyond)
+    only = " ".join(f"--only {k}" for k in beyond)
+    return GroupMoved(
+        f"the group's committed offsets were moved beyond the end of the log, which cannot be adopted; {details}",
+        remedy=f"commit the frontier anyway: sluice accept {feed} moved {only} --reason …",
+        topic=beyond[0].topic,
+        partition=beyond[0].partition,
+    )
 
 
 def log_ends(cluster: Cluster, keys: Iterable[Key]) -> dict[TopicPartition, int]:

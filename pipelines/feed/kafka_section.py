@@ -229,6 +229,7 @@ def _token_provider(name: str, settings: dict[str, Any]) -> Any:
 
 _URL = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?")
 _GLUE = re.compile(r"glue://([a-z]{2}(?:-[a-z]+)+-[0-9]+)/([A-Za-z0-9_.$#-]{1,255})")
+_CONTEXT = re.compile(r":\.[^:]*:")
 _CCOMPAT = re.compile(r"(.*/apis)/ccompat/v[0-9]+")
 
 
@@ -252,7 +253,8 @@ class RegistrySettings(Settings):
     Glue's is glue://REGION/REGISTRY; who logs in there, AWS's own settings say.
 
     `subject` and `version` name the schema that `sluice schema pull` takes: the newest of the subject, unless a version
-    is given. A request may take `timeout` (ms).
+    is given. Its context, as in `:.staging:orders-value`, is the one in which records' numbers are looked up. A request
+    may take `timeout` (ms).
     """
 
     url: Annotated[Text, AfterValidator(_url)]
@@ -271,6 +273,12 @@ class RegistrySettings(Settings):
         """The region and the registry's name, if it is AWS Glue's."""
         match = _GLUE.fullmatch(self.url)
         return (match[1], match[2]) if match else None
+
+    @property
+    def context(self) -> str:
+        """The context of the subject, such as `:.staging:`; empty for the default one, or the URL's."""
+        match = _CONTEXT.match(self.subject or "")
+        return match[0] if match else ""
 
     @property
     def apicurio(self) -> str:

@@ -31,7 +31,7 @@ DAMAGE = (OSError, pa.ArrowException, ValueError, LookupError, TypeError, Memory
 def open_parquet(lake: Lake, path: str) -> Iterator[pq.ParquetFile]:
     """Open the file and read its footer. Raises PartUnreadable, also for reads inside the block."""
     with wrap_read_errors(path), lake.open(path) as file:
-        yield pq.ParquetFile(file)
+        yield pq.ParquetFile(file, page_checksum_verification=True)
 
 
 def read_batches(
@@ -59,8 +59,16 @@ def read_part(
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a part as `read_batches` does, without those of other parts in a shared file."""
     with open_parquet(lake, path) as file:
+        check_rows(file.metadata, path, part.shared.rows if part.shared else part.rows)
         groups, before = find_row_groups(file.metadata, part)
         yield from own_rows(read(file, path, rows, columns, groups, use_threads=use_threads), part, before)
+
+
+def check_rows(footer: pq.FileMetaData, path: str, rows: int) -> None:
+    """Raises PartUnreadable unless the file at `path` has this number of rows."""
+    if footer.num_rows != rows:
+        message = f"{path} has {footer.num_rows} rows, the ledger says {rows}"
+        raise PartUnreadable(message, remedy=find_remedy(path), path=path)
 
 
 def find_row_groups(footer: pq.FileMetaData, part: Part) -> tuple[list[int] | None, int]:

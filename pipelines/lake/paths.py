@@ -380,13 +380,15 @@ def parse_receipt_path(path: str) -> str | None:
 
 
 def visible_roots(feed: str) -> tuple[str, ...]:
-    """The folders that hold the feed's published parts, and nothing else but a table's log (`is_table_log`)."""
+    """The folders that hold the feed's published parts. Other files there are strangers, unless `is_ignored`."""
     return tuple(f"{root}/{feed}" for root in _ROOTS.values())
 
 
-def is_table_log(path: str) -> bool:
-    """Returns whether the path, below a visible root, is of the log of a Delta table."""
-    return path.split("/", 3)[2:3] == [_DELTA_LOG]
+def is_ignored(path: str) -> bool:
+    """Returns whether no reader takes the path, below a visible root, for rows: the log of a Delta table, or a hidden
+    file of the system, such as `.DS_Store` and `.nfs…`."""
+    hidden = path.rpartition("/")[2].startswith(".") and not path.endswith(".parquet")
+    return hidden or path.split("/", 3)[2:3] == [_DELTA_LOG]
 
 
 def part_path(feed: str, kind: PartKind, folder: str, part: str) -> str:

@@ -1,8 +1,8 @@
 """Writers' schemas, stored in the lake next to the ledger, so that records decode without their registry.
 
-Guarantee: a schema is stored before a record that it wrote lands. A number always means the same schema: registries
-promise that, and stored schemas are never overwritten. After one failure or refusal of the registry, a process does not
-request from it again during a landing.
+Guarantee: a schema is stored before a record that it wrote lands. A number always means the same schema within a
+context: registries promise that, and stored schemas are overwritten only by those of another context. After one failure
+or refusal of the registry, a process does not request from it again during a landing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from contextlib import suppress
+from typing import Any
 
 from sluice.pipelines.errors import Failed, LedgerCorrupt, RegistryForbidden, RegistryUnavailable, SluiceError
 from sluice.pipelines.lake.paths import schema_path
@@ -30,7 +31,8 @@ _failed: dict[str, SluiceError] = {}
 class KeptSchemas:
     """`WriterSchemas` of one feed: from the lake, or from the registry, whose response is stored first.
 
-    Without a registry, only stored schemas are known. `types` are the accepted types of schemas (none: all).
+    Without a registry, only stored schemas are known. `types` are the accepted types of schemas (none: all). A stored
+    schema of another `context` of the registry is looked up again.
     """
 
     def __init__(
@@ -41,7 +43,9 @@ class KeptSchemas:
         *,
         keep: bool = True,
         types: tuple[str, ...] = (),
+        context: str = "",
     ) -> None:
+        self._context = context
         self._lake, self._feed, self._registry, self._keep, self._types = lake, feed, registry, keep, types
         self._known: dict[Named, RegisteredSchema | None] = {}
         self._own = secrets.token_hex(8)  # of this one and its copies in tasks
@@ -66,7 +70,9 @@ class KeptSchemas:
         path = schema_path(self._feed, id)
         content = self._lake.get(path)
         if content is not None:
-            return _parse(content, path)
+            stored, context = _parse(content, path)
+            if self._registry is None or context == self._context:
+                return stored
         if self._registry is None:
             return None
         unknown = sum(k is None for k in self._known.values())
@@ -98,17 +104,24 @@ class KeptSchemas:
 
     def keep(self, schema: RegisteredSchema) -> None:
         """Store a schema from the registry."""
-        document = {"id": schema.id, "type": schema.type, "texts": schema.texts, "names": schema.names}
-        self._lake.put_if_absent(schema_path(self._feed, schema.id), json.dumps(document).encode() + b"\n")
+        document: dict[str, Any] = {"id": schema.id, "type": schema.type, "texts": schema.texts, "names": schema.names}
+        if self._context:
+            document["context"] = self._context
+        path, data = schema_path(self._feed, schema.id), json.dumps(document).encode() + b"\n"
+        if (stored := self._lake.get(path)) is not None and _parse(stored, path)[1] != self._context:
+            self._lake.put(path, data)
+        else:
+            self._lake.put_if_absent(path, data)
 
 
-def _parse(data: bytes, path: str) -> RegisteredSchema:
+def _parse(data: bytes, path: str) -> tuple[RegisteredSchema, str]:
+    """Returns a stored schema, and the context of its number."""
     try:
         document = json.loads(data)
         id, kind, texts, names = document["id"], document["type"], document["texts"], document.get("names", [])
         sound = isinstance(id, int | str) and isinstance(kind, str)
         if sound and texts and all(isinstance(t, str) for t in (*texts, *names)):
-            return RegisteredSchema(id, kind, tuple(texts), names=tuple(names))
+            return RegisteredSchema(id, kind, tuple(texts), names=tuple(names)), str(document.get("context", ""))
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise LedgerCorrupt(

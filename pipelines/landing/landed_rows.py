@@ -43,7 +43,7 @@ def read_part_at(lake: Lake, part: Part, path: str) -> Rows:
 
 def read_rows(opened: BinaryIO, part: Part, columns: Sequence[str] | None = None, max_rows: int = READ_ROWS) -> Rows:
     """The rows of a part in its open file, in batches of at most `max_rows`. `columns` None means all."""
-    file = pq.ParquetFile(opened)
+    file = pq.ParquetFile(opened, page_checksum_verification=True)
     groups, before = parquet.find_row_groups(file.metadata, part)
     yield from parquet.own_rows(_read(file, groups, columns, max_rows), part, before)
 

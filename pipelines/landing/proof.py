@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import BinaryIO
 
@@ -18,15 +18,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.errors import PartUnreadable, ProofFailed, Retryable, SluiceError, Unknown
+from sluice.pipelines.errors import OffsetsLost, PartUnreadable, ProofFailed, Retryable, SluiceError, Unknown
 from sluice.pipelines.lake import parquet, paths, receipt_files
 from sluice.pipelines.landing.writer import build_metadata, build_shared_metadata, split_shared_part
-from sluice.pipelines.model.kafka import Range
+from sluice.pipelines.ledger.fold import by_key
+from sluice.pipelines.model.kafka import Range, union
 from sluice.pipelines.model.plans import OffsetRange, Plan
 from sluice.pipelines.model.receipts import Counts, Outcome, Part, PartKind, RangeFailure, Receipt, group_by_sharing
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.arrays import int64s, view_int32s
 from sluice.pipelines.util.parallel import map_parallel
+from sluice.pipelines.util.units import many
 
 
 def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tuple[list[Receipt], list[RangeFailure]]:
@@ -60,6 +62,32 @@ class Claim:
     feed: str
     batch: int
     plan_hash: str
+
+
+def find_lost_rows(feed: str, before: Sequence[Receipt], after: Sequence[Receipt]) -> list[RangeFailure]:
+    """Returns a failure for each landed range of which fewer records remain in the receipts `after` than `before`.
+
+    Offsets without a record only become more: compaction removes records, and nothing brings them back.
+    """
+    out = []
+    for key, ranges in by_key((r.offset_range.key, r.offset_range.range) for r in before).items():
+        for landed in union(ranges):
+            had, has = (
+                [r for r in of if r.offset_range.key == key and landed.meets(r.offset_range.range)]
+                for of in (before, after)
+            )
+            if (lost := sum(r.counts.no_record for r in has) - sum(r.counts.no_record for r in had)) > 0:
+                s = replace(had[0].offset_range, start=landed.start, end=landed.end)
+                out.append(to_failure(s, _build_fewer_error(feed, s, lost)))
+    return out
+
+
+def _build_fewer_error(feed: str, s: OffsetRange, lost: int) -> OffsetsLost:
+    return OffsetsLost(
+        f"{s} has landed, and Kafka no longer has {many(lost, 'record')} of it: landing it again would lose them",
+        remedy="landed rows stay. If their file is missing or damaged, bring it back from a backup, or give it up:"
+        f" sluice accept {feed} damaged --offsets {s} --reason …",
+    )
 
 
 def _find_error(claim: Claim, group: Sequence[Receipt], lake: Lake) -> SluiceError | None:
@@ -253,17 +281,19 @@ def read_receipts(path: str, lake: Lake) -> tuple[Receipt, ...]:
     return receipts
 
 
-def are_files_intact(receipts: Sequence[Receipt], lake: Lake) -> bool:
-    """Returns whether every file of the receipts is in staging, with the size and SHA-256 that they name."""
-    files = {(p.staged, p.file_bytes, p.sha256) for r in receipts for p in r.parts}
+def are_files_intact(receipts: Sequence[Receipt], lake: Lake, *, visible: bool = False) -> bool:
+    """Returns whether every file of the receipts is in staging, or `visible`, with the size and SHA-256 that they
+    name.
+    """
+    files = {(p.path if visible else p.staged, p.file_bytes, p.sha256) for r in receipts for p in r.parts}
     return all(_is_intact(*file, lake) for file in files)
 
 
-def _is_intact(staged: str, size: int, digest: str, lake: Lake) -> bool:
-    if lake.size(staged) != size:
+def _is_intact(path: str, size: int, digest: str, lake: Lake) -> bool:
+    if lake.size(path) != size:
         return False
     try:
-        with lake.open(staged) as f:
+        with lake.open(path) as f:
             return hash_file(f) == digest
     except FileNotFoundError:
         return False

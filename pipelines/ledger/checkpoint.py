@@ -39,8 +39,10 @@ from sluice.pipelines.ledger.fold import NO_PINS, State
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import Request
 
-FORMAT = 6
+FORMAT = 7
 """A Sluice that only knows earlier formats ignores it, and folds the log."""
+_NOT_ENDED = 6
+"""Without the times at which lives ended."""
 _TAKEN = 5
 """Without the prefix of the folders' keys: there was one layout."""
 _NOT_TAKEN = 4
@@ -68,6 +70,7 @@ def dump_state(state: State) -> bytes:
         {
             "format": FORMAT,
             "number": state.number,
+            "head": state.head,
             "ledger_id": state.ledger_id,
             "cluster": state.cluster,
             "first_window": state.first_window,
@@ -80,6 +83,7 @@ def dump_state(state: State) -> bytes:
             "void": state.void,
             "gaps": state.gaps,
             "ahead": _by_index(state.ahead, index),
+            "ended": _by_index(state.ended, index),
             "taken": list(state.taken.items()),
             "replaced": list(state.replaced.items()),
             "keys": keys,
@@ -112,7 +116,9 @@ def load(data: bytes) -> State | None:
         if raw["format"] == _REPEATING:
             raw = _of_today(raw)
         if raw["format"] == _TAKEN or (raw["format"] == _NOT_TAKEN and not _has_predecessor(raw)):
-            raw = raw | {"format": FORMAT, "folder_prefix": FORMER_PREFIX}
+            raw = raw | {"format": _NOT_ENDED, "folder_prefix": FORMER_PREFIX}
+        if raw["format"] == _NOT_ENDED and len({(k[0], k[1]) for k in raw["keys"]}) == len(raw["keys"]):
+            raw = raw | {"format": FORMAT, "ended": []}
         return _state(raw) if raw["format"] == FORMAT else None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error):
         return None
@@ -131,6 +137,7 @@ def _state(raw: dict[str, Any]) -> State:
     boundaries = _load_boundaries(raw["boundaries"], times, keys)
     return State(
         number=raw["number"],
+        head=_check_text(raw.get("head", "")),
         ledger_id=raw["ledger_id"],
         cluster=raw["cluster"],
         first_window=raw["first_window"],
@@ -143,6 +150,7 @@ def _state(raw: dict[str, Any]) -> State:
         void=tuple(raw["void"]),
         gaps=tuple((int(number), int(after)) for number, after in raw.get("gaps", ())),
         ahead=_by_key(raw.get("ahead", []), keys, int),
+        ended=_by_key(raw["ended"], keys, operator.index),
         taken={_check_text(ledger): operator.index(number) for ledger, number in raw.get("taken", ())},
         replaced={_check_text(path): operator.index(number) for path, number in raw["replaced"]},
         origins=origins,

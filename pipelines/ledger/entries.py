@@ -89,9 +89,15 @@ class KeyRange(_Model):
 
 
 class _Entry(_Model):
-    """Fields of all entries: `write` is unique to the attempt to write, `at` is in ms, `run` is the Dagster run id."""
+    """Fields of all entries: `write` is unique to the attempt to write, `at` is in ms, `run` is the Dagster run id.
+
+    `number` is the entry's own, and `follows` the SHA-256 (hex) of the file of the entry before it. Earlier releases
+    wrote neither.
+    """
 
     format: Literal[1, 2, 3, 4, 5] = 1
+    number: int | None = None
+    follows: str = ""
     write: str = ""
     run: str = ""
     at: int = 0
@@ -312,13 +318,15 @@ class Entering(_Model):
 class AcceptEntry(_Entry):
     """The decision to accept that Kafka differs from the ledger; `event` is the kind of difference.
 
-    An item counts only while its partition is still in the life that it leaves. Its pending ranges are `passed`.
+    An item counts only while its partition is still in the life that it leaves. Of its pending ranges, `lost` are in
+    no log any longer, and `passed` lie below the point at which the feed continues in the same log.
     """
 
     kind: Literal["accept"] = "accept"
     event: str
     items: tuple[Entering, ...]
     passed: tuple[KeyRange, ...] = ()
+    lost: tuple[KeyRange, ...] = ()
     reason: str
 
 

@@ -38,7 +38,7 @@ from sluice.pipelines.ledger.entries import (
     SkipEntry,
     TakeEntry,
 )
-from sluice.pipelines.model.kafka import Key, Range, TopicPartition, find_contiguous_end, subtract, union
+from sluice.pipelines.model.kafka import Key, Range, TopicPartition, find_contiguous_end, intersect, subtract, union
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.schema.wider import RAW_TYPES, one_table
@@ -55,6 +55,8 @@ class State:
     """
 
     number: int = 0
+    head: str = field(default="", compare=False)
+    """The SHA-256 (hex) of the newest entry's file; empty if that entry does not name its number, or is unknown."""
     ledger_id: str = ""
     cluster: str = ""
     origins: dict[Key, OriginItem] = field(default_factory=dict)
@@ -104,6 +106,8 @@ class State:
     """By key, the offset committed by lost entries or another ledger, possibly ahead of the offsets accounted here."""
     taken: dict[str, int] = field(default_factory=dict)
     """By the id of another ledger, the newest of its entries whose mark on a committed offset was accepted."""
+    ended: dict[Key, int] = field(default_factory=dict)
+    """By key of a life that was left, the time (ms) of the entry: until then its log may have had unseen records."""
     void: tuple[int, ...] = ()
     """Numbers of void publish entries."""
     _reserved: Accounted | None = field(default=None, init=False, repr=False, compare=False)
@@ -140,6 +144,12 @@ class State:
     def holes(self, key: Key) -> tuple[Range, ...]:
         """Returns the pending ranges below the furthest accounted offset."""
         return self.pending(key, max((r.end for r in self.list_accounted(key)), default=0))
+
+    def find_known_end(self, key: Key) -> int:
+        """Returns the end of the partition's offsets that the ledger knows: accounted, planned or below a boundary."""
+        pinned, (_, planned) = self.boundaries.get(key, NO_PINS), self.floors.get(key, (0, 0))
+        ends: list[int] = [planned, *pinned.offsets[-1:], *(r.end for r in self.list_accounted(key)[-1:])]
+        return max(ends)
 
     def known(self) -> list[Key]:
         """Returns the sorted keys of all partitions with an origin in their current life, unless they are gone."""
@@ -197,6 +207,7 @@ class State:
                 setattr(out, f.name, value.copy())
         out._reserved, out._copied = None, set()
         for entry in entries:
+            out.head = ""
             if out.number == 0:
                 out.ledger_id, out.cluster = entry.write, entry.cluster
             _APPLY[type(entry)](out, entry)
@@ -344,13 +355,25 @@ class State:
 
     def _accept(self, entry: AcceptEntry) -> None:
         lives = {i.leaves: i.enters for i in entry.items if self.current.get(i.leaves.tp) == i.leaves}
-        self._class(self.skipped, ((p.key, p.range) for p in entry.passed if p.key in lives))
+        for into, ranges in ((self.skipped, entry.passed), (self.lost, entry.lost)):
+            self._class(into, ((r.key, r.range) for r in ranges if r.key in lives))
         for batch in {b.id for b, s in self.list_live_ranges() if s.key in lives}:
             self._give_up(batch)
-        for origin in lives.values():
+        for leaves, origin in lives.items():
+            if leaves.is_ended and leaves.topic_id == origin.key.topic_id:
+                self._resume(origin)
+            elif not leaves.is_ended:
+                self.ended[leaves] = entry.at
             del self.current[origin.key.tp]
             self._origin(OriginEntry(items=(origin,)))
         self.cluster = entry.cluster
+
+    def _resume(self, origin: OriginItem) -> None:
+        """Take back the offsets lost with a log that is in Kafka again, from the new origin on: it is pending there."""
+        former = max((k for k in self.ended if k.tp == origin.key.tp), key=self.ended.__getitem__, default=None)
+        if former is not None and former.topic_id == origin.key.topic_id:
+            del self.ended[former]
+            self.lost[former] = intersect(self.lost.get(former, ()), Range(0, origin.offset))
 
     def _move(self, entry: MovedEntry) -> None:
         self.moved.update({item.key: item.offset for item in entry.offsets})

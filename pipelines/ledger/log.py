@@ -10,11 +10,13 @@ file, the write may still arrive, and its outcome is Unknown.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from hashlib import sha256
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -110,7 +112,7 @@ class Ledger:
         if self._state.number == 0:
             return self._first_read()
         data = list(self._following(self._state.number))
-        return self._remember(_fold_entry(self._state, data), data)
+        return self._remember(_fold_entry(self.feed, self._state, data), data)
 
     def _first_read(self) -> State:
         """Read tip and checkpoints before the entries: the entries that they imply are older."""
@@ -121,7 +123,7 @@ class Ledger:
         data = self._by_number(begun, tip) if tip and begun.number and tip.ledger == begun.ledger_id else None
         if data is None:
             data = [(path, content) for _, path, content in self._standing(begun.number, begun.newest)]
-        state = _fold_entry(begun, data)
+        state = _fold_entry(self.feed, begun, data)
         if trace := find_lost_entry(self.feed, state, tip):
             raise build_lost_error(self.feed, state.newest, [trace])
         return self._remember(state, data)
@@ -293,7 +295,17 @@ class Ledger:
     def entry(self, number: int) -> Entry:
         """Returns the entry at `number`. Raises LedgerCorrupt if there is none."""
         path = paths.log_path(self.feed, number)
-        return parse(self._newest.get(path) or self._content(path), path)
+        if (newest := self._newest.get(path)) is not None:
+            return parse(newest, path)
+        after = paths.log_path(self.feed, number + 1)
+        data, follower = map_parallel(self.lake.get, [path, after]) if number + 1 < self._state.number else (None, None)
+        data = self._content(path) if data is None else data
+        entry = parse(data, path)
+        follows = _FOLLOWS.search(follower) if follower else None
+        head = follows[1].decode() if follows else self._state.head if number == self._state.newest else ""
+        if entry.number is not None and (entry.number != number or head not in ("", sha256(data).hexdigest())):
+            raise _build_replaced_error(self.feed, path)
+        return entry
 
     def plan(self, batch: int) -> Plan:
         """Returns the plan of the batch. Raises LedgerCorrupt if there is none."""
@@ -357,8 +369,10 @@ class Ledger:
             entry = decide(state)
             if entry is None:
                 return None
-            if self._create(state.number, entry := self._stamp(entry)):
+            data = dump(entry := self._stamp(entry, state))
+            if self._create(state.number, entry, data):
                 self._state = state.extend([entry])
+                self._state.head = sha256(data).hexdigest()
                 self._leave_tip()
                 return Appended(state.number, entry, self._state)
 
@@ -384,18 +398,22 @@ class Ledger:
             tip = Tip(self._state.ledger_id, self._state.number - 1, self.facts)
             self.lake.put(paths.tip_path(self.feed), tip.dump())
 
-    def _create(self, number: int, entry: Entry) -> bool:
+    def _create(self, number: int, entry: Entry, data: bytes) -> bool:
         path = paths.log_path(self.feed, number)
         try:
-            return self.lake.put_if_absent(path, dump(entry))
+            return self.lake.put_if_absent(path, data)
         except Unknown:
             if (standing := self.lake.get(path)) is None:
                 raise
             return parse(standing, path).write == entry.write
 
-    def _stamp(self, entry: Entry) -> Entry:
+    def _stamp(self, entry: Entry, state: State) -> Entry:
+        follows = state.head
+        if state.number and not follows:  # an earlier release wrote the newest entry, or the checkpoint
+            follows = sha256(self._content(paths.log_path(self.feed, state.newest))).hexdigest()
+        chain = {"number": state.number, "follows": follows}
         stamp = {"write": secrets.token_hex(8), "run": self._run, "at": self._clock(), "cluster": self._cluster}
-        return entry.model_copy(update=stamp)
+        return entry.model_copy(update=chain | stamp)
 
     def _content(self, path: str) -> bytes:
         data = self.lake.get(path)
@@ -425,8 +443,29 @@ def _may_be_replaced(state: State, path: str) -> Batch | None:
     return batch if any(s.after(number, published_range) for s in lives) else None
 
 
-def _fold_entry(state: State, data: list[tuple[str, bytes]]) -> State:
-    return state.extend(parse(content, path) for path, content in data) if data else state
+def _fold_entry(feed: str, state: State, data: list[tuple[str, bytes]]) -> State:
+    """Returns the state with further entries. Raises LedgerCorrupt unless each names its number and the one before."""
+    if not data:
+        return state
+    entries, number, head, numbered = list[Entry](), state.number, state.head, bool(state.head)
+    for path, content in data:
+        entry = parse(content, path)
+        follows = not head or entry.follows == head
+        if numbered if entry.number is None else entry.number != number or not follows:
+            raise _build_replaced_error(feed, path)
+        entries.append(entry)
+        head, numbered = sha256(content).hexdigest(), entry.number is not None
+        number = number_after(number, entry)
+    out = state.extend(entries)
+    out.head = head if numbered else ""
+    return out
+
+
+def _build_replaced_error(feed: str, path: str) -> LedgerCorrupt:
+    return LedgerCorrupt(
+        f"ledger entry {path}, or the one before it, is not the one that was written there",
+        remedy=f"restore both files of _sluice/{feed}/log from a backup of the lake; Sluice changes nothing until then",
+    )
 
 
 def _find_next_number(number: int, path: str, data: bytes) -> int:
@@ -435,6 +474,7 @@ def _find_next_number(number: int, path: str, data: bytes) -> int:
 
 
 _GAP = b'"gap"'
+_FOLLOWS = re.compile(rb'"follows":"([0-9a-f]{64})"')
 
 
 def list_feeds_without_files(lake: Lake, names: Collection[str]) -> list[str]:

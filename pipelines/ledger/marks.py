@@ -73,8 +73,8 @@ def check_marks(ledger: Ledger, state: State, committed: Committed) -> State:
 
     Raises EntriesLost if a committed offset has the mark of an entry that the state does not have.
     """
-    if find_traces(state, committed) and (found_traces := find_traces(state := ledger.read(), committed)):
-        raise build_lost_error(ledger.feed, state.newest, found_traces)
+    if find_traces(state, committed) and (traces := find_traces(state := ledger.read(), committed)):
+        raise build_lost_error(ledger.feed, state.newest, traces, other="a copy of this lake commits to its group")
     return state
 
 

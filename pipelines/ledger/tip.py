@@ -100,18 +100,24 @@ def find_lost_entry(feed: str, state: State, tip: Tip | None) -> Trace | None:
     return Trace(tip.number, f"{paths.tip_path(feed)} names entry {tip.number}{whose}")
 
 
-def build_lost_error(feed: str, newest: int, traces: Sequence[Trace]) -> EntriesLost:
-    """Returns the error for a ledger whose newest entry is `newest`, with the evidence."""
+def build_lost_error(feed: str, newest: int, traces: Sequence[Trace], *, other: str = "") -> EntriesLost:
+    """Returns the error for a ledger whose newest entry is `newest`, with the evidence.
+
+    `other` names the other cause that evidence in Kafka may have.
+    """
     last_known = max(t.number for t in traces)
     stands = f"its newest is entry {newest}" if newest >= 0 else "none of them stands"
     missing = f"entry {last_known} once existed" if last_known > newest else "others once existed"
     texts = [t.said for t in traces[:5]] + ([f"and {len(traces) - 5} more"] if len(traces) > 5 else [])
     if not any(t.sure for t in traces):
         return _build_doubtful_error(feed, stands, texts)
+    cause, first = "", ""
+    if other:
+        cause, first = f", or {other}", f"if {other}: give that one another `group:`, and accept here. Else "
     return EntriesLost(
-        f"the ledger of feed {feed} lost entries: {stands}, and {missing}.\n    " + "\n    ".join(texts),
-        remedy=f"restore _sluice/{feed}/log from a backup of the lake; nothing was changed. Or go on without them: "
-        f"sluice accept {feed} ledger --reason …   sets aside their files; the next run lands them again",
+        f"the ledger of feed {feed} lost entries{cause}: {stands}, and {missing}.\n    " + "\n    ".join(texts),
+        remedy=f"{first}restore _sluice/{feed}/log from a backup of the lake; nothing was changed. Or go on without"
+        f" them: sluice accept {feed} ledger --reason …   sets aside their files; the next run lands them again",
     )
 
 

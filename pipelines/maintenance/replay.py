@@ -208,6 +208,12 @@ class Replayed:
         return total(c.trial for c in self.candidates.candidates)
 
     @property
+    def overtaken(self) -> int:
+        """The number of offset ranges with fitting records that no other batch reserves, and that did not land: their
+        files were replaced while the records were tried."""
+        return 0 if self.busy else len(self.candidates.fitting) - len(self.done)
+
+    @property
     def outcome(self) -> Trial:
         """The outcome for the offset ranges that were written again, or would be."""
         return total(c.trial for c, _ in self.done)

@@ -44,6 +44,7 @@ FAMILIES = {
     f.name: f
     for f in (
         _build_family("up", "1 if the feed's ledger and Kafka were read, otherwise 0."),
+        _build_family("findings", "Findings that need attention.", "finding", "severity", "remedy"),
         _build_family("lag_offsets", "Stable offsets in Kafka that have not landed.", "topic"),
         _build_family("pending_age_seconds", "Age of the oldest pending record; 0 if none is pending."),
         _build_family("uncommitted_offsets", "Landed offsets that the group has not committed."),

@@ -331,7 +331,7 @@ class Met:
     """An unfinished batch of another run, and this run's decision on it.
 
     `verdict` is the state of the other run. `why` is the reason to abandon or keep the batch. `ways` are pairs of a
-    command and its effect on the batch.
+    command and its effect on the batch. `refused`: limits or contract refused it, so that it waits for a decision.
     """
 
     batch: int
@@ -341,10 +341,13 @@ class Met:
     fate: Fate = Fate.LEFT
     why: str = ""
     ways: tuple[tuple[str, str], ...] = ()
+    refused: bool = False
 
     @property
     def text(self) -> str:
         """One sentence, without the evidence."""
+        if self.refused:
+            return f"batch {self.batch} ({self.request}) was refused, and waits for a decision"
         return f"batch {self.batch} ({self.request}) {_STANDS[self.verdict.life].format(self.owner.describe())}"
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 FEED, LEDGER, MARK = "sluice.feed", "sluice.ledger", "sluice.mark"
 BATCHES, OFFSETS, WINDOWS = "sluice.batches", "sluice.offsets", "sluice.windows"
@@ -53,6 +53,30 @@ class TableHead:
     """Files that delete single rows. Sluice writes none."""
     complete: str = ""
     """Every window that ends at this time or before is complete and in the table; empty: none is known to be."""
+    forged: int | None = None
+    """The mark in the table's properties, where another client changed it: `mark` is that of our newest commit."""
+
+
+class Remedy(IntEnum):
+    """A command that makes a table match its ledger: a sync, one with `--repair`, or a rebuild. Each includes those
+    before it."""
+
+    SYNC = 0
+    REPAIR = 1
+    REBUILD = 2
+
+    def format_command(self, feed: str) -> str:
+        return f"sluice table {('sync {0}', 'sync {0} --repair', 'rebuild {0}')[self].format(feed)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TableFault:
+    """A change by another client to a table as a whole: `text` continues "table …: ". If it does not `block`, rows can
+    still be added."""
+
+    text: str
+    remedy: Remedy = Remedy.REBUILD
+    blocks: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +103,5 @@ class TableFile:
     address: str
     rows: int
     bytes: int
+    listed: int = 1
+    """How often the snapshot names it."""

@@ -6,14 +6,15 @@ Design: docs/developers/design/failures.md
     recreated   the topic was deleted and created again   → a new life of each partition, from 0
     truncated   the log lost records that were read       → a new life, from where the log ends
     gone        Kafka no longer has the partition         → windows and commits do without it
-    cluster     another cluster took the old one's place  → new lives, from the log starts
+    cluster     another cluster took the old one's place  → new lives, from committed offsets, a time or the start
     moved       the group's committed offsets were moved  → the next commit continues there, or they become skips
     corrupt     a batch cannot be read                    → a loss of exactly its offsets
+    damaged     landed files are missing or damaged       → their rows are retired, and may land again
     ledger      the ledger lost its newest entries        → files of lost entries are set aside, and pending again
     group       another ledger committed for the group    → the feed takes it over, from there or from its `start`
 
 Guarantees: only an event that happened can be accepted (else NothingToAccept). Each decision is made on the state just
-below its entry. Nothing that landed and counts is touched, and nothing is deleted.
+below its entry. No intact file that counts is touched; only what remains of `damaged` ones is deleted.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ from sluice.pipelines.errors import (
     UsageError,
 )
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.sections import CommitMode
+from sluice.pipelines.feed.sections import CommitMode, Start
 from sluice.pipelines.feed.topic_selection import match
 from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.proof import are_files_intact
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import (
     AcceptEntry,
@@ -54,11 +56,13 @@ from sluice.pipelines.ledger.entries import (
     MovedEntry,
     OriginEntry,
     OriginItem,
+    RetireEntry,
     TakeEntry,
     TakenMark,
 )
 from sluice.pipelines.ledger.marks import Foreign, Mark, check_marks, check_owner, find_foreign_marks, find_traces
 from sluice.pipelines.ledger.tip import Tip, Trace
+from sluice.pipelines.maintenance.expiry import remove_retired
 from sluice.pipelines.model.kafka import (
     GONE,
     CommittedOffset,
@@ -74,10 +78,13 @@ from sluice.pipelines.model.kafka import (
     union,
 )
 from sluice.pipelines.model.plans import AskedRange, OffsetRange, Request, RequestKind
+from sluice.pipelines.model.receipts import group_by_sharing
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake, Ports
 from sluice.pipelines.publishing import lost_entries, publish
+from sluice.pipelines.publishing.manifest import read_receipts_meeting, with_sharers
+from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 
 
@@ -89,6 +96,7 @@ class AcceptEvent(StrEnum):
     CLUSTER = "cluster"
     MOVED = "moved"
     CORRUPT = "corrupt"
+    DAMAGED = "damaged"
     LEDGER = "ledger"
     GROUP = "group"
 
@@ -106,7 +114,8 @@ class Accepted:
 
     For a ledger that lost entries, `next` is the number with which it continues, `aside` are the files that were moved
     into the folder of that number, and `gone` are ranges that they cover and Kafka no longer holds. For a group that
-    was taken over, `begun` are the feed's new origins.
+    was taken over, `begun` are the feed's new origins. `retired` are the ranges whose rows are given up. `unseen` are
+    the ends of the lives that were left, as far as the ledger knows them: whether their logs had more is unknown.
     """
 
     event: AcceptEvent
@@ -120,6 +129,8 @@ class Accepted:
     aside: tuple[str, ...] = ()
     gone: tuple[KeyRange, ...] = ()
     begun: tuple[OriginItem, ...] = ()
+    retired: tuple[KeyRange, ...] = ()
+    unseen: tuple[KeyOffset, ...] = ()
 
 
 Only = Sequence[TopicPartition]
@@ -180,30 +191,37 @@ def _abandon_dead(edges: Ports, ledger: Ledger, ranges: Iterable[KeyRange]) -> t
 # -- another log
 
 
-def accept_log(feed: Feed, edges: Ports, event: AcceptEvent, reason: str, only: Only = ()) -> Accepted:
+def accept_log(
+    feed: Feed, edges: Ports, event: AcceptEvent, reason: str, only: Only = (), begin: Start | None = None
+) -> Accepted:
     """Leave the life of the log that the ledger knows for the one in Kafka now: recreated, truncated, on another
-    cluster, or none. Live batches that touch the old life end. Raises NothingToAccept.
+    cluster, or none. Live batches that touch the old life end.
+
+    On another cluster, or in a truncated log with a `begin`, the feed goes on from there; None: on another cluster from
+    the group's committed offsets. Raises NothingToAccept, UsageError for one that is missing or beyond the log.
     """
     ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id())
     ledger_state = ledger.read()
     changes = _unlike(feed, edges, ledger_state, event)
     chosen = {tp: change for tp, change in changes.items() if not only or tp in only}
     committed = edges.group.fetch_committed(list(chosen))
+    chooses = event is AcceptEvent.CLUSTER or (event is AcceptEvent.TRUNCATED and begin is not None)
+    entered = [p for tp, (p, _) in sorted(chosen.items()) if chooses and tp in ledger_state.current]
+    starts = _find_cluster_starts(feed, edges, entered, committed, begin)
     ended: tuple[int, ...] = ()
 
     def decide(state: State) -> AcceptEntry | None:
         nonlocal ended
         items = tuple(
-            _entering(state, event, p, error, committed.get(tp))
+            _entering(state, event, p, error, committed.get(tp), starts.get(tp))
             for tp, (p, error) in sorted(chosen.items())
             if tp in state.current
             and state.current[tp] == ledger_state.current.get(tp)  # else somebody accepted it before us
         )
         left_keys = {i.leaves for i in items}
         ended = tuple(sorted({b.id for b, s in state.list_live_ranges() if s.key in left_keys}))
-        # Pending offsets of an earlier life can never be read.
-        passed = tuple(KeyRange(key=k, range=r) for k in sorted(left_keys) for r in state.holes(k))
-        return AcceptEntry(event=event, items=items, passed=passed, reason=reason) if items else None
+        passed, lost = _split_pending(state, event, items)
+        return AcceptEntry(event=event, items=items, passed=passed, lost=lost, reason=reason) if items else None
 
     appended = ledger.append(decide) if chosen or event is AcceptEvent.CLUSTER else None
     if appended is None or not isinstance(appended.entry, AcceptEntry):
@@ -211,9 +229,49 @@ def accept_log(feed: Feed, edges: Ports, event: AcceptEvent, reason: str, only: 
             f"no topic of feed {feed.name} {_SAID[event]}" + (f" among {', '.join(map(str, only))}" if only else ""),
             remedy=f"see how Kafka and the ledger stand: sluice plan {feed.name}",
         )
-    return Accepted(
-        event, appended.number, entered=appended.entry.items, skipped=appended.entry.passed, abandoned=ended
-    )
+    entry = appended.entry
+    former = [i.leaves for i in entry.items if not i.leaves.is_ended]
+    unseen = tuple(KeyOffset(key=k, offset=ledger_state.find_known_end(k)) for k in former)
+    return Accepted(event, appended.number, entry.lost, entry.passed, entry.items, abandoned=ended, unseen=unseen)
+
+
+def _find_cluster_starts(
+    feed: Feed,
+    edges: Ports,
+    partitions: Sequence[PartitionState],
+    committed: Mapping[TopicPartition, CommittedOffset | None],
+    begin: Start | None,
+) -> dict[TopicPartition, int]:
+    """Returns the offsets at which the feed goes on in another cluster."""
+    if begin is not None:
+        starts = origins.find_starts(partitions, begin, edges.cluster, edges.clock)
+        return {tp: offset for tp, (offset, _) in starts.items()}
+    offsets = {p.tp: c.offset for p in partitions if (c := committed.get(p.tp)) and c.offset <= p.high_watermark}
+    without = [str(p.tp) for p in partitions if p.tp not in offsets]
+    if without:
+        names = ", ".join(without[:_NAMED]) + (f" and {len(without) - _NAMED} more" if without[_NAMED:] else "")
+        raise UsageError(
+            f"group {feed.group} has no committed offset within the log of {names} on this cluster",
+            remedy="let the mirror translate its offsets (MirrorMaker: sync.group.offsets.enabled), or choose: "
+            + origins.explain_begin(feed.name),
+        )
+    return offsets
+
+
+_NAMED = 5
+
+
+def _split_pending(
+    state: State, event: AcceptEvent, items: Sequence[Entering]
+) -> tuple[tuple[KeyRange, ...], tuple[KeyRange, ...]]:
+    """Returns the pending ranges of the lives that are left: those passed over in a log that stays, and lost ones."""
+    passed, lost = list[KeyRange](), list[KeyRange]()
+    for i in items:
+        stays = i.enters.offset if event in (AcceptEvent.TRUNCATED, AcceptEvent.GONE) else 0
+        pending = () if i.leaves.is_ended else state.pending(i.leaves, state.find_known_end(i.leaves))
+        passed += [KeyRange(key=i.leaves, range=r) for r in intersect(pending, Range(0, stays))]
+        lost += [KeyRange(key=i.leaves, range=r) for x in pending for r in subtract(x, [Range(0, stays)])]
+    return tuple(passed), tuple(lost)
 
 
 _SAID = {
@@ -254,16 +312,24 @@ def _build_absent(key: Key) -> PartitionState:
 
 
 def _entering(
-    state: State, event: AcceptEvent, p: PartitionState, error: SluiceError | None, committed: CommittedOffset | None
+    state: State,
+    event: AcceptEvent,
+    p: PartitionState,
+    error: SluiceError | None,
+    committed: CommittedOffset | None,
+    start: int | None,
 ) -> Entering:
     current = state.current[p.tp]
     back = current.is_ended and current.topic_id == p.topic_id
     starts = {
         AcceptEvent.RECREATED: state.origins[current].offset if back else 0,
-        AcceptEvent.CLUSTER: p.log_start,
         AcceptEvent.GONE: max([state.frontier(current), *(r.end for r in state.list_accounted(current))]),
     }
-    offset = starts.get(event, error.start if error and error.start is not None else p.log_start)
+    offset = (
+        start
+        if start is not None
+        else starts.get(event, error.start if error and error.start is not None else p.log_start)
+    )
     origin = OriginItem(
         key=_unused_life(state, Key(p.topic, p.partition, p.topic_id + (GONE if event is AcceptEvent.GONE else ""))),
         offset=offset,
@@ -386,6 +452,38 @@ def _damaged_range(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r:
         damaged = intersect([Range(start, error.end or r.end)], r)
         return KeyRange(key=key, range=damaged[0]) if damaged else None
     return None
+
+
+# -- a landed file that cannot be read
+
+
+def accept_damaged(feed: Feed, edges: Ports, wanted: AskedRange, reason: str) -> Accepted:
+    """Retire the rows of missing or damaged files with offsets in the range; whole files, with all of their ranges.
+
+    Raises NothingToAccept when all files have the ledger's hashes, and PlanBusy.
+    """
+    ledger, lake = Ledger.offline(edges.lake, feed.name, edges.clock), edges.lake
+
+    def decide(state: State) -> RetireEntry | None:
+        keys = [k for k in state.origins if k.tp == (wanted.topic, wanted.partition)]
+        meeting = read_receipts_meeting(ledger, state, [(k, Range(wanted.start, wanted.end)) for k in keys])
+        groups = group_by_sharing(with_sharers(ledger, state, meeting))
+        damaged = [r for group in groups if not are_files_intact(group, lake, visible=True) for r in group]
+        ranges = tuple(KeyRange(key=r.offset_range.key, range=r.offset_range.range) for r in damaged)
+        if in_the_way := _reserving(state, ranges):
+            raise publish.build_busy_error(feed.name, *in_the_way[0], publish.NEW)
+        parts = tuple(dict.fromkeys(p.path for r in damaged for p in r.parts))
+        return RetireEntry(before=0, ranges=ranges, parts=parts, reason=reason) if ranges else None
+
+    roll_forward(ledger, lake, feed.name)
+    appended = ledger.append(decide)
+    if appended is None or not isinstance(appended.entry, RetireEntry):
+        raise NothingToAccept(
+            f"the files of {wanted.topic}:{wanted.partition}:{wanted.start}-{wanted.end} have the ledger's hashes",
+            remedy=f"see all files: sluice audit {feed.name} --all --hashes",
+        )
+    remove_retired(ledger, lake)
+    return Accepted(AcceptEvent.DAMAGED, appended.number, retired=appended.entry.ranges)
 
 
 # -- a ledger that lost entries

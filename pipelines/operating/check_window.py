@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sluice.pipelines.errors import Failed, NotYet, SluiceError, UsageError, WindowRetired
+from sluice.pipelines.audit.gaps import find_remedies
+from sluice.pipelines.batch.result import find_remedy
+from sluice.pipelines.errors import Failed, NotYet, PartUnreadable, UsageError, WindowRetired, is_transient
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.fold import Accounted
 from sluice.pipelines.model.kafka import Key, Range, intersect
-from sluice.pipelines.model.receipts import Counts, PartKind, Receipt, Reporter
+from sluice.pipelines.model.plans import OffsetRange
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, Reporter
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status_through
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.schema_changes import find_columns
@@ -27,9 +30,11 @@ from sluice.pipelines.quarantine.listing import Filter, QuarantineGroup, listing
 from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.status import strip
 from sluice.pipelines.status.window_rows import WindowRows, read_rows
-from sluice.pipelines.status.window_state import Standing, WindowStanding
+from sluice.pipelines.status.window_state import Standing, WindowStanding, describe_pending
 from sluice.pipelines.util.units import many, show_instant, show_window
 
+_NAMED = 3
+"""How many wrong files have a reason each."""
 _WAITING = (Standing.OPEN, Standing.HELD, Standing.RUNNING)
 
 
@@ -70,7 +75,9 @@ def build_accounts(
     counts: dict[Key, Counts] = {}
     for r in receipts:
         counts[r.offset_range.key] = counts.get(r.offset_range.key, Counts()) + r.counts
-    keys = sorted({*state.known(), *counts})
+    spans = {k: windows.find_known_range(state, k, window, settings) for k in state.ended}
+    former = {k for k, span in spans.items() if span and span.span}
+    keys = sorted({*state.known(), *counts, *former})
     return tuple(_build_account(state, key, settings, window, counts) for key in keys)
 
 
@@ -79,6 +86,8 @@ def _build_account(
 ) -> PartitionAccount:
     start = windows.find_boundary(state, key, window)
     end = windows.find_boundary(state, key, window + settings.length)
+    if key in state.ended and (span := windows.find_known_range(state, key, window, settings)):
+        start, end = span
 
     def count(ranges: Accounted) -> int:
         within = () if start is None or end is None else intersect(ranges.get(key, ()), Range(start, end))
@@ -99,7 +108,8 @@ class Reason(NamedTuple):
 class WindowCheck:
     """The result of a check. `window` is the start and `length` the length (ms).
 
-    `reasons` say why the window is not complete. `unchecked` names the questions to Kafka that got no answer.
+    `reasons` say why the window is not complete. `rows` is None if a file is missing or damaged. `unchecked` names the
+    questions to Kafka that got no answer.
     """
 
     feed: str
@@ -109,14 +119,15 @@ class WindowCheck:
     reasons: tuple[Reason, ...]
     accounts: tuple[PartitionAccount, ...]
     quarantine: tuple[QuarantineGroup, ...]
-    rows: WindowRows
+    rows: WindowRows | None
     files: tuple[File, ...]
     unchecked: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
         """Returns whether each offset of the window is accounted for and all of its files can be read."""
-        return self.standing.standing is Standing.LANDED and not self.reasons
+        pending = any(a.pending for a in self.accounts)
+        return self.standing.standing is Standing.LANDED and not self.reasons and not pending
 
     @property
     def counts(self) -> Counts:
@@ -130,55 +141,97 @@ class WindowCheck:
     @property
     def passed(self) -> bool:
         """Returns whether the window is complete and no record is in its files twice."""
-        return self.complete and not self.rows.twice
+        return self.complete and not self.is_doubled
+
+    @property
+    def is_doubled(self) -> bool:
+        """Returns whether a record is in the files twice."""
+        return self.rows is not None and bool(self.rows.twice)
 
     @property
     def exit_code(self) -> int:
         """The command's exit code: that of NotYet for a window that needs nothing but time."""
         if self.passed:
             return 0
-        return NotYet.exit_code if self.standing.standing in _WAITING and not self.rows.twice else Failed.exit_code
+        return NotYet.exit_code if self.standing.standing in _WAITING and not self.is_doubled else Failed.exit_code
 
 
 def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str], report: Reporter) -> WindowCheck:
-    """Check a window by its start (ms); None: the newest one that is due. `by` names the columns of a key.
+    """Check a window by its start (ms); None: the newest one that is due, or the
+    feed's first. `by` names the columns of a key.
 
-    Raises UsageError for a time that is not a window of the feed and for a column that it lacks, and PartUnreadable.
+    Raises UsageError for a time that is not a window of the feed and for a column that it lacks.
     """
     ledger = Ledger(edges.lake, feed.name, edges.clock)
     state, settings = ledger.read(), feed.window
-    start = settings.last_boundary(edges.clock()) - settings.length if window is None else window
+    newest = settings.last_boundary(edges.clock()) - settings.length
+    start = max(newest, settings.start_of(state.first_window or 0)) if window is None else window
     windows.check_aligned(start, settings)
     windows.check_begun(feed.name, start, settings, state)
     _check_columns(feed, state, by)
-    receipts = sorted(
-        manifest.group_receipts(ledger, state, (start,), settings)[start],
-        key=lambda r: (r.offset_range.key, r.offset_range.start),
-    )
-    placed = [(r.offset_range, p) for r in receipts for p in r.parts]
-    unseen = {p.path for p in manifest.find_missing(edges.lake, (p for _, p in placed))}
-    visible = [(s, p) for s, p in placed if p.path not in unseen]
+    while True:
+        state = ledger.read()
+        receipts = sorted(
+            manifest.group_receipts(ledger, state, (start,), settings)[start],
+            key=lambda r: (r.offset_range.key, r.offset_range.start),
+        )
+        placed = [(r.offset_range, p) for r in receipts for p in r.parts]
+        landed = [(s, p) for s, p in placed if p.kind is PartKind.LANDED]
+        wrong, rows = manifest.find_wrong_files(edges.lake, (p for _, p in placed)), None
+        quarantine: tuple[QuarantineGroup, ...] = ()
+        try:
+            if not wrong:
+                rows = read_rows(edges.lake, landed, Range(start, start + settings.length), by, report)
+                quarantine = listing(ledger, edges.lake, Filter(windows=frozenset([start])), settings).held
+        except PartUnreadable as error:
+            wrong, rows = {error.path: error}, None
+        if not wrong or not ledger.list_replaced(wrong):
+            break  # else the window has landed again
     standing, reasons, unchecked = _explain(feed, edges, ledger, state, start)
-    if unseen and standing.standing is Standing.LANDED:
-        reasons = (_describe_unseen(feed, start, len(unseen)), *reasons)
     return WindowCheck(
         feed.name,
         start,
         settings.length,
         standing,
-        reasons,
+        (*_list_wrong_files(feed, edges, state, start, wrong, placed), *reasons),
         build_accounts(state, settings, start, receipts),
-        listing(ledger, edges.lake, Filter(windows=frozenset([start])), settings).held,
-        read_rows(
-            edges.lake,
-            [(s, p) for s, p in visible if p.kind is PartKind.LANDED],
-            Range(start, start + settings.length),
-            by,
-            report,
+        quarantine,
+        rows,
+        tuple(
+            build_file(edges.lake, start, s, p)
+            for kind in PartKind
+            for s, p in placed
+            if p.kind is kind and p.path not in wrong
         ),
-        tuple(build_file(edges.lake, start, s, p) for kind in PartKind for s, p in visible if p.kind is kind),
         unchecked,
     )
+
+
+def _list_wrong_files(
+    feed: Feed,
+    edges: Ports,
+    state: State,
+    window: int,
+    wrong: Mapping[str, PartUnreadable | None],
+    placed: Sequence[tuple[OffsetRange, Part]],
+) -> Iterator[Reason]:
+    """Yields why the window's files cannot be read, with the remedies of an audit."""
+    files: dict[str, list[OffsetRange]] = {}
+    for s, p in placed:
+        if wrong.get(p.path):
+            files.setdefault(p.path, []).append(s)
+    remedies = find_remedies(feed.name, files, state, edges.cluster)
+    damage = [error for error in wrong.values() if error]
+    for error in damage[:_NAMED]:
+        yield Reason(error.message, remedies.get(error.path, error.remedy))
+    if len(damage) > _NAMED:
+        yield Reason(f"{many(len(damage) - _NAMED, 'more file')} cannot be read", f"sluice audit {feed.name}")
+    if staged := len(wrong) - len(damage):
+        yield Reason(
+            f"{many(staged, 'file')} of it are published and not visible yet",
+            f"wait for the run: sluice wait {feed.name} --window {show_window(window)}; if it is dead: sluice run"
+            f" {feed.name}",
+        )
 
 
 def _check_columns(feed: Feed, state: State, by: Sequence[str]) -> None:
@@ -187,14 +240,6 @@ def _check_columns(feed: Feed, state: State, by: Sequence[str]) -> None:
     for name in by:
         if name not in columns:
             raise UsageError(f"feed {feed.name} has no column `{name}`", remedy=f"one of {', '.join(sorted(columns))}")
-
-
-def _describe_unseen(feed: Feed, window: int, number: int) -> Reason:
-    return Reason(
-        f"{many(number, 'file')} of it cannot be read yet: a run is publishing them, or they are gone",
-        f"wait for the run: sluice wait {feed.name} --window {show_window(window)}; if it is dead: sluice run"
-        f" {feed.name}; if files are gone: sluice audit {feed.name}",
-    )
 
 
 # -- why it is not complete
@@ -206,8 +251,10 @@ def _explain(
     """Returns the state of the window, the reasons why it is not complete, and what could not be checked."""
     standing = strip.standing(state, feed.window, window, edges.clock())
     if not state.origins:
+        status = read_status_through(edges, feed, ledger, ())
+        findings = [Reason(f.text, f.remedy) for f in status.findings if f.severe]
         text = f"feed {feed.name} has landed nothing yet"
-        return standing, (Reason(text, f"land it: sluice run {feed.name}"),), ()
+        return standing, (*findings, Reason(text, f"land it: sluice run {feed.name}")), ()
     match standing.standing:
         case Standing.LANDED:
             return standing, (), ()
@@ -216,7 +263,8 @@ def _explain(
         case Standing.OPEN:
             return standing, (_describe_open(feed, window),), ()
     status = read_status_through(edges, feed, ledger, (window,))
-    unchecked = (f"{status.error.message} → {status.error.remedy}",) if status.error else ()
+    error = status.error
+    unchecked = (f"{error.message} → {error.remedy}",) if error and is_transient(error) else ()
     standing = status.windows[0]
     return standing, tuple(_list_reasons(feed, ledger, status, standing)), unchecked
 
@@ -242,26 +290,18 @@ def _list_reasons(feed: Feed, ledger: Ledger, status: FeedStatus, s: WindowStand
     """Yields the causes, and last the command that completes the window."""
     name = show_window(s.window)
     pending = {o.key.tp for o in s.pending}
-    met, refused = (None, None) if s.batch is None else (status.met.get(s.batch), status.refused.get(s.batch))
-    if met and s.standing is Standing.RUNNING:
+    if s.standing is Standing.RUNNING and s.batch is not None and (met := status.met.get(s.batch)):
         yield Reason(str(met), f"wait for it: sluice wait {feed.name} --window {name}")
         return
-    if refused:
-        yield _convert_error(refused)
-    elif met:
-        yield Reason(str(met), f"the next run finishes it or gives it up: sluice run {feed.name}")
-    yield from _list_failures(ledger, status, s)
-    yield from (_convert_error(e) for e in status.losses)
+    mine = (f for f in status.findings if f.severe or f.about == f"unfinished {s.batch}")
+    yield from (Reason(f.text, f.remedy) for f in mine if f.kind != "failed")
+    yield from _list_failures(feed, ledger, s)
     yield from (Reason(h.text, h.remedy) for h in status.held if pending & {x.tp for x in h.held})
     verb = "complete" if s.done else "land"
-    yield Reason(_describe_pending(s), f"{verb} it: sluice run {feed.name} --window {name}")
+    yield Reason(f"pending: {describe_pending(s.pending)}", f"{verb} it: sluice run {feed.name} --window {name}")
 
 
-def _convert_error(error: SluiceError) -> Reason:
-    return Reason(error.message, error.remedy)
-
-
-def _list_failures(ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Iterator[Reason]:
+def _list_failures(feed: Feed, ledger: Ledger, s: WindowStanding) -> Iterator[Reason]:
     """Yields the failures of the batch that published only part of the window."""
     batch = None if s.batch is None else ledger.read().batches.get(s.batch)
     if batch is None or batch.published is None:
@@ -269,23 +309,7 @@ def _list_failures(ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Ite
     pending = {o.key for o in s.pending}
     for f in ledger.publication(batch).failures:
         if f.offset_range.window == s.window and f.offset_range.key in pending:
-            yield Reason(f"batch {batch.id} failed in {f.offset_range}: {f.message}", f.remedy)
-
-
-def _describe_pending(s: WindowStanding) -> str:
-    """`orders:1 [75, 100) is pending, and 25 offsets of 3 more partitions`."""
-    first = s.pending[:_NAMED]
-    if not first:
-        return "no run has read it"
-    texts = [
-        f"{o.key} (its end is not pinned)" if o.ranges is None else f"{o.key} {', '.join(map(str, o.ranges[:_NAMED]))}"
-        for o in first
-    ]
-    rest = f" and {many(len(s.pending) - len(first), 'more partition')}" if len(s.pending) > len(first) else ""
-    return f"{'; '.join(texts)}{rest} {'is' if len(s.pending) == 1 else 'are'} pending"
-
-
-_NAMED = 3
+            yield Reason(f"batch {batch.id} failed in {f.offset_range}: {f.message}", find_remedy(feed.name, f))
 
 
 LookAtWindow = Callable[[], tuple[WindowStanding, bool]]
@@ -296,7 +320,7 @@ def watch_window(feed: Feed, ports: Ports, start: int) -> LookAtWindow:
     """Returns a function that reads new ledger entries at each call. Reads the lake only.
 
     Raises UsageError for no start of a window; the function raises it for one before the feed's first, and
-    WindowRetired.
+    WindowRetired, and PartUnreadable for a file that is missing or has another size.
     """
     windows.check_aligned(start, feed.window)
     ledger = Ledger(ports.lake, feed.name, ports.clock)
@@ -308,9 +332,11 @@ def watch_window(feed: Feed, ports: Ports, start: int) -> LookAtWindow:
         window = strip.standing(state, feed.window, start, ports.clock())
         if window.standing is not Standing.LANDED:
             return window, False
-        if manifest.is_declared(ports.lake, feed.name, start, feed.window):
-            return window, True
         parts = manifest.read_window_files(ledger, start, feed.window).parts
-        return window, not manifest.find_missing(ports.lake, parts)
+        wrong = manifest.find_wrong_files(ports.lake, parts)
+        damage = next(filter(None, wrong.values()), None)
+        if damage and not ledger.list_replaced(wrong):
+            raise damage
+        return window, not wrong
 
     return look

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.errors import BatchRefused, SluiceError
-from sluice.pipelines.model.kafka import BrokerConfig, Key, OpenTransaction, PartitionState, TopicPartition
+from sluice.pipelines.model.kafka import (
+    BrokerConfig,
+    Key,
+    OpenTransaction,
+    PartitionState,
+    Range,
+    TopicPartition,
+    subtract,
+)
 from sluice.pipelines.model.receipts import EngineUse, Met
 from sluice.pipelines.status.window_state import WindowStanding
 
 if TYPE_CHECKING:
+    from sluice.pipelines.batch.survey import Survey
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Batch, Ledger, State
+    from sluice.pipelines.operating.findings import Finding
     from sluice.pipelines.planning.held_back import HeldBack
     from sluice.pipelines.ports import Ports
     from sluice.pipelines.status.outlook import Outlook
@@ -36,7 +46,7 @@ class PartitionStatus:
     frontier: int | None
     committed: int | None
     end: int | None
-    holes: tuple[tuple[int, int], ...]
+    holes: tuple[Range, ...]
     age: int | None = None
     unstable: int = 0
 
@@ -47,8 +57,10 @@ class PartitionStatus:
 
     @property
     def lag(self) -> int | None:
-        """Stable offsets above the frontier."""
-        return None if self.end is None or self.frontier is None else max(0, self.end - self.frontier)
+        """Stable offsets that are not accounted for."""
+        if self.end is None or self.frontier is None:
+            return None
+        return sum(r.span for r in subtract(Range(self.frontier, max(self.frontier, self.end)), self.holes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +70,8 @@ class FeedStatus:
     Its newest windows last `length` ms each. `losses` are pending offsets that are gone from Kafka, `held` are offsets
     that open transactions hold back. By live batch, `met` has the state of its run, `heartbeats` the time (ms) since
     its owner's last sign, and `refused` the reason why a dead run did not publish it. `start_not_used` is the reason
-    why the first run will not begin as `start` says. `engine` runs the tasks of the next batch.
+    why the first run will not begin as `start` says. `engine` runs the tasks of the next batch. `findings` are all of
+    these problems and more, with remedies.
     """
 
     feed: str
@@ -76,6 +89,7 @@ class FeedStatus:
     refused: Mapping[int, BatchRefused] = field(default_factory=dict)
     start_not_used: str = ""
     engine: EngineUse | None = None
+    findings: tuple[Finding, ...] = ()
 
     @property
     def lag(self) -> int | None:
@@ -93,7 +107,10 @@ def try_read_status(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
     try:
         return read_status(open_ports, feed, last)
     except SluiceError as error:
-        return FeedStatus(feed.name, (), (), None, error, feed.window.length, ())
+        from sluice.pipelines.operating.findings import explain_error
+
+        findings = tuple(explain_error(error))
+        return FeedStatus(feed.name, (), (), None, error, feed.window.length, (), findings=findings)
 
 
 def read_status(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
@@ -108,8 +125,10 @@ def read_status_through(edges: Ports, feed: Feed, ledger: Ledger, chosen: int | 
     """As `read_status`, through open ports, with this number of newest windows or these windows (their starts, ms)."""
     from sluice.pipelines.batch.survey import start_not_used, take_survey
     from sluice.pipelines.ledger import State
+    from sluice.pipelines.operating.findings import explain_error, list_findings
     from sluice.pipelines.planning.held_back import find_unstable
     from sluice.pipelines.planning.origins import check_cluster
+    from sluice.pipelines.publishing.lost_entries import check_near
     from sluice.pipelines.status.outlook import look_ahead
 
     reading = _FeedReading(State())
@@ -117,7 +136,9 @@ def read_status_through(edges: Ports, feed: Feed, ledger: Ledger, chosen: int | 
         reading.state = ledger.read()
         reading.committed = dict(reading.state.commits)
         check_cluster(reading.state, edges.cluster.cluster_id(), feed.name)
+        check_near(ledger, edges.lake, feed)
         result = take_survey(feed, edges, ledger)
+        reading.survey = result
         reading.state, reading.error = result.state, result.refusals[0].error if result.refusals else None
         reading.start_not_used = start_not_used(feed, result)
         reading.committed = {k: c.offset for k in result.partitions if (c := result.committed.get(k.tp))}
@@ -126,8 +147,32 @@ def read_status_through(edges: Ports, feed: Feed, ledger: Ledger, chosen: int | 
         reading.holders = edges.cluster.open_transactions(waiting) if waiting else {}
         reading.outlook = look_ahead(feed, ledger, result.state, edges.cluster, result.partitions, edges.clock())
     except SluiceError as error:
-        reading.error = error
-    return _status(feed, edges, ledger, reading, chosen)
+        reading.error, reading.survey = error, None
+    status = _status(feed, edges, ledger, reading, chosen)
+    try:
+        findings = list_findings(feed, edges, ledger, reading.state, reading.survey, status)
+    except SluiceError as error:
+        findings = (*explain_error(error), *explain_error(status.error))
+        return replace(status, error=status.error or error, findings=findings)
+    return replace(status, findings=findings)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchResult:
+    """One feed's findings, severe ones first, and its outlook (None: it is unknown)."""
+
+    findings: tuple[Finding, ...]
+    outlook: Outlook | None = None
+
+
+def watch(edges: Ports, feed: Feed, ledger: Ledger) -> WatchResult:
+    """Returns the findings about a feed. Raises the error that passes by itself, such as KafkaUnavailable."""
+    from sluice.pipelines.errors import is_transient
+
+    status = read_status_through(edges, feed, ledger, ())
+    if status.error and is_transient(status.error):
+        raise status.error
+    return WatchResult(status.findings, status.outlook)
 
 
 @dataclass(slots=True)
@@ -141,6 +186,7 @@ class _FeedReading:
     outlook: Outlook | None = None
     error: SluiceError | None = None
     start_not_used: str = ""
+    survey: Survey | None = None
 
 
 def _status(feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, chosen: int | Sequence[int]) -> FeedStatus:
@@ -221,6 +267,6 @@ def _partition(reading: _FeedReading, key: Key) -> PartitionStatus:
     if key not in state.origins:
         return PartitionStatus(key, None, None, committed, end, (), unstable=unstable)
     frontier = state.frontier(key)
-    above = tuple((r.start, r.end) for r in state.list_accounted(key) if r.start > frontier)
+    above = tuple(r for r in state.list_accounted(key) if r.start > frontier)
     age = reading.outlook.ages().get(key) if reading.outlook else None
     return PartitionStatus(key, state.origins[key].offset, frontier, committed, end, above, age, unstable)

@@ -232,7 +232,7 @@ def _land_again(target: RepairTarget, r: Receipt) -> str:
 
 def _visible(target: RepairTarget) -> set[str]:
     parts = (p for root in paths.visible_roots(target.feed) for p in target.lake.list(root))
-    return {p for p in parts if not paths.is_table_log(p)}
+    return {p for p in parts if not paths.is_ignored(p)}
 
 
 def _is_nowhere(lake: Lake, part: Part) -> bool:

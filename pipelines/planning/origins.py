@@ -39,11 +39,20 @@ def format_accept(feed: str, event: str, more: str = "") -> str:
     return f"sluice accept {feed} {event}{more} --reason …"
 
 
+def explain_begin(feed: str) -> str:
+    """Returns the commands with which a feed goes on in another cluster, and what each means."""
+    return (
+        f"{format_accept(feed, 'cluster', ' --begin committed')} begins at the group's offsets there, if a mirror"
+        " translated them; `--begin TIME`, such as 2026-11-20T14:00:00Z, at the first record of that time or later;"
+        " `--begin earliest` at the log starts: records that a mirror copied land twice"
+    )
+
+
 def advise_absent(feed: str) -> str:
     """Returns what to do about a partition of the ledger that Kafka does not list for the feed."""
     return (
-        "restore the topic, the right to DESCRIBE it, or its name in `topics`; if it was deleted: "
-        f"{format_accept(feed, 'gone')}"
+        "restore the topic, the right to DESCRIBE it, or its name in `topics`; if it was deleted or taken out of the"
+        f" feed: {format_accept(feed, 'gone')}"
     )
 
 
@@ -52,8 +61,8 @@ def check_cluster(state: State, cluster_id: str, feed: str = "FEED") -> None:
     if state.cluster and state.cluster != cluster_id:
         raise ClusterChanged(
             f"the ledger belongs to cluster {state.cluster}, but the bootstrap address answers as {cluster_id}",
-            remedy="point kafka.bootstrap at the right cluster; or, if this one takes its place, begin there afresh: "
-            + format_accept(feed, "cluster"),
+            remedy="point kafka.bootstrap at the right cluster; or, if this one takes its place: "
+            + explain_begin(feed),
         )
 
 
@@ -79,7 +88,9 @@ def check_incarnation(
         return Refusal(partition.tp, _build_recreated_error(current, partition, feed))
     if current.is_ended:
         return Refusal(partition.tp, _build_returned_error(partition, state.origins[current].offset, feed))
-    landed, _ = state.epochs.get(current, (0, -1))
+    landed, epoch = state.epochs.get(current, (0, -1))
+    if 0 <= partition.leader_epoch < epoch:
+        return Refusal(partition.tp, _build_restored_error(partition, epoch, feed))
     epoch_end = min(partition.high_watermark, epoch_ends.get(partition.tp, partition.high_watermark))
     for read, log_end in ((landed, epoch_end), (state.frontier(current), partition.high_watermark)):
         if read > log_end:
@@ -100,6 +111,18 @@ def _build_returned_error(partition: PartitionState, offset: int, feed: str) -> 
     return TopicRecreated(
         f"{partition.tp} is in Kafka again, and was accepted as gone",
         remedy=f"land it from {offset} on: {format_accept(feed, 'recreated')}",
+        topic=partition.topic,
+        partition=partition.partition,
+    )
+
+
+def _build_restored_error(partition: PartitionState, epoch: int, feed: str) -> LogTruncated:
+    accept = format_accept(feed, "truncated", " --begin TIME")
+    return LogTruncated(
+        f"{partition.tp} was read in leader epoch {epoch}, and its leader is in epoch {partition.leader_epoch}: epochs"
+        " never fall, so this log was restored from an older copy",
+        remedy=f"find out from when the copy is, and land what stands there now from that time on: {accept} (`--begin"
+        " earliest`: all of it). Records of the copy that had landed land again",
         topic=partition.topic,
         partition=partition.partition,
     )
@@ -133,7 +156,7 @@ def resolve_origins(
     """Returns an origin for each partition without one. Raises UsageError if `start: fail` forbids it."""
     new = find_missing_origins(state, partitions)
     by_policy = [p for p in new if committed.get(p.tp) is None and not state.origins]
-    starts = _by_policy(by_policy, start, cluster, clock)
+    starts = find_starts(by_policy, start, cluster, clock)
     known_topics = {(k.topic, k.topic_id) for k in state.origins}
     return tuple(_build_origin(p, committed.get(p.tp), starts.get(p.tp), known_topics) for p in new)
 
@@ -154,9 +177,10 @@ def _build_origin(
     return OriginItem(key=key, offset=p.log_start, committed=None, why="topic appeared later: its log start")
 
 
-def _by_policy(
+def find_starts(
     partitions: Sequence[PartitionState], start: Start, cluster: Cluster, clock: Clock
 ) -> dict[TopicPartition, tuple[int, str]]:
+    """Returns the offset at which each partition begins, and why. Raises UsageError for `fail`."""
     if not partitions:
         return {}
     why = f"start: {start}"

@@ -69,11 +69,13 @@ def find_pending_ranges(
     """Returns the request's pending ranges in each partition, and the refused partitions.
 
     A replacing request has all of its ranges pending, and the complete offset ranges of all receipts in `replaced`.
+    They are cut where these begin and end, so that the records of each piece can be counted before and after.
     Pending offsets below a partition's log start go into `lost`. Raises UsageError if a range names an unknown
     partition or reaches beyond the last stable offset.
     """
     pending: list[PendingRanges] = []
     refused: list[Refusal] = []
+    landed = by_key((r.offset_range.key, r.offset_range.range) for r in replaced)
     for key, wanted in _widen_to_ranges(find_requested_ranges(request, state, partitions, window), replaced):
         if (partition := partitions.get(key)) is None:
             raise _build_not_readable_error(key, wanted)
@@ -90,7 +92,9 @@ def find_pending_ranges(
         due = subtract(wanted, _find_accounted(request, state, key))
         below = Range(0, partition.log_start)
         readable = Range(partition.log_start, max(wanted.end, partition.log_start))
-        pending.append(PendingRanges(key, partition, wanted, intersect(due, readable), intersect(due, below)))
+        seams = [offset for r in union(landed.get(key, ())) for offset in r]
+        pieces = tuple(piece for r in intersect(due, readable) for piece in cut(r, seams))
+        pending.append(PendingRanges(key, partition, wanted, pieces, intersect(due, below)))
     return tuple(pending), tuple(refused)
 
 

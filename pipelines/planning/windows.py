@@ -21,7 +21,7 @@ from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.columns import Pins
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginItem
 from sluice.pipelines.ledger.fold import NO_PINS
-from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState, Range, cut, is_covered
+from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState, Range, cut, intersect, is_covered, subtract
 from sluice.pipelines.model.plans import Request
 from sluice.pipelines.ports import Cluster
 from sluice.pipelines.util.parallel import map_parallel
@@ -444,6 +444,53 @@ def find_range(state: State, key: Key, window: int, settings: WindowSettings) ->
     A partition that opened after the window has an empty range there, at its origin.
     """
     return find_range_between(state, key, window, window + settings.length)
+
+
+class Losses(NamedTuple):
+    """The losses of a window, and its offsets outside the current lives of its partitions.
+
+    `former`: known offsets in lives that ended; `lost`: lost ones in any life; `unseen`: lives that ended in it or
+    before it, and may have had records in it that no run has seen.
+    """
+
+    former: int = 0
+    lost: int = 0
+    unseen: tuple[Key, ...] = ()
+
+    def __str__(self) -> str:
+        """`25 offsets are lost; what 3 partitions had in it when their logs were replaced is unknown`"""
+        lost = f"{many(self.lost, 'offset')} {'is' if self.lost == 1 else 'are'} lost" if self.lost else ""
+        others = f" and {many(len(self.unseen) - 1, 'more partition')}" if self.unseen[1:] else ""
+        unseen = f"{self.unseen[0]}{others} may have had more records, which no run has seen" if self.unseen else ""
+        return "; ".join(filter(None, (lost, unseen)))
+
+
+NO_LOSSES = Losses()
+
+
+def find_losses(state: State, window: int, settings: WindowSettings) -> Losses:
+    """Returns the window's losses in all lives of its partitions."""
+    former, lost, unseen = 0, 0, list[Key]()
+    ended = [k for k, at in state.ended.items() if window <= at]
+    for key in (*ended, *(k for k in state.lost if k not in state.ended)):
+        if (r := find_known_range(state, key, window, settings)) is None:
+            continue
+        lost += sum(x.span for x in intersect(state.lost.get(key, ()), r))
+        if key in state.ended:
+            former += r.span
+            last = state.boundaries[key].times[-1]
+            unseen += [key] if last < window + settings.length or subtract(r, state.list_accounted(key)) else []
+    return Losses(former, lost, tuple(sorted(unseen)))
+
+
+def find_known_range(state: State, key: Key, window: int, settings: WindowSettings) -> Range | None:
+    """The offsets of a window in one life of a partition, as far as the ledger knows them: an ended life, or an open
+    window, has no last boundary."""
+    pinned = state.boundaries.get(key, NO_PINS)
+    first, last = (_find_pinned(pinned, t) for t in (window, window + settings.length))
+    if first is None and key in state.ended and pinned and pinned.times[-1] < window:
+        first = last = state.find_known_end(key)
+    return None if first is None else Range(first, max(first, state.find_known_end(key)) if last is None else last)
 
 
 def count_marker_searches(state: State, window: int, settings: WindowSettings) -> int:

@@ -34,7 +34,7 @@ def check_near(ledger: Ledger, lake: Lake, feed: Feed) -> None:
     """Raises EntriesLost for visible parts of lost batches. Checks only the position of the next batch."""
     state = ledger.read()
     listed = lake.list(paths.visible_roots(feed.name)[0], _find_start_after(state, feed))
-    parts = (path for path in listed if not paths.is_table_log(path))
+    parts = (path for path in listed if not paths.is_ignored(path))
     check_names(ledger, state, list(islice(parts, LOOKED_AT)))
 
 

@@ -15,14 +15,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sluice.pipelines.errors import SluiceError, WindowIncomplete, WindowRetired
+from sluice.pipelines.errors import LedgerCorrupt, PartUnreadable, SluiceError, WindowIncomplete, WindowRetired
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths, receipt_files
+from sluice.pipelines.lake.parquet import find_remedy
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.columns import NOTHING_SUPERSEDED
 from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ledger.fold import by_key
-from sluice.pipelines.model.kafka import Key, Range
+from sluice.pipelines.model.kafka import Key, Range, is_covered, subtract
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt, group_by_sharing
 from sluice.pipelines.planning import windows
@@ -223,13 +224,18 @@ _ENDLESS = 1 << 63
 
 def demand_kept(ledger: Ledger, state: State, feed: str, window: int, settings: WindowSettings) -> None:
     """Raises WindowRetired for a window with retired rows."""
-    for key, r in _list_retired(state, window, settings.length):
-        window_text = show_window(window)
-        raise WindowRetired(
-            f"window {window_text} of feed {feed} was {describe_retirement(ledger, state, key, r)}",
-            remedy="its rows are not in the lake any longer; while Kafka has them they can be landed again: "
-            f"sluice run {feed} --window {window_text} --replace",
-        )
+    retired = list(_list_retired(state, window, settings.length))
+    if not retired:
+        return
+    window_text, (key, r) = show_window(window), retired[0]
+    spans = {k: windows.find_range(state, k, window, settings) for k in state.known()}
+    partly = any(s and s.span and not is_covered(state.retired.get(k, ()), s) for k, s in spans.items())
+    request = "".join(f" --offsets {k}:{x.start}-{x.end}" for k, x in retired) if partly else f" --window {window_text}"
+    raise WindowRetired(
+        f"window {window_text} of feed {feed} was {describe_retirement(ledger, state, key, r)}",
+        remedy="its rows are not in the lake any longer; while Kafka has them they can be landed again: "
+        f"sluice run {feed}{request} --replace",
+    )
 
 
 def describe_retirement(ledger: Ledger, state: State, key: Key, r: Range) -> str:
@@ -251,13 +257,45 @@ def read_windows(ledger: Ledger, requested: Sequence[int], settings: WindowSetti
         windows.check_aligned(window, settings)
     state = ledger.read()
     receipts = group_receipts(ledger, state, requested, settings)
-    return tuple(_collect_files(state, receipts[window], window, settings) for window in requested)
+    return tuple(_collect_files(ledger, state, receipts[window], window, settings) for window in requested)
 
 
-def _collect_files(state: State, receipts: Iterable[Receipt], window: int, settings: WindowSettings) -> WindowFiles:
+def _collect_files(
+    ledger: Ledger, state: State, receipts: Iterable[Receipt], window: int, settings: WindowSettings
+) -> WindowFiles:
     in_order = sorted(receipts, key=lambda r: (r.offset_range.key, r.offset_range.start))
     placed = tuple((r.offset_range, p) for r in in_order for p in r.parts)
-    return WindowFiles(window, windows.complete(state, window, settings), placed)
+    is_complete = windows.complete(state, window, settings)
+    if is_complete and (key := find_unproven(ledger, state, window, settings, in_order)):
+        raise build_unproven_error(ledger.feed, window, key)
+    return WindowFiles(window, is_complete, placed)
+
+
+def find_unproven(
+    ledger: Ledger, state: State, window: int, settings: WindowSettings, receipts: Sequence[Receipt]
+) -> Key | None:
+    """Returns a partition with offsets of the window that the ledger counts as landed, and no entry has landed.
+
+    Nothing is pending in a complete window: so says the fold, and so must the entries themselves.
+    """
+    own = by_key((r.offset_range.key, r.offset_range.range) for r in receipts)
+    for key in state.known():
+        span = windows.find_range(state, key, window, settings)
+        other = (r for of in (state.lost, state.skipped, state.retired) for r in of.get(key, ()))
+        rest = subtract(span, [*own.get(key, ()), *other]) if span and span.span else ()
+        if rest:  # offsets that landed before their window had a boundary are in another one's receipts
+            near = read_receipts_meeting(ledger, state, ((key, r) for r in rest))
+            if any(subtract(r, [x.offset_range.range for x in near if x.offset_range.key == key]) for r in rest):
+                return key
+    return None
+
+
+def build_unproven_error(feed: str, window: int, key: Key) -> LedgerCorrupt:
+    return LedgerCorrupt(
+        f"window {show_window(window)} of feed {feed}: the ledger counts offsets of {key} as landed, and no entry of it"
+        " has landed them",
+        remedy=f"an entry was replaced: restore _sluice/{feed}/log from a backup, then: sluice audit {feed} --all",
+    )
 
 
 def group_receipts(
@@ -329,9 +367,20 @@ def demand_complete(files: WindowFiles, feed: str) -> None:
         )
 
 
-def find_missing(lake: Lake, parts: Iterable[Part]) -> tuple[Part, ...]:
-    """The published parts that are not visible yet: the roll-forward has still to show them."""
-    wanted = tuple(parts)
-    folders = {p.path.rpartition("/")[0] for p in wanted}
-    visible = {path for folder in folders for path in lake.list(folder)}
-    return tuple(p for p in wanted if p.path not in visible)
+def find_wrong_files(lake: Lake, parts: Iterable[Part]) -> dict[str, PartUnreadable | None]:
+    """Returns, by path, why published files cannot be read as the ledger names them: None while they are staged.
+
+    Sizes come from listings: no file is opened. A caller reads the ledger again before it reports a missing file, which
+    may have been replaced.
+    """
+    wanted = {p.path: p for p in parts}
+    sizes = {s.path: s.size for folder in {path.rpartition("/")[0] for path in wanted} for s in lake.stats(folder)}
+    out: dict[str, PartUnreadable | None] = {}
+    for path, part in wanted.items():
+        size = sizes.get(path)
+        if size is None and lake.size(part.staged) is not None:
+            out[path] = None
+        elif size != part.file_bytes and (size := lake.size(path)) != part.file_bytes:  # a run may have shown it
+            what = "is missing" if size is None else f"has {size} bytes, the ledger says {part.file_bytes}"
+            out[path] = PartUnreadable(f"{path} {what}", remedy=find_remedy(path), path=path, gone=size is None)
+    return out

@@ -250,10 +250,13 @@ def judge_batches(liveness: Liveness, batches: Iterable[Batch], *, watch: bool =
     return {b.id: verdicts[b.owner.token] for b in all_batches}
 
 
-def report_met(feed: str, batch: Batch, verdict: Verdict, fate: Fate = Fate.LEFT, why: str = "") -> Met:
+def report_met(
+    feed: str, batch: Batch, verdict: Verdict, fate: Fate = Fate.LEFT, why: str = "", *, refused: bool = False
+) -> Met:
     """Returns the report of another run's batch, with the remedies if it is left and its run is not alive."""
     is_stuck = fate is Fate.LEFT and verdict.life is not Life.ALIVE
-    return Met(batch.id, batch.request, batch.owner, verdict, fate, why, list_commands(feed, batch) if is_stuck else ())
+    ways = list_commands(feed, batch) if is_stuck else ()
+    return Met(batch.id, batch.request, batch.owner, verdict, fate, why, ways, refused)
 
 
 def build_busy_error(feed: str, batch: Batch, s: OffsetRange, verdict: Verdict) -> PlanBusy:

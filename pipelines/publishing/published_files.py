@@ -1,7 +1,8 @@
 """Lists the files of windows from the ledger, never from folders, and the files that snapshots of a table retain.
 
-Guarantee: the files of a window are complete, visible, and hold each record once. A window that is not complete, or
-whose files are not all visible, raises WindowIncomplete, unless the caller requests the visible files.
+Guarantee: the files of a window are complete, visible, of the ledger's sizes, and hold each record once. A window that
+is not complete, or whose files are not all visible, raises WindowIncomplete, unless the caller requests the visible
+files. A file that is missing or has another size raises PartUnreadable.
 
 A note next to the ledger marks a feed with a table. It is written before the table names the first file, and while it
 exists, only the table's publisher removes published files, after the snapshots that name them have expired. So readers
@@ -102,7 +103,8 @@ def list_files(
 ) -> tuple[File, ...]:
     """Returns the files of the windows (their starts, ms), by window and in log order; with `partial`, visible ones.
 
-    Raises WindowIncomplete, WindowRetired, and UsageError for a time that is not a window of the feed.
+    Raises WindowIncomplete, WindowRetired, PartUnreadable for a file that is missing or has another size, and
+    UsageError for a time that is not a window of the feed.
     """
     feed, state = ledger.feed, ledger.read()
     is_open = bool(windows) and not partial and not complete(state, windows[-1], settings)
@@ -113,17 +115,22 @@ def list_files(
         if is_open:  # ends at the first such window, also of millions up to a wrong year
             check_aligned(window, settings)
             manifest.demand_complete(WindowFiles(window, complete(state, window, settings), ()), feed)
-    window_files = manifest.read_windows(ledger, windows, settings)
-    missing = {p.path for p in manifest.find_missing(lake, (p for f in window_files for p in f.of(kind)))}
+    while True:
+        window_files = manifest.read_windows(ledger, windows, settings)
+        wrong = manifest.find_wrong_files(lake, (p for f in window_files for p in f.of(kind)))
+        if not wrong or not ledger.list_replaced(wrong):
+            break
+    if damage := next(filter(None, wrong.values()), None):
+        raise damage
     if not partial:
-        _check_complete(window_files, missing, feed)
-    return tuple(build_file(lake, w, s, p) for w, s, p in _list_parts(window_files, kind) if p.path not in missing)
+        _check_complete(window_files, wrong, feed)
+    return tuple(build_file(lake, w, s, p) for w, s, p in _list_parts(window_files, kind) if p.path not in wrong)
 
 
-def _check_complete(windows: Sequence[WindowFiles], missing: set[str], feed: str) -> None:
+def _check_complete(windows: Sequence[WindowFiles], staged: Collection[str], feed: str) -> None:
     for window in windows:
         manifest.demand_complete(window, feed)
-        if unseen := len({p.path for p in window.parts} & missing):
+        if unseen := len({p.path for p in window.parts}.intersection(staged)):
             window_text = show_window(window.window)
             raise WindowIncomplete(
                 f"window {window_text} of feed {feed} has landed, but {unseen} of its files are not visible yet",
@@ -204,7 +211,7 @@ def settle_removals(
 
 def may_be_foreign(path: str) -> bool:
     """Returns whether no part of a feed can have this name: the file may be removed although the ledger lacks it."""
-    return paths.parse_part(path) is None and not paths.is_table_log(path)
+    return paths.parse_part(path) is None and not paths.is_ignored(path)
 
 
 def _dump(note: Mapping[str, object]) -> bytes:

@@ -121,6 +121,12 @@ class Shape:
     base: Schema | None = None
 
     @property
+    def rounded(self) -> tuple[str, ...]:
+        """Returns the columns in which the decimal numbers of JSON are rounded to binary ones."""
+        columns = self.columns if self.reader is None or self.reader.format.startswith("json") else None
+        return tuple(f.name for f in columns.fields if f.type.is_rounding) if columns else ()
+
+    @property
     def name(self) -> str:
         """A few words. They differ where the same records would become other rows."""
         words = ["raw" if self.columns is None else f"json {self.columns.fingerprint}"]

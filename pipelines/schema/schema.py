@@ -76,6 +76,11 @@ class Type:
     unit: str = ""
     fields: tuple[Field, ...] = ()
 
+    @property
+    def is_rounding(self) -> bool:
+        """Returns whether the type, or one inside it, holds a decimal number only as the nearest binary one."""
+        return self.kind in (Kind.FLOAT32, Kind.FLOAT64) or any(f.type.is_rounding for f in self.fields)
+
     def __str__(self) -> str:
         match self.kind:
             case Kind.DECIMAL:

@@ -178,7 +178,7 @@ def look_ahead(
     rates = {
         k: r for k, p in partitions.items() if (r := forecast.production(state, k, p.high_watermark, now)) is not None
     }
-    lag = sum(max(0, p.last_stable_offset - state.frontier(k)) for k, p in partitions.items() if k in state.origins)
+    lag = sum(r.span for o in pending for r in o.ranges)
     published = read_recent(ledger, state)
     recent, produced = work(published), sum(rates.values()) if rates else None
     eta = forecast.eta(lag, recent, produced)

@@ -134,7 +134,7 @@ def _standing(
     if standing is Standing.LANDED and is_retired(state, window, settings.length):
         standing = Standing.RETIRED
     batch = {Standing.RUNNING: outside.running, Standing.FAILED: outside.failed}.get(standing, {}).get(window)
-    return WindowStanding(window, standing, done, span, pending, batch)
+    return WindowStanding(window, standing, done, span, pending, batch, windows.find_losses(state, window, settings))
 
 
 def _standing_of(

@@ -87,6 +87,7 @@ def read_rows(
 
 def _read_part(lake: Lake, part: Part, reading: _RowSums, batch_rows: int) -> Iterator[pa.RecordBatch]:
     with parquet.open_parquet(lake, part.path) as file:
+        parquet.check_rows(file.metadata, part.path, part.shared.rows if part.shared else part.rows)
         names = reading.choose_columns(file.schema_arrow)
         groups, before = parquet.find_row_groups(file.metadata, part)
         yield from parquet.own_rows(parquet.read(file, part.path, batch_rows, names, groups), part, before)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from sluice.pipelines.model.kafka import Key, OpenTransaction, Range
+from sluice.pipelines.planning.windows import NO_LOSSES, Losses
+from sluice.pipelines.util.units import many
 
 
 class Standing(StrEnum):
@@ -41,7 +44,8 @@ class PendingPart:
 class WindowStanding:
     """One window by its start (ms): `done` of its `span` offsets are accounted for.
 
-    `span` is None while a boundary is not resolved. `batch` is the one that works on the window, or failed.
+    `span` is None while a boundary is not resolved. `batch` is the one that works on the window, or failed. Offsets of
+    former lives are in `losses` only.
     """
 
     window: int
@@ -50,8 +54,31 @@ class WindowStanding:
     span: int | None
     pending: tuple[PendingPart, ...] = ()
     batch: int | None = None
+    losses: Losses = NO_LOSSES
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the window is complete and no record arrived in it."""
-        return self.standing is Standing.LANDED and self.span == 0
+        """Returns whether the window is complete and no record arrived in it, in any life of its partitions."""
+        return self.standing is Standing.LANDED and self.span == 0 and self.losses == NO_LOSSES
+
+
+def describe_pending(pending: Sequence[PendingPart], limit: int = 3) -> str:
+    """`orders:1 lacks [0, 30); 4 more lack 120 offsets`; partitions that a transaction holds come first."""
+    if not pending:
+        return "no run has read it"
+    if all(o.ranges is None for o in pending):
+        return f"its end is not resolved in {many(len(pending), 'partition')}"
+    first = sorted(pending, key=lambda o: o.held_at is None)
+    first, rest = first[:limit], first[limit:]
+    texts = [_describe_part(o) for o in first]
+    if rest:
+        texts.append(f"{len(rest)} more lack {many(sum(o.span or 0 for o in rest), 'offset')}")
+    return "; ".join(texts)
+
+
+def _describe_part(o: PendingPart) -> str:
+    if o.ranges is None:
+        return f"{o.key}: its end is not resolved"
+    more = f" and {len(o.ranges) - 1} more ranges" if len(o.ranges) > 1 else ""
+    holder = "" if o.held_at is None else f", held at {o.held_at:,} by {o.held_by or 'an open transaction'}"
+    return f"{o.key} lacks {o.ranges[0]}{more}{holder}"

@@ -10,9 +10,9 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.tip import Trace, build_lost_error
 from sluice.pipelines.model.receipts import Part, PartKind
-from sluice.pipelines.model.tables import TableHead
+from sluice.pipelines.model.tables import Remedy, TableFault, TableHead
 from sluice.pipelines.ports import Lake, Table
-from sluice.pipelines.tables.pending import PendingBatch, addresses, rows_of, since, witness
+from sluice.pipelines.tables.pending import PendingBatch, addresses, columns, rows_of, since, witness
 from sluice.pipelines.util.units import many
 
 
@@ -23,7 +23,8 @@ class TableComparison:
     `pending` files were published after the table's mark, and `stale` ones stopped counting: the next sync sees to
     both. `missing` ones were published before, and the table had them. `foreign` ones are no files of this feed that
     the ledger knows. `rows` are (address, rows in the table, rows by the ledger) where these differ. `deletes` counts
-    files that delete single rows. `misread` files have bounds that an engine misreads; only `comparison` finds them.
+    files that delete single rows. `twice` are files that the table lists more than once. `faults` are of the
+    table as a whole. `misread` files have bounds that an engine misreads; only `comparison` finds them.
     """
 
     head: TableHead | None
@@ -35,12 +36,14 @@ class TableComparison:
     foreign: tuple[str, ...] = ()
     rows: tuple[tuple[str, int, int], ...] = ()
     deletes: int = 0
+    twice: tuple[str, ...] = ()
     misread: tuple[str, ...] = ()
+    faults: tuple[TableFault, ...] = ()
 
     @property
     def right(self) -> bool:
         """Returns whether every engine reads all landed rows from the table."""
-        return self.is_sound and not (self.pending or self.stale or self.misread)
+        return self.is_sound and not (self.pending or self.stale or self.misread or self.faults)
 
     @property
     def same(self) -> bool:
@@ -50,17 +53,30 @@ class TableComparison:
     @property
     def is_sound(self) -> bool:
         """Returns whether no other writer changed the table."""
-        return not (self.missing or self.foreign or self.rows or self.deletes)
+        changed = self.missing or self.foreign or self.rows or self.twice or self.deletes
+        return not changed and not any(f.blocks and f.remedy > Remedy.SYNC for f in self.faults)
+
+    @property
+    def remedy(self) -> Remedy:
+        """Returns what makes the table right."""
+        if self.deletes or any(f.remedy is Remedy.REBUILD for f in self.faults):
+            return Remedy.REBUILD
+        return Remedy.SYNC if self.is_sound and not self.misread else Remedy.REPAIR
 
     def describe(self) -> str:
         """Describes the differences."""
         differences = [
             (self.missing, f"{many(len(self.missing), 'file')} of the feed {_are(self.missing)} missing in it"),
             (self.foreign, f"{many(len(self.foreign), 'file')} in it {_are(self.foreign)} not of the feed"),
+            (self.twice, f"{many(len(self.twice), 'file')} {_are(self.twice)} listed twice"),
             (self.rows, f"{many(len(self.rows), 'file')} {_are(self.rows)} listed with other numbers of rows"),
             (self.deletes, f"{many(self.deletes, 'file')} in it {'deletes' if self.deletes == 1 else 'delete'} rows"),
         ]
-        return ", ".join(text for present, text in differences if present)
+        return ", ".join([text for present, text in differences if present] + [f.text for f in self.faults])
+
+    def find_remedy(self, feed: str) -> str:
+        """Returns the command after which the table is right."""
+        return self.remedy.format_command(feed)
 
 
 def _are(items: tuple[object, ...]) -> str:
@@ -107,7 +123,7 @@ def compare(
     later = addresses(lake, (b for b in batches if b.number >= mark))
     lacking, others = live.keys() - table_files.keys(), table_files.keys() - live.keys()
     stale = _stale(ledger, lake, state, others, kind)
-    both = ((a, table_files[a], live[a]) for a in sorted(live.keys() & table_files.keys()))
+    both = [(a, table_files[a], live[a]) for a in sorted(live.keys() & table_files.keys())]
     return TableComparison(
         head,
         live,
@@ -116,8 +132,10 @@ def compare(
         stale=tuple(sorted(stale)),
         missing=tuple(sorted(lacking - later.keys())),
         foreign=tuple(sorted(others - stale)),
-        rows=tuple((a, f.rows, rows_of(p)) for a, f, p in both if f.rows != rows_of(p)),
+        rows=tuple((a, f.rows, rows_of(p)) for a, f, p in both if f.rows != f.listed * rows_of(p)),
+        twice=tuple(a for a, f, _ in both if f.listed > 1),
         deletes=head.deletes,
+        faults=table.find_faults(columns(state, kind)),
     )
 
 
@@ -156,10 +174,17 @@ def check_owner(table: Table, head: TableHead, state: State, feed: str) -> None:
         raise build_lost_error(feed, state.newest, [Trace(head.mark - 1, f"{table.name} names entry {head.mark - 1}")])
 
 
+def check_faults(table: Table, columns: Mapping[str, str], feed: str, blocks: Remedy | None = None) -> None:
+    """Check the table as `look` last returned it. Raises TableDiffers for faults; with `blocks`, only for those that
+    prevent commits and need more than this remedy."""
+    faults = table.find_faults(columns)
+    if faults := tuple(f for f in faults if blocks is None or (f.blocks and f.remedy > blocks)):
+        remedy = max(f.remedy for f in faults).format_command(feed)
+        raise TableDiffers(f"{table.name} was changed by others: {', '.join(f.text for f in faults)}", remedy=remedy)
+
+
 def differs(table: Table, comparison: TableComparison, feed: str) -> TableDiffers:
     """The error for a table that somebody else changed."""
-    fix = f"sluice table sync {feed} --repair"
-    remedy = f"to see the files: sluice table check {feed}; to make the table match the ledger: {fix}"
-    if comparison.deletes:
-        remedy = f"roll the table back to a snapshot before that, then {fix}; or drop it"
+    remedy = f"to see the files: sluice table check {feed}; to make the table match the ledger: "
+    remedy += comparison.find_remedy(feed)
     return TableDiffers(f"{table.name} was changed, and not by feed {feed}: {comparison.describe()}", remedy=remedy)

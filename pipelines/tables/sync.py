@@ -13,18 +13,19 @@ commit with what takes their place, so that a reader of any snapshot meets each 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from sluice.pipelines.errors import TableMoved, TableRefused
+from sluice.pipelines.errors import TableDiffers, TableMoved, TableRefused
 from sluice.pipelines.feed.table_section import find_invalid_names, unfit
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, State
 from sluice.pipelines.model.receipts import PartKind, Progress, Reporter
-from sluice.pipelines.model.tables import FEED, LEDGER, WINDOWS, TableChange, TableHead, TableOperation
+from sluice.pipelines.model.tables import FEED, LEDGER, WINDOWS, Remedy, TableChange, TableHead, TableOperation
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import published_files
 from sluice.pipelines.publishing.publish import roll_forward
-from sluice.pipelines.tables.check import check_owner, compare, differs, trusted_mark
+from sluice.pipelines.tables.check import check_faults, check_owner, compare, differs, trusted_mark
 from sluice.pipelines.tables.pending import (
     PendingBatch,
     PendingFiles,
@@ -36,7 +37,7 @@ from sluice.pipelines.tables.pending import (
     groups,
     since,
 )
-from sluice.pipelines.tables.table_windows import FeedTables, retry_outdated
+from sluice.pipelines.tables.table_windows import COLUMNS, FeedTables, retry_outdated
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many
 
@@ -79,7 +80,8 @@ def sync(
     first one.
 
     With `repair`, a table that somebody else changed is made equal to the ledger; without, it raises TableDiffers.
-    Raises TableRefused, CatalogUnavailable, EntriesLost, PartUnreadable; TableMoved or Unknown after too many tries.
+    A table with a fault that does not block gets its rows before that is raised. Raises TableRefused,
+    CatalogUnavailable, EntriesLost, PartUnreadable; TableMoved or Unknown after too many tries.
     Guarantee: stopped anywhere, the table equals some state of the ledger, and the next call continues.
     """
     table, quarantine, windows = tables
@@ -93,7 +95,36 @@ def sync(
         done = replace(done, quarantine=quarantine_outcome)
     if windows is not None and done.head is not None:
         windows.bring_up(ledger, lake, state, expire_before)
+    for kind, t in tables.of_parts:
+        check_faults(t, columns(state, kind), ledger.feed)
+    if windows is not None:
+        check_faults(windows.table, COLUMNS, ledger.feed)
     return done
+
+
+def rebuild(ledger: Ledger, lake: Lake, tables: FeedTables, report: Reporter = lambda progress: None) -> Synced:
+    """Drop the feed's tables and make them again from the ledger: without changes by other clients, and without older
+    snapshots. No landed file is removed. Raises TableDiffers for a table that is not of this ledger, and as `sync`.
+    """
+    state, readable = ledger.read(), list[tuple[PartKind, Table]]()
+    for table in tables.all:
+        if (head := look_or_none(table)) is not None:
+            check_owner(table, head, state, ledger.feed)
+            readable += [(kind, t) for kind, t in tables.of_parts if t is table and head.snapshot is not None]
+    for kind, table in readable:  # files of other writers, which nothing names afterwards
+        with suppress(TableDiffers):
+            _Publisher(ledger, lake, table, kind, (kind,), report, repair=True)._note_leftovers(state)
+    for table in tables.all:
+        table.drop()
+    return sync(ledger, lake, tables, report, repair=True)
+
+
+def look_or_none(table: Table) -> TableHead | None:
+    """Returns the table's head; None without a table, or if its metadata cannot be read."""
+    try:
+        return table.look()
+    except TableDiffers:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +174,10 @@ class _Publisher:
                     f"{table.name} was updated by another process", remedy="the next attempt compares again"
                 )
             check_owner(table, head, state, ledger.feed)
+            wanted = columns(state, self.kind)
+            check_faults(table, wanted, ledger.feed, Remedy.REPAIR if self.repair else Remedy.SYNC)
+            if self.repair and table.repair(wanted, undo=True):
+                continue
             noted = published_files.note_table(lake, ledger.feed, table.name)
             if (noted or head.snapshot is None) and ledger.read().number > state.number:
                 # a run that met no note may remove files replaced since
@@ -160,7 +195,7 @@ class _Publisher:
             if changes:
                 self._check_columns(state)
             elif end == state.number:
-                if table.repair():
+                if table.repair(wanted):
                     continue
                 if (complete := complete_until(state)) > head.complete:
                     table.tell(complete)
@@ -228,9 +263,9 @@ class _Publisher:
     def _difference(self, state: State, head: TableHead) -> list[TableChange]:
         """Returns the changes that make a table without a valid mark equal to the ledger, by comparing all files."""
         comparison = compare(self.ledger, self.lake, self.table, head, state, self.kind)
-        if comparison.deletes or not (comparison.is_sound or self.repair):
+        if not comparison.is_sound and (comparison.remedy is Remedy.REBUILD or not self.repair):
             raise differs(self.table, comparison, self.ledger.feed)
-        again = tuple(address for address, _, _ in comparison.rows)
+        again = tuple({*comparison.twice, *(address for address, _, _ in comparison.rows)})
         add = (*comparison.pending, *comparison.missing, *again)
         remove = (*comparison.stale, *comparison.foreign, *again)
         wanted = set(add)

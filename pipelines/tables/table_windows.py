@@ -22,12 +22,12 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.model.tables import FEED, LEDGER, TableChange, TableHead, TableOperation
+from sluice.pipelines.model.tables import FEED, LEDGER, Remedy, TableChange, TableHead, TableOperation
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing.manifest import is_retired
 from sluice.pipelines.schema.arrays import fixed_width
-from sluice.pipelines.tables.check import check_owner
+from sluice.pipelines.tables.check import check_faults, check_owner
 
 COLUMNS = {"window_start": "timestamp(us)", "window_end": "timestamp(us)"}
 _FILE = re.compile(r"/([0-9a-f]{32})-([0-9]{20})\.parquet$")
@@ -65,6 +65,9 @@ class CompleteWindows:
         if head.ledger == state.ledger_id and head.mark > state.number:
             return None  # a publisher that knows more was here
         check_owner(self.table, head, state, ledger.feed)
+        check_faults(self.table, COLUMNS, ledger.feed, Remedy.REPAIR)
+        if self.table.repair(COLUMNS, undo=True):
+            head = self.table.look() or head
         have, digest = tuple(self.table.files()), _digest(starts, self.settings)
         if [_digest_of(a) for a in have] == ([digest] if starts else []) and not head.deletes:
             return head
@@ -98,6 +101,10 @@ class FeedTables(NamedTuple):
     rows: Table
     quarantine: Table | None = None
     windows: CompleteWindows | None = None
+
+    @property
+    def all(self) -> tuple[Table, ...]:
+        return tuple(t for t in (self.rows, self.quarantine, self.windows and self.windows.table) if t)
 
     @property
     def of_parts(self) -> tuple[tuple[PartKind, Table], ...]:

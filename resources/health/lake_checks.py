@@ -14,25 +14,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sluice.pipelines.batch.survey import list_topics
-from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, Refused, SluiceError, docs_command
+from sluice.pipelines.errors import SetupError, SluiceError, docs_command
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.feed.stores import StoreSettings
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.log import list_feeds_without_files
-from sluice.pipelines.ledger.marks import check_marks, check_owner
 from sluice.pipelines.model.health import (
     Diagnosis,
     Health,
-    of_error,
     report_failure,
     report_ok,
     report_skipped,
     report_warning,
 )
+from sluice.pipelines.operating.feed_status import read_status_through
+from sluice.pipelines.operating.findings import Finding
 from sluice.pipelines.ports import Ports
-from sluice.pipelines.publishing import lost_entries
+from sluice.pipelines.util import extras
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many
 from sluice.resources.health import Check, examine
@@ -125,15 +123,16 @@ def examine_ledgers(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagn
 
 
 def ledgers(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
-    """One line for each ledger that is not sound, and one for all others."""
+    """Yields the findings about each feed, and one line for all feeds without any."""
     from sluice.resources.open_ports import shared_edges  # late: it loads the clients
 
     until = time.monotonic() + SECONDS
     hasty = [_hasty(feed) for feed in feeds]
     with shared_edges(hasty) as open_ports:
-        results = map_parallel(lambda feed: _ledger(open_ports, feed, until, alone=len(feeds) == 1), hasty)
-    yield from (one for one in results if one.health is not Health.OK)
-    if sound := [one for one in results if one.health is Health.OK]:
+        results = map_parallel(lambda feed: _check_feed(open_ports, feed, until, alone=len(feeds) == 1), hasty)
+    sound = [first for first, *_ in results if first.health is Health.OK]
+    yield from (one for of_feed in results for one in of_feed if one.health is not Health.OK)
+    if sound:
         yield sound[0] if len(feeds) == 1 else report_ok(f"{TITLE}s", f"{len(sound)} of {len(feeds)} are sound")
 
 
@@ -142,35 +141,36 @@ def _hasty(feed: Feed) -> Feed:
     return feed.model_copy(update={"kafka": feed.kafka.model_copy(update={"bootstrap_timeout_ms": waits})})
 
 
-def _ledger(
+def _check_feed(
     open_ports: Callable[[Feed], AbstractContextManager[Ports]], feed: Feed, until: float, *, alone: bool
-) -> Diagnosis:
-    """The state of one ledger. Errors of the lake or of Kafka have lines of their own in other groups."""
-    title = TITLE if alone else f"{feed.name}: {TITLE}"
+) -> list[Diagnosis]:
+    """Returns the findings, or that there are none. What passes by itself has lines of its own in other groups."""
+    where = "" if alone else f"{feed.name}: "
     if time.monotonic() > until:
-        return report_skipped(title, "not read: the time limit was reached", f"sluice status {feed.name}")
+        return [report_skipped(f"{where}{TITLE}", "not read: the time limit was reached", f"sluice status {feed.name}")]
     try:
-        with open_ports(feed) as edges:
-            return _in_lake_and_group(title, feed, edges)
-    except (Refused, LedgerCorrupt, LedgerTooNew) as error:
-        return of_error(title, error)
+        with extras.name_missing(), open_ports(feed) as edges:
+            ledger = Ledger(edges.lake, feed.name, edges.clock, checkpoints=False)
+            status = read_status_through(edges, feed, ledger, ())
+            # Readers need no Kafka client: the group "Kafka" reports that it is not installed.
+            known = status.error.remedy if isinstance(status.error, SetupError) else None
+            findings = [f for f in status.findings if (f.severe or not status.error) and f.remedy != known]
+            number = 0 if findings else ledger.read().number
     except SluiceError as error:
-        return report_skipped(title, f"not read: {error.message}")
-
-
-def _in_lake_and_group(title: str, feed: Feed, edges: Ports) -> Diagnosis:
-    ledger = Ledger(edges.lake, feed.name, edges.clock, checkpoints=False)
-    number = ledger.read().number
-    lost_entries.check_recent(ledger, edges.lake, feed)
+        return [report_skipped(f"{where}{TITLE}", f"not read: {error.message}")]
+    if findings:
+        return [_diagnose(where, f) for f in findings]
     entries = many(number, "entry", "entries") if number else "empty: nothing has landed yet"
-    try:
-        partitions = edges.cluster.partitions(list_topics(feed, edges.cluster), feed.isolation)
-        committed = edges.group.fetch_committed([p.tp for p in partitions])
-    except SluiceError:
-        return report_ok(title, f"{entries}; not compared with the group's offsets, which Kafka did not return")
-    state = check_marks(ledger, ledger.read(), committed)
-    check_owner(ledger, state, committed, commits=feed.commit is not CommitMode.NONE)
-    return report_ok(title, f"{entries}; no committed offset is of another ledger, or of an entry that is missing")
+    if status.error:
+        text = f"{entries}; not compared with the group's offsets, which Kafka did not return"
+    else:
+        text = f"{entries}; no committed offset is of another ledger, or of an entry that is missing"
+    return [report_ok(f"{where}{TITLE}", text)]
+
+
+def _diagnose(where: str, f: Finding) -> Diagnosis:
+    title = {"group": TITLE, "topics": "runs"}.get(f.kind, f.kind)
+    return (report_failure if f.severe else report_warning)(f"{where}{title}", f.text, f.remedy)
 
 
 def without_files(names: Collection[str], feeds: Sequence[Feed]) -> Iterator[Diagnosis]:

@@ -78,7 +78,8 @@ def writers_of(feed: Feed, lake: Lake, *, keep: bool = True) -> KeptSchemas | No
     if not types:
         return None
     client = client_of(feed.registry) if feed.registry else None
-    return KeptSchemas(lake, feed.name, client, keep=keep, types=types)
+    context = feed.registry.context if feed.registry else ""
+    return KeptSchemas(lake, feed.name, client, keep=keep, types=types, context=context)
 
 
 def find_registered(request: SchemaAsked) -> RegisteredSchema:
@@ -129,7 +130,9 @@ def number_of_own(feed: Feed, topics: Sequence[str]) -> int:
     reader, registry = feed.reader, feed.registry
     if reader is None or registry is None or reader.wire is WireFormat.BARE:
         return 0
-    looked: list[tuple[str, int | None]] = [(f"{topic}-value", None) for topic in dict.fromkeys(topics)]
+    looked: list[tuple[str, int | None]] = [
+        (f"{registry.context}{topic}-value", None) for topic in dict.fromkeys(topics)
+    ]
     looked += [(registry.subject, registry.version)] if registry.subject else []
     client = client_of(registry)
     for subject, version in looked:
@@ -167,8 +170,20 @@ class RegistryClient:
     def schema(self, id: int | str) -> RegisteredSchema | None:
         if numbered := _NUMBERED.fullmatch(str(id)):
             return self._of_own_api(str(id), *numbered.groups())
-        document = self._get(f"/schemas/ids/{id}" if isinstance(id, int) else f"/schemas/guids/{id}")
+        paths = [f"/schemas/ids/{id}{query}" for query in self._list_queries()] if isinstance(id, int) else []
+        answers = (self._get(path) for path in paths or [f"/schemas/guids/{id}"])
+        document = next((d for d in answers if d is not None), None)
         return None if document is None else self._make_schema(document, id)
+
+    def _list_queries(self) -> tuple[str, ...]:
+        """Returns the queries of a look-up by number, in order.
+
+        A number means another schema in each context, which the subject names. Some registries give only schemas of
+        exactly that subject; the second query gives others of its context, as by a strategy with the record's name.
+        """
+        subject, context = self.settings.subject, self.settings.context
+        names = [subject, context] if subject else [""]
+        return tuple(f"?subject={quote(name, safe='')}" if name else "" for name in dict.fromkeys(names))
 
     def version(self, subject: str, version: int | None = None) -> RegisteredSchema | None:
         document = self._get(_version_path(subject, version or "latest"))
@@ -409,7 +424,8 @@ class _Compatible:
     client: RegistryClient
 
     def key(self, reference: dict[str, Any]) -> _Key:
-        return str(reference.get("subject")), str(reference.get("version"))
+        subject, context = str(reference.get("subject")), self.client.settings.context
+        return subject if subject.startswith(":.") else f"{context}{subject}", str(reference.get("version"))
 
     def describe_key(self, key: _Key) -> str:
         return f"subject {key[0]!r}, version {key[1]}"

@@ -38,6 +38,7 @@ from sluice.pipelines.model.tables import (
     LEDGER,
     MARK,
     TableChange,
+    TableFault,
     TableFile,
     TableHead,
     TableOperation,
@@ -52,11 +53,20 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
     from deltalake.transaction import AddAction, RemoveAction
 
+_GUARDS = {"delta.deletedFileRetentionDuration": "interval 90 days"}
+"""How long VACUUM leaves a landed file that another client took out, such as by OPTIMIZE. Each file that was taken out
+stays in checkpoints as long."""
 _PROPERTIES = {
+    **_GUARDS,
     # versions expire by the feed's settings, not by a writer's checkpoint
     "delta.enableExpiredLogCleanup": "false",
     "delta.checkpointInterval": "50",
 }
+_WRITABLE = {
+    *("appendOnly", "invariants", "checkConstraints", "generatedColumns", "changeDataFeed", "columnMapping"),
+    *("deletionVectors", "timestampNtz", "v2Checkpoint", "variantType"),
+}
+"""Features of writers with which deltalake 1.6.6 commits."""
 _BOUNDED = "delta.dataSkippingStatsColumns"
 _OPERATION = "sluice.operation"
 _COMMIT = re.compile(r"([0-9]{20})\.json")
@@ -71,24 +81,24 @@ table."""
 class DeltaLakeTable:
     """`ports.Table` in the Delta table of a folder of the lake. Nothing is opened before the first call."""
 
-    def __init__(self, lake: Lake, root: str, options: Mapping[str, str]) -> None:
+    def __init__(self, lake: Lake, root: str, options: Mapping[str, str], feed: str = "FEED") -> None:
         self._lake, self._root, self._options = lake, root, dict(options)
         self._table: DeltaTable | None = None
         self._version = -1
         self._listed: frozenset[str] | None = None
-        self._outcomes = Outcomes(self.name, "log")
+        self._outcomes = Outcomes(self.name, "log", feed)
 
     @classmethod
     def of(cls, feed: Feed, lake: Lake, kind: PartKind = PartKind.LANDED) -> DeltaLakeTable:
         """The table over the feed's parts of this kind. Raises SetupError."""
         extras.require("deltalake")
-        return cls(lake, paths.delta_root(feed.name, kind), _build_options(feed))
+        return cls(lake, paths.delta_root(feed.name, kind), _build_options(feed), feed.name)
 
     @classmethod
     def of_windows(cls, feed: Feed, lake: Lake) -> DeltaLakeTable:
         """The table of the feed's complete windows."""
         extras.require("deltalake")
-        return cls(lake, paths.windows_table_root(feed.name), _build_options(feed))
+        return cls(lake, paths.windows_table_root(feed.name), _build_options(feed), feed.name)
 
     @property
     def name(self) -> str:
@@ -158,6 +168,8 @@ class DeltaLakeTable:
             before = set() if oldest is None else set(_live(oldest).column("path").to_pylist())
             later = {path for v in range(log.oldest + 1, self._version + 1) for path in log.list_added(v)}
             later |= {path for v in range(log.oldest, self._version + 1) for path in log.changes(v)}
+            if (oldest and _count_deletes(oldest)) or any(map(log.has_vectors, range(log.oldest, self._version + 1))):
+                later |= {self._path(address) for address in wanted if "/deletion_vector_" in address}
             if not log.names <= self._log().names:  # deleted entries may have named a later version's file, too
                 raise self._outcomes.make_moved()
             return wanted & {self._address(path) for path in before | later}
@@ -187,7 +199,7 @@ class DeltaLakeTable:
 
     def commit(self, change: TableChange) -> int:
         about = {**change.about, MARK: str(change.mark), _OPERATION: str(change.operation)}
-        self.repair()
+        self.repair({})
         table, adding = self._known, self._adding(change)
         with self._changing():
             self._evolve(table, change)
@@ -199,33 +211,56 @@ class DeltaLakeTable:
 
     def tell(self, complete: str) -> None:
         with self._changing():
-            self._put(COMPLETE, complete)
+            self._put({COMPLETE: complete})
+
+    def find_faults(self, columns: Mapping[str, str]) -> tuple[TableFault, ...]:
+        return tuple(self._find_faults(self._table, columns)) if self._table else ()
+
+    def _find_faults(self, table: DeltaTable, columns: Mapping[str, str]) -> Iterator[TableFault]:
+        protocol, properties = table.protocol(), table.metadata().configuration
+        if unknown := sorted({*(protocol.writer_features or ())} - _WRITABLE):
+            yield TableFault(f"it has {', '.join(unknown)}, which deltalake does not write")
+        if properties.get("delta.appendOnly") == "true":
+            yield TableFault("it is append-only, so no file of it can be replaced")
+        lacking = sorted(columns.keys() - {f.name for f in table.schema().fields})
+        if lacking and properties.get("delta.columnMapping.mode", "none") != "none":
+            yield TableFault(f"it maps columns to other names, and lacks {', '.join(lacking)}")
+
+    def drop(self) -> None:
+        with self._asking():
+            for files in self._log().below(None):
+                map_parallel(self._lake.remove, files)
+        self._table = None
 
     def misread(self) -> tuple[str, ...]:
         return () if _BOUNDED in self._known.metadata().configuration else tuple(self.files())
 
-    def repair(self) -> bool:
+    def repair(self, columns: Mapping[str, str], *, undo: bool = False) -> bool:
         """Earlier tables do not name the columns that have bounds, and deltalake takes it that all have. Files that
-        lack some of these bounds are described again, and then the columns are named."""
+        lack some of these bounds are described again, and then the columns are named. Nor do they guard files."""
         table = self._known
+        if guards := {k: v for k, v in _GUARDS.items() if k not in table.metadata().configuration}:
+            with self._changing():
+                self._put(guards)
+                self._load(table, self._version + 1)
         if _BOUNDED in table.metadata().configuration:
-            return False
-        columns = list_bounded(json.loads(table.schema().to_json())["fields"])
+            return bool(guards)
+        bounded = list_bounded(json.loads(table.schema().to_json())["fields"])
         with self._changing():
-            lacking = [f for f in _live(table).to_pylist() if not says_all(f, columns)]
+            lacking = [f for f in _live(table).to_pylist() if not says_all(f, bounded)]
             if lacking:
-                actions = [self._action(self._address(f["path"]), columns, changes=False) for f in lacking]
+                actions = [self._action(self._address(f["path"]), bounded, changes=False) for f in lacking]
                 self._write(table, actions, _commit({MARK: str(_mark(table))}))
                 self._load(table, self._version + 1)
-            self._put(_BOUNDED, _join_columns(columns))
+            self._put({_BOUNDED: _join_columns(bounded)})
             self._load(table, self._version + 1)
         return True
 
-    def _put(self, name: str, value: str) -> None:
-        """Set a property in a commit of its own."""
+    def _put(self, properties: Mapping[str, str]) -> None:
+        """Set properties in a commit of their own."""
         table = self._known
         entries = _commit({MARK: str(_mark(table))})
-        table.alter.set_table_properties({name: value}, raise_if_not_exists=False, commit_properties=entries)
+        table.alter.set_table_properties(dict(properties), raise_if_not_exists=False, commit_properties=entries)
 
     def _load(self, table: DeltaTable, version: int) -> None:
         with self._asking():
@@ -424,14 +459,22 @@ class _Log:
     def list_added(self, version: int) -> list[str]:
         return [unquote(a["add"]["path"]) for a in self._actions(version) if "add" in a]
 
+    def has_vectors(self, version: int) -> bool:
+        """Returns whether the version has files with deletion vectors."""
+        return any("deletionVector" in a.get("add", {}) for a in self._actions(version))
+
     def changes(self, version: int) -> list[str]:
         """The files with the version's change data. Another writer makes them, if the table has such a property."""
         return [unquote(a["cdc"]["path"]) for a in self._actions(version) if "cdc" in a]
 
-    def below(self, version: int) -> tuple[list[str], list[str]]:
-        """The lake paths of everything about versions before that one: the files from which reading begins, and all
-        others. Removed in this order, the log has no gap, whatever ends the removal."""
-        old = [n for n in sorted(self.names) if (match := _NUMBERED.match(n)) and int(match[1]) < version]
+    def below(self, version: int | None) -> tuple[list[str], list[str]]:
+        """The lake paths of everything about versions before that one (None: of the whole log): the files from which
+        reading begins, and all others. Removed in this order, the log has no gap, whatever ends the removal."""
+        old = [
+            n
+            for n in sorted(self.names)
+            if version is None or ((match := _NUMBERED.match(n)) and int(match[1]) < version)
+        ]
         begins = [n for n in old if n == f"{0:020d}.json" or _CHECKPOINT.fullmatch(n)]
         others = [n for n in old if n not in begins]
         return [f"{self._folder}/{n}" for n in begins], [f"{self._folder}/{n}" for n in others]

@@ -4,6 +4,9 @@ PyIceberg retries a commit by itself, on any newer snapshot, and so may add a fi
 retries are switched off on each handle. A commit is based on the snapshot that was read (the requirement
 `assert-ref-snapshot-id`); a writer that finds a newer one decides again. Columns are found by name (the table's name
 mapping), since the files carry no field ids.
+
+PyIceberg takes times from this machine's clock, and Java's library refuses a table whose times go back by more than a
+minute. So a commit is stamped later than everything in the metadata.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from itertools import compress
+from itertools import compress, pairwise
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -34,7 +38,9 @@ from sluice.pipelines.model.tables import (
     ICEBERG,
     LEDGER,
     MARK,
+    Remedy,
     TableChange,
+    TableFault,
     TableFile,
     TableHead,
     TableOperation,
@@ -55,12 +61,18 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.name_mapping import MappedField
     from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.table.update import TableRequirement, TableUpdate
 
 _IMPORTING = Lock()
 """SQLAlchemy's modules import each other; two threads that begin at once find half of one."""
 _COLUMNS = "sluice.columns"
+_TOLERANCE = 60_000
+"""How far (ms) times in a table's metadata may go back for Java's library."""
 _RETRIES = "commit.retry.num-retries"
+_GUARDS = {"gc.enabled": "false"}
+"""With it, Spark refuses to remove files by `expire_snapshots`, `remove_orphan_files` and `DROP TABLE … PURGE`."""
 _PROPERTIES = {
+    **_GUARDS,
     "format-version": "2",
     _RETRIES: "0",
     # readers open a bounded number of manifests, however many commits there were
@@ -75,11 +87,13 @@ _PROPERTIES = {
 class IcebergTable:
     """`ports.Table` in a catalog of Iceberg. Nothing is opened before the first call."""
 
-    def __init__(self, name: str, properties: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: str, properties: Mapping[str, str], defaults: Mapping[str, Any], feed: str = "FEED"
+    ) -> None:
         self._identifier = name
         self._properties, self._defaults = dict(properties), dict(defaults)
         self._table: Table | None = None
-        self._outcomes = Outcomes(self.name, "catalog")
+        self._outcomes = Outcomes(self.name, "catalog", feed)
 
     @classmethod
     def of(cls, feed: Feed, lake: Lake, suffix: str = "") -> IcebergTable:
@@ -89,9 +103,8 @@ class IcebergTable:
             raise ValueError("the feed names no Iceberg table")
         extras.require("pyiceberg")
         settings = feed.table.iceberg
-        return cls(
-            settings.name + suffix, settings.properties(), {"warehouse": lake.locate("tables"), **_build_options(feed)}
-        )
+        defaults = {"warehouse": lake.locate("tables"), **_build_options(feed)}
+        return cls(settings.name + suffix, settings.properties(), defaults, feed.name)
 
     @property
     def name(self) -> str:
@@ -129,8 +142,8 @@ class IcebergTable:
         with self._asking():
             files: dict[str, TableFile] = {}
             for f in _list_live(self._known):  # a file that others added again counts as often as readers read it
-                rows = f.record_count + (files[f.file_path].rows if f.file_path in files else 0)
-                files[f.file_path] = TableFile(f.file_path, rows, f.file_size_in_bytes)
+                path, before = f.file_path, files.get(f.file_path, TableFile(f.file_path, 0, 0, 0))
+                files[path] = TableFile(path, f.record_count + before.rows, f.file_size_in_bytes, before.listed + 1)
             return files
 
     def expiring(self, before: int) -> tuple[str, ...]:
@@ -175,8 +188,49 @@ class IcebergTable:
         return int(table.metadata.current_snapshot_id or 0)
 
     def tell(self, complete: str) -> None:
-        with self._changing(), self._known.transaction() as transaction:
+        table = self._known
+        with self._changing(), without_history(table) as transaction:
+            self._stage_base(transaction)
             transaction.set_properties({COMPLETE: complete})
+
+    def find_faults(self, columns: Mapping[str, str]) -> tuple[TableFault, ...]:
+        return tuple(self._find_faults(self._table, columns)) if self._table else ()
+
+    def _find_faults(self, table: Table, columns: Mapping[str, str]) -> Iterator[TableFault]:
+        metadata = table.metadata
+        if metadata.format_version > 2:
+            yield TableFault(f"it has format version {metadata.format_version}, which PyIceberg does not write")
+        if spec := ", ".join(f.name for f in table.spec().fields):
+            yield TableFault(f"it is partitioned by {spec}, and landed files have rows of several partitions")
+        if (head := _head(table)).forged is not None:
+            yield TableFault(
+                f"its mark was set to entry {head.forged - 1}, and it ends at {head.mark - 1}", Remedy.SYNC
+            )
+        if _is_mapping_incomplete(metadata):
+            yield TableFault("its name mapping is not complete, so readers find no values", Remedy.SYNC)
+        transaction = without_history(table)
+        with suppress(ValueError, TypeError):  # another type: a commit refuses it
+            _evolve(transaction, columns)
+        schema = transaction.table_metadata.schema()
+        renamed = dict(_find_renamed(metadata, schema))
+        for name, now in renamed.items():
+            yield TableFault(f"column {name} was renamed to {now}, and landed files have it as {name}", Remedy.REPAIR)
+        mapped = {name for name, _ in _list_names(metadata.name_mapping() or ())}
+        if dropped := sorted({*schema.column_names}.difference(metadata.schema().column_names, renamed) & mapped):
+            yield TableFault(f"{', '.join(dropped)} of its columns were dropped", Remedy.SYNC)
+        for log in (metadata.snapshot_log, metadata.metadata_log):
+            times = [*(entry.timestamp_ms for entry in log), metadata.last_updated_ms]
+            if (back := max((a - b for a, b in pairwise(times)), default=0)) > _TOLERANCE:
+                text = f"its times go back by {back // 1000} s, and Java's library refuses it (Spark, Trino, Flink)"
+                yield TableFault(text, blocks=False)
+                break
+
+    def drop(self) -> None:
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        self._table = None
+        with self._asking(), suppress(NoSuchTableError, NoSuchNamespaceError):
+            self._catalog.drop_table(self._identifier)
 
     def misread(self) -> tuple[str, ...]:
         table = self._known
@@ -192,17 +246,43 @@ class IcebergTable:
             live = [*_list_live(table)]
             return tuple(f.file_path for f in compress(live, map_parallel(is_misread, live)))
 
-    def repair(self) -> bool:
-        """The bounds are in the files themselves, which `maintenance/compaction.py` writes again."""
-        return False
+    def repair(self, columns: Mapping[str, str], *, undo: bool = False) -> bool:
+        """Bounds are in the files themselves, which `maintenance/compaction.py` writes again."""
+        table, head = self._known, _head(self._known)
+        lacking = {k: v for k, v in _GUARDS.items() if k not in table.properties}
+        if head.forged is not None:
+            lacking[MARK] = str(head.mark)
+        with self._changing(), without_history(table) as transaction:
+            if undo:
+                _restore_names(transaction, columns)
+            self._update_columns(transaction, columns)
+            if lacking:
+                transaction.set_properties(lacking)
+            if changed := bool(transaction._updates):
+                self._stage_base(transaction)
+        return changed
+
+    def _stage_base(self, transaction: Transaction) -> None:
+        """Require the snapshot that was read. A commit without a snapshot takes its time from the clock: where that
+        is behind the table's times, it gets an empty snapshot."""
+        from pyiceberg.table.update import AssertRefSnapshotId
+
+        table = self._known
+        if _is_clock_behind(table.metadata):
+            with transaction.update_snapshot(
+                snapshot_properties={MARK: table.properties.get(MARK, "0")}
+            ).merge_append():
+                pass
+        else:
+            read = table.metadata.current_snapshot_id
+            transaction._stage((), (AssertRefSnapshotId.model_validate({"ref": "main", "snapshot-id": read}),))
 
     def _check_unpartitioned(self) -> None:
         """Raises TableRefused for a table with partitions: a file has rows of several, and readers would miss some."""
         if spec := ", ".join(f.name for f in self._known.spec().fields):
             raise TableRefused(
                 f"{self.name} was partitioned by {spec}, and landed files have rows of several partitions",
-                remedy="drop its partition fields (in Spark: ALTER TABLE … DROP PARTITION FIELD …); the next sync adds "
-                "the pending files",
+                remedy="sluice table rebuild FEED",
             )
 
     def _update_columns(self, transaction: Transaction, columns: Mapping[str, str]) -> None:
@@ -215,8 +295,7 @@ class IcebergTable:
         for name, now in _find_renamed(before, transaction.table_metadata.schema()):
             raise TableRefused(
                 f"column {name} of {self.name} was renamed to {now}, and landed files have it as {name}",
-                remedy=f"rename it back (ALTER TABLE … RENAME COLUMN {now} TO {name}); the next sync adds the pending "
-                "files. A view may give it another name",
+                remedy="sluice table sync FEED --repair renames it back. A view may give it another name",
             )
 
     def _stage_files(self, transaction: Transaction, change: TableChange) -> None:
@@ -234,14 +313,19 @@ class IcebergTable:
             yield from (f for f in _list_live(table) if f.file_path in wanted)
 
     def expire(self, before: int) -> int:
+        from pyiceberg.table.update.snapshot import ExpireSnapshots
+
         table = self._known
         had = len(table.metadata.snapshots)
-        if not any(s.timestamp_ms < before and s.snapshot_id not in _refs(table) for s in table.metadata.snapshots):
+        old = any(s.timestamp_ms < before and s.snapshot_id not in _refs(table) for s in table.metadata.snapshots)
+        if not old or _is_clock_behind(table.metadata):
             return 0
         with self._changing():
             moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=before)
             try:
-                table.maintenance.expire_snapshots().older_than(moment).commit()
+                with table.transaction() as transaction:
+                    self._stage_base(transaction)
+                    ExpireSnapshots(transaction).older_than(moment).commit()
             except ValueError:  # PyIceberg then reports that one of them is missing
                 there = {s.snapshot_id for s in self._catalog.load_table(self._identifier).metadata.snapshots}
                 if there.issuperset(s.snapshot_id for s in table.metadata.snapshots):
@@ -333,9 +417,11 @@ def _head(table: Table) -> TableHead:
         return head
     summary = {} if snapshot.summary is None else snapshot.summary.additional_properties
     own = summary.get(MARK, "")
+    marks = (s.summary.additional_properties.get(MARK) for s in table.metadata.snapshots if s.summary)
+    forged = own.isdecimal() and mark not in marks
     return TableHead(
         head.ledger,
-        head.mark,
+        int(own) if forged else head.mark,
         snapshot.snapshot_id,
         int(own) if own.isdecimal() else None,
         summary.get(BATCHES, "").rpartition(" ")[2],
@@ -345,6 +431,7 @@ def _head(table: Table) -> TableHead:
         len(table.metadata.snapshots),
         int(summary.get("total-delete-files", 0)),
         head.complete,
+        head.mark if forged else None,
     )
 
 
@@ -380,7 +467,7 @@ def _evolve(transaction: Transaction, columns: Mapping[str, str]) -> None:
     from pyiceberg.table import TableProperties
 
     metadata, digest = transaction.table_metadata, hashlib.sha256(json.dumps(dict(columns)).encode()).hexdigest()[:16]
-    unmapped = TableProperties.DEFAULT_NAME_MAPPING not in metadata.properties
+    unmapped = _is_mapping_incomplete(metadata)
     if metadata.properties.get(_COLUMNS) == f"{digest}/{metadata.current_schema_id}" and not unmapped:
         return  # looking takes PyIceberg longer than adding files
     if unmapped:
@@ -389,6 +476,21 @@ def _evolve(transaction: Transaction, columns: Mapping[str, str]) -> None:
     with transaction.update_schema() as update:
         update.union_by_name(_arrow(columns))
     transaction.set_properties({_COLUMNS: f"{digest}/{transaction.table_metadata.current_schema_id}"})
+
+
+def _is_mapping_incomplete(metadata: TableMetadata) -> bool:
+    """Returns whether readers miss columns in files, since the name mapping lacks them."""
+    return not {*_list_names(metadata.schema().name_mapping)}.issubset(_list_names(metadata.name_mapping() or ()))
+
+
+def _restore_names(transaction: Transaction, columns: Mapping[str, str]) -> None:
+    """Rename columns back that the files have under their former names."""
+    before, trial = transaction.table_metadata, without_history(transaction._table)
+    _evolve(trial, columns)
+    if renamed := [*_find_renamed(before, trial.table_metadata.schema())]:
+        with transaction.update_schema() as update:
+            for name, now in renamed:
+                update.rename_column(now, name.rpartition(".")[2])
 
 
 def _find_renamed(before: TableMetadata, schema: Schema) -> Iterator[tuple[str, str]]:
@@ -486,12 +588,24 @@ def _pack(kind: pa.DataType, value: int) -> bytes | None:
     return in_us.to_bytes(8, "little", signed=True) if -(1 << 63) <= in_us < 1 << 63 else None
 
 
+def _find_newest_time(metadata: TableMetadata) -> int:
+    """Returns the latest time (ms) in the table's metadata."""
+    times = [s.timestamp_ms for s in metadata.snapshots] + [e.timestamp_ms for e in metadata.snapshot_log]
+    return max([metadata.last_updated_ms, *times, *(e.timestamp_ms for e in metadata.metadata_log)])
+
+
+def _is_clock_behind(metadata: TableMetadata) -> bool:
+    return time.time_ns() // 1_000_000 <= _find_newest_time(metadata)
+
+
 def without_history(table: Table) -> Transaction:
     """A transaction on the table without its history. PyIceberg copies the metadata, with all snapshots,
-    whenever a step asks for it, and no step asks for a snapshot that no branch or tag names."""
+    whenever a step asks for it, and no step asks for a snapshot that no branch or tag names. Its snapshot is newer than
+    all times in the table."""
     from pyiceberg.table import Transaction
-    from pyiceberg.table.update import update_table_metadata
+    from pyiceberg.table.update import AddSnapshotUpdate, update_table_metadata
 
+    earliest = _find_newest_time(table.metadata) + 1
     refs = _refs(table)
     snapshots = [s for s in table.metadata.snapshots if s.snapshot_id in refs]
     metadata = table.metadata.model_copy(update={"snapshots": snapshots, "snapshot_log": [], "metadata_log": []})
@@ -504,6 +618,14 @@ def without_history(table: Table) -> Transaction:
             if self._copied[0] != len(self._updates):
                 self._copied = len(self._updates), update_table_metadata(metadata, self._updates)
             return self._copied[1]
+
+        def _stage(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Any:
+            return super()._stage(tuple(map(self._stamp_snapshot, updates)), requirements)
+
+        def _stamp_snapshot(self, update: TableUpdate) -> TableUpdate:
+            if not isinstance(update, AddSnapshotUpdate) or update.snapshot.timestamp_ms >= earliest:
+                return update
+            return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update={"timestamp_ms": earliest}))
 
     return Sparing(table)
 

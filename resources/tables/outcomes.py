@@ -39,6 +39,7 @@ _DENIED_SAID = re.compile(
 """Messages of errors without a class of their own: stores behind pyarrow and deltalake, databases behind a
 catalog."""
 _BROKEN_SAID = re.compile("Kernel error")
+_FILE_NAME = re.compile(r"[^\s/'\"]+\.(?:json|avro|parquet|crc)\b")
 _STORE_SAID = re.compile("object store|Generic S3 error")
 _MOST = 300
 """How many characters of another's message are kept."""
@@ -60,8 +61,8 @@ def readable(address: str) -> Iterator[None]:
 class Outcomes:
     """The errors about one table, which its `keeper` keeps: a catalog, or a log."""
 
-    def __init__(self, table: str, keeper: str) -> None:
-        self._table, self._keeper = table, keeper
+    def __init__(self, table: str, keeper: str, feed: str = "FEED") -> None:
+        self._table, self._keeper, self._feed = table, keeper, feed
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -84,9 +85,11 @@ class Outcomes:
             )
         away = _STORE_SAID.search(str(error)) is not None
         if "FileNotFoundError" in kinds or (_BROKEN_SAID.match(str(error)) and not away):
+            name = _FILE_NAME.search(str(error))
             return TableDiffers(
-                f"a file that {self._table} is described by is missing or broken, and Sluice did not remove it",
-                remedy="put it back, or drop the table: the next sync makes it again",
+                f"{name[0] if name else 'a file'}, which describes {self._table}, is missing or broken, and Sluice did "
+                "not remove it",
+                remedy=f"sluice table rebuild {self._feed}",
             )
         if kinds & _AWAY or away:
             return CatalogUnavailable(

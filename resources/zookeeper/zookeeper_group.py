@@ -73,6 +73,10 @@ class ZooKeeperGroup:
         """Return the currently registered consumers."""
         return tuple(Member(c.id, c.id, c.host) for c in self._tree.consumers(self._group))
 
+    def check_alone(self) -> None:
+        if others := [c for c in self._tree.consumers(self._group) if not c.ours]:
+            raise self._make_conflict({c.id: () for c in others})
+
     def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None:
         """Register, and own those partitions until `close`. Waits for others while patience lasts."""
         wanted = frozenset(partitions())
@@ -343,6 +347,10 @@ class BothGroup:
 
     def members(self) -> tuple[Member, ...]:
         return (*self._kafka.members(), *self._zookeeper.members())
+
+    def check_alone(self) -> None:
+        self._zookeeper.check_alone()
+        self._kafka.check_alone()
 
     def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None:
         self._zookeeper.own(partitions, lost)

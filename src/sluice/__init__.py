@@ -82,12 +82,14 @@ def check(
     """Check a window of a feed: whether it is complete, and its late and repeated records.
 
         hour = sluice.check("orders", "2026-11-20T14", key=["order_id"])
-        print(hour.complete, hour.reasons, hour.counts.landed, hour.rows.late.records, hour.rows.repeats.copied)
+        print(hour.complete, hour.reasons, hour.counts.landed)
+        print(hour.rows and (hour.rows.late.records, hour.rows.repeats.copied))
 
     `window` is as in `read`, by default the newest one that is due. `key` names the columns that identify a record, by
-    default the Kafka key. `project` is as in `read`. Kafka is asked only about a due window that is not complete.
+    default the Kafka key. `project` is as in `read`. Kafka is asked only about a due window that is not complete. The
+    window is not complete if a file is missing or damaged: then `rows` is None, and `reasons` have the remedy.
 
-    Raises FeedError, UsageError for a window or column that the feed lacks, and PartUnreadable.
+    Raises FeedError, and UsageError for a window or column that the feed lacks.
     """
     from sluice import reading  # late: `import sluice` stays cheap
 

@@ -10,19 +10,20 @@ it. Kafka is not asked.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.errors import Failed, SluiceError, UsageError
+from sluice.pipelines.errors import Failed, PartUnreadable, SluiceError, UsageError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.lake.parquet import read_batches, wrap_read_errors
+from sluice.pipelines.lake.parquet import check_rows, read_batches, wrap_read_errors
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning.schema_changes import describe_overridden, find_columns
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.operating.check_window import WindowCheck
     from sluice.pipelines.operating.feed_status import FeedStatus
 
+T = TypeVar("T")
 When = str | int | datetime
 """A window's start: `2026-11-20T14` in UTC, ms since the epoch, or a datetime with its zone."""
 
@@ -190,7 +192,11 @@ class Windows:
 
     @cached_property
     def _footers(self) -> list[pq.FileMetaData]:
-        return [_read_footer(self._filesystem, *paths) for paths in zip(self._each, self._arrow_paths, strict=True)]
+        rows = Counter[str]()
+        for f in self.files:
+            rows[f.path] += f.rows
+        where = zip(self._each, self._arrow_paths, strict=True)
+        return [_read_footer(self._filesystem, f.path, path, rows[f.path]) for f, path in where]
 
     @cached_property
     def _filesystem(self) -> FileSystem | None:
@@ -202,13 +208,26 @@ class Windows:
 
     def dataset(self) -> pyarrow.dataset.Dataset:
         """A dataset, scanned on demand: for rows that do not fit into memory, or if you need only a few columns."""
-        return self._dataset(self.schema)
+        return self._look_again_on_error(lambda w: w._dataset(w.schema))
+
+    def _look_again_on_error(self, read: Callable[[Windows], T]) -> T:
+        """Returns what `read` does; of the newer files if ours were replaced since they were listed."""
+        try:
+            return read(self)
+        except (PartUnreadable, OSError, pa.ArrowException):
+            lake = open_lake(self.feed)
+            ledger = Ledger(lake, self.feed.name, lambda: 0)
+            if not ledger.list_replaced(f.path for f in self.files):
+                raise
+            newer = Windows.of(self.feed, ledger, lake, self.starts, self.kind)
+            return newer._look_again_on_error(read)
 
     def _dataset(self, schema: pa.Schema) -> pyarrow.dataset.Dataset:
         import pyarrow.dataset
 
-        files = self._arrow_paths
-        return pyarrow.dataset.dataset(files, schema=schema, format="parquet", filesystem=self._filesystem)
+        scanning = pyarrow.dataset.ParquetFragmentScanOptions(page_checksum_verification=True)
+        parquet = pyarrow.dataset.ParquetFileFormat(default_fragment_scan_options=scanning)
+        return pyarrow.dataset.dataset(self._arrow_paths, schema, parquet, filesystem=self._filesystem)
 
     def arrow(self, columns: list[str] | None = None) -> pa.Table:
         """All rows in memory, by window and in log order in each partition; with `columns`, only these columns.
@@ -217,8 +236,11 @@ class Windows:
         with `layout: record_time` that of their folders.
         Raises PartUnreadable if a file is gone or damaged.
         """
+        return self._look_again_on_error(lambda w: w._to_table(columns))
+
+    def _to_table(self, columns: list[str] | None) -> pa.Table:
         try:
-            return self.dataset().to_table(columns=columns)
+            return self._dataset(self.schema).to_table(columns=columns)
         except (OSError, pa.ArrowException):
             self._demand_readable()
             raise
@@ -245,15 +267,7 @@ class Windows:
 
         return polars.scan_pyarrow_dataset(self.dataset())
 
-    def duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
-        """A lazily read relation, on DuckDB's default connection, so that `duckdb.sql` finds it.
-
-        Columns in nanoseconds are cut to microseconds: DuckDB compares no time in nanoseconds with one that has a zone.
-        """
-        with extras.name_missing():
-            import duckdb
-
-        where: Any = connection or duckdb
+    def _to_duckdb(self, where: Any) -> duckdb.DuckDBPyRelation:
         relation: duckdb.DuckDBPyRelation
         if not self.paths:
             relation = where.from_arrow(self.schema.empty_table())
@@ -268,6 +282,15 @@ class Windows:
                 relation = relation.project(", ".join(_cut_to_microseconds(f) for f in self.schema))
         return relation
 
+    def duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
+        """A lazily read relation, on DuckDB's default connection, so that `duckdb.sql` finds it.
+
+        Columns in nanoseconds are cut to microseconds: DuckDB compares no time in nanoseconds with one that has a zone.
+        """
+        with extras.name_missing():
+            import duckdb
+        return self._look_again_on_error(lambda w: w._to_duckdb(connection or duckdb))
+
     def spark(self, session: SparkSession | None = None) -> DataFrame:
         """A DataFrame, in the active session or in one with the feed's settings.
 
@@ -276,14 +299,20 @@ class Windows:
         cannot hold is null.
         """
         with extras.name_missing():
-            from sluice.resources.spark import engine, parts
-            from sluice.resources.spark import parts as types
+            from sluice.resources.spark import engine
 
             session = session or engine.session(self.feed.spark)
+        return self._look_again_on_error(lambda w: w._to_spark(session))
+
+    def _to_spark(self, session: SparkSession) -> DataFrame:
+        from sluice.resources.spark import parts
+        from sluice.resources.spark import parts as types
+
         schema = types.spark_schema(self.schema)
         own = not self._filesystem and self._alike and all(types.spark_reads(f) for f in self._footers)
         if own and self.paths:
-            return session.read.schema(schema).parquet(*map(_escape_glob, self.paths))
+            reader = session.read.schema(schema).option("parquet.page.verify-checksum.enabled", "true")
+            return reader.parquet(*map(_escape_glob, self.paths))
         lake = open_lake(self.feed)
         shares = tuple(parts.shares(lake, self.files))
         if not shares:
@@ -312,9 +341,11 @@ def _standing(feed: Feed, state: State, kind: PartKind) -> pa.Schema:
     return plain(QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(find_columns(feed, state)))
 
 
-def _read_footer(filesystem: FileSystem | None, file: File, path: str) -> pq.FileMetaData:
-    with wrap_read_errors(file.path):
-        return pq.read_metadata(path, filesystem=filesystem)
+def _read_footer(filesystem: FileSystem | None, name: str, path: str, rows: int) -> pq.FileMetaData:
+    with wrap_read_errors(name):
+        footer = pq.read_metadata(path, filesystem=filesystem)
+    check_rows(footer, name, rows)
+    return footer
 
 
 def _get_unit(field: pa.Field) -> str:

@@ -17,7 +17,8 @@ from sluice.assets.steps import table_step
 from sluice.pipelines.errors import Breach, CatalogUnavailable, SchemaDrifted
 from sluice.pipelines.model.kafka import OpenTransaction
 from sluice.pipelines.model.receipts import Drift, DriftKind
-from sluice.pipelines.status.watch import Finding, WatchResult
+from sluice.pipelines.operating.feed_status import WatchResult
+from sluice.pipelines.operating.findings import Finding
 from tests.assets.world import FEED, World
 
 EVIL = [

@@ -69,7 +69,7 @@ def test_run_syncs_table_and_survives_unavailable_catalog(world: World, instance
 def test_files_removed_by_the_next_sync_are_reported() -> None:
     comparison = TableComparison(None, {}, (), stale=("a", "b"))
     assert (
-        table_step._describe(comparison)
+        table_step._describe(comparison, "orders")
         == "the same 0 files and rows as in the ledger; 2 more files until the next sync"
     )
 

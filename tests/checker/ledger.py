@@ -415,10 +415,9 @@ def _apply_abandon(book: Book, number: int, entry: dict[str, Any]) -> None:
 def _apply_accept(book: Book, number: int, entry: dict[str, Any]) -> None:
     moves = [(Life(*i["leaves"]), i["enters"]) for i in entry["items"]]
     left_lives = {leaves for leaves, _ in moves if book.current.get(leaves.tp) == leaves}
-    for item in entry["passed"]:
-        life, (start, end) = Life(*item["key"]), item["range"]
-        if life in left_lives:
-            _put(book, life, Span(start, end, "skipped", number))
+    for kind, ranges in (("skipped", entry["passed"]), ("lost", entry.get("lost", []))):
+        ours = [i for i in ranges if Life(*i["key"]) in left_lives]
+        _apply_named_ranges(book, number, {"ranges": ours}, kind)
     for plan in book.plans.values():
         if plan.status == "planned" and any(life in left_lives for life, _, _ in plan.offset_ranges):
             plan.status = "abandoned"

@@ -136,7 +136,7 @@ def another_partition(s: Sound) -> None:
     s.sent["p0", 3] = replace(s.sent["p0", 3], tp=("orders", 1), outcome="unknown")
 
 
-def swapped_values(s: Sound) -> None:
+def swap_values(s: Sound) -> None:
     def swap(t: pa.Table) -> pa.Table:
         a, b = (t.column("value")[i].as_py() for i in (2, 3))
         return with_value(3, a)(with_value(2, b)(t))
@@ -148,7 +148,7 @@ def reorder(s: Sound) -> None:
     s.change_rows(2, lambda t: pa.concat_tables([t.slice(0, 2), t.slice(3, 1), t.slice(2, 1), t.slice(4)]))
 
 
-def gap_in_a_plan(s: Sound) -> None:
+def leave_gap_in_plan(s: Sound) -> None:
     s.produce(ZERO, 8)
     s.append_plan((18, 20), (22, 24))
 
@@ -158,7 +158,7 @@ def overlap_ranges(s: Sound) -> None:
     s.append_plan((18, 21), (20, 22))
 
 
-def overlapping_plans(s: Sound) -> None:
+def overlap_plans(s: Sound) -> None:
     s.produce(ZERO, 8)
     s.append_plan((18, 21))
     s.append_plan((20, 22), kind="offsets")
@@ -395,10 +395,10 @@ BROKEN: list[tuple[int, Plant, Where]] = [
     (3, nobody_sent_it, {"offset": 4}),
     (3, aborted_by_its_producer, {"offset": 14, "producer": "p0", "sequence": 12}),
     (3, another_partition, {"offset": 3, "producer": "p0", "sequence": 3}),
-    (3, swapped_values, {"offset": 2, "row": 2}),
-    (4, gap_in_a_plan, {"offset": 20}),
+    (3, swap_values, {"offset": 2, "row": 2}),
+    (4, leave_gap_in_plan, {"offset": 20}),
     (4, overlap_ranges, {"offset": 20}),
-    (4, overlapping_plans, {"offset": 20}),
+    (4, overlap_plans, {"offset": 20}),
     (4, forget_range, {"partition": 1, "offset": 9}),
     (4, early_manifest, {"offset": 18}),
     (4, boundary_back, {"offset": 9}),

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sluice.cli.daily import audit
-from sluice.cli.inspect import explain
+from sluice.cli.inspect import explain, files
+from sluice.cli.maintain import accept
+from sluice.pipelines.errors import NothingToAccept, UsageError, WindowRetired
+from sluice.pipelines.lake import paths
 from sluice.pipelines.model.kafka import CommittedOffset, Configs, TopicConfig
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from tests.assets.world import P0, World
 from tests.cli.conftest import Invoke
 
@@ -34,10 +38,41 @@ def test_damaged_file_is_reported_with_remedy(world: World, invoke: Invoke) -> N
     result = invoke(audit.audit, "orders", strict=True)
     (problem,) = result.document["problems"]
     assert (result.code, problem["file"]) == (1, path)
-    assert "--replace; else bring the file back from a backup" in problem["remedy"]
+    assert "bring the file back from a backup; without one: sluice run orders --offsets orders:" in problem["remedy"]
     assert f"✗ I3: {path} has 0 bytes" in result.text
-    assert "→ while Kafka still has its records: sluice run orders --offsets orders:" in result.text
     assert "not reconciled: 1 problem\n" in result.text
+    world.cluster.settings = Configs({"orders": TopicConfig()})
+    result = invoke(audit.audit, "orders", strict=True)
+    assert "→ land its offsets again: sluice run orders --offsets orders:" in result.text
+
+
+def test_replacement_with_fewer_records_is_refused_until_the_rows_are_given_up(world: World, invoke: Invoke) -> None:
+    world.run()
+    path = next(p for p in world.lake.list("data/orders") if p.endswith(".parquet"))
+    with pytest.raises(NothingToAccept, match="have the ledger's hashes"):
+        invoke(accept.accept, "orders", event="damaged", offsets="orders:0:0-25", reason="INC-1", yes=True)
+    world.lake.remove(path)
+    part = paths.parse_part(path)
+    assert part is not None
+    offsets = f"orders:{part.partition}:{part.start}-{part.end}"
+    part_range = AskedRange("orders", part.partition, part.start, part.end)
+    again = Request(RequestKind.OFFSETS, (part_range,), replace=True)
+    world.engine.absent = 2
+    error = world.run(again).error
+    assert error is not None
+    assert "Kafka no longer has 2 records of it" in error.message
+    assert f"sluice accept orders damaged --offsets {offsets} --reason" in error.remedy
+    before = dict(world.lake.files)
+    with pytest.raises(UsageError, match="not confirmed: Give up 25 offsets"):
+        invoke(accept.accept, "orders", event="damaged", offsets=offsets, reason="INC-1")
+    assert world.lake.files == before
+    result = invoke(accept.accept, "orders", event="damaged", offsets=offsets, reason="INC-1", yes=True, text=False)
+    assert [(r["start"], r["end"]) for r in result.document["retired"]] == [(part.start, part.end)]
+    with pytest.raises(WindowRetired, match="INC-1") as retired:
+        invoke(files.files, "orders", window=["2024-05-01T00"])
+    assert f"sluice run orders --offsets {offsets} --replace" in retired.value.remedy
+    assert world.run(again).error is None
+    assert invoke(audit.audit, "orders").code == 0
 
 
 def test_mismatched_offsets_fail_only_a_strict_audit(world: World, invoke: Invoke) -> None:

@@ -49,7 +49,7 @@ def test_pending_window_fails_and_suggests_run_command(world: World, invoke: Inv
     answer = invoke(check.check, "orders", f"{DAY}T01")
     assert (answer.code, answer.document["complete"]) == (1, False)
     assert [p["pending"] for p in answer.document["partitions"]] == [25, 25]
-    assert "orders:0 [25, 50); orders:1 [25, 50) are pending" in answer.text
+    assert "pending: orders:0 lacks [25, 50); orders:1 lacks [25, 50)" in answer.text
     assert f"→ land it: sluice run orders --window {DAY}T01:00" in answer.text
 
 
@@ -61,7 +61,7 @@ def test_partial_window_reports_failure_and_pending_range(world: World, invoke: 
     assert (answer.code, answer.document["landed"]) == (1, 25)
     assert "does not match its CRC" in failure["text"]
     assert "the broker's disk" in failure["remedy"]
-    assert rest["text"] == "orders:1 [25, 50) is pending"
+    assert rest["text"] == "pending: orders:1 lacks [25, 50)"
     assert rest["remedy"] == f"complete it: sluice run orders --window {DAY}T01:00"
 
 

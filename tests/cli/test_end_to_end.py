@@ -348,7 +348,7 @@ def test_one_run_lands_many_feeds_and_names_failed_feeds(
     result = sluice("run", "--all", "--window", closed, "--json")
     assert result.code == 2, "of the file that is wrong"
     by_feed = {f["feed"]: f["runs"][0] for f in result.document["feeds"]}
-    assert result.document["failed"] == ["gone"]
+    assert result.document["failed"] == ["gone"], by_feed["orders"].get("message")
     assert by_feed["gone"]["error"] == "KafkaUnavailable"
     assert "wrong.yaml" in result.document["broken"][0]["message"]
     assert by_feed["orders"]["run"] == by_feed["copy"]["run"]

@@ -12,7 +12,7 @@ from sluice.cli.daily import run, status
 from sluice.cli.inspect import files, plan, wait
 from sluice.cli.options import window_options
 from sluice.cli.terminal.output import CommandOutput
-from sluice.pipelines.errors import UsageError, WindowIncomplete, WindowOpen
+from sluice.pipelines.errors import PartUnreadable, UsageError, WindowIncomplete, WindowOpen
 from sluice.pipelines.model.kafka import CommittedOffset, Key, OpenTransaction, Range
 from sluice.pipelines.status.window_state import PendingPart, Standing, WindowStanding
 from sluice.pipelines.util.units import show_window
@@ -271,7 +271,8 @@ def test_wait_depends_on_readable_files_and_not_on_the_manifest(world: World, in
     parts = {p: world.lake.files.pop(p) for p in hour}
     (manifest,) = [p for p in world.lake.files if "/windows/" in p and "T0200" in p]
     del world.lake.files[manifest]
-    assert invoke(wait.wait, "orders", window=format_hour(2), timeout="0s", text=False).code == 75
+    with pytest.raises(PartUnreadable, match="is missing"):
+        invoke(wait.wait, "orders", window=format_hour(2), timeout="0s", text=False)
     world.lake.files.update(parts)
     assert invoke(wait.wait, "orders", window=format_hour(2), timeout="0s", text=False).document["complete"]
 

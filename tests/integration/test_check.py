@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 from kafka import KafkaProducer
 
 import sluice
 from sluice.cli.main import main
+from sluice.pipelines.errors import PartUnreadable
+from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.model.kafka import Range
+from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.operating import check_window
 from sluice.pipelines.status.repeats import Cause
 from sluice.pipelines.status.window_rows import read_rows
 from sluice.resources.lake import open_lake
@@ -156,3 +162,85 @@ def test_check_accepts_an_empty_hour_and_rejects_an_unknown_column(
     code, error = run_command(capfd, "check", "orders", FIRST, "--key", "order")
     assert (code, error["error"]) == (2, "UsageError")
     assert "no column `order`" in error["message"]
+
+
+def list_outcomes(
+    project: FeedProject, capfd: pytest.CaptureFixture[str], path: Path
+) -> tuple[Any, set[tuple[int, bool]]]:
+    """Returns the document of `check`, and the exit code of each other reader with whether it names the file."""
+    _, document = run_command(capfd, "check", "orders", SECOND)
+    outcomes = set()
+    for words in (("files", "orders"), ("wait", "orders", "--timeout", "1s")):
+        code, error = run_command(capfd, *words, "--window", SECOND)
+        outcomes.add((code, path.name in error["message"]))
+    with pytest.raises(PartUnreadable) as caught:
+        sluice.read("orders", SECOND, project=project.root).arrow()
+    return document, {*outcomes, (caught.value.exit_code, path.name in caught.value.message)}
+
+
+@pytest.mark.kafka
+def test_readers_stop_at_changed_file_and_the_printed_remedy_restores_it(
+    project: FeedProject, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    window = sluice.read("orders", SECOND, project=project.root)
+    path, rows = Path(window.paths[0]), window.rows
+    table = pq.read_table(path)
+    for change in (lambda: path.unlink(), lambda: pq.write_table(table.slice(1), path)):
+        change()
+        document, outcomes = list_outcomes(project, capfd, path)
+        assert outcomes == {(1, True)}
+        assert (document["exit_code"], document["complete"]) == (1, False)
+        assert [document[name] for name in ("late", "repeats", "landed_twice")] == [None] * 3
+        (reason,) = document["reasons"]
+        assert path.name in reason["text"]
+        command = re.search(r"sluice (run orders --offsets \S+ --replace)", reason["remedy"])
+        assert command is not None
+    assert main(command[1].split()) == 0
+    code, document = run_command(capfd, "check", "orders", SECOND)
+    assert (code, document["complete"], document["landed"]) == (0, True, rows)
+    assert sluice.read("orders", SECOND, project=project.root).arrow().num_rows == rows
+
+
+@pytest.mark.kafka
+def test_readers_stop_at_changed_bits_of_pages(project: FeedProject) -> None:
+    window = sluice.read("orders", SECOND, project=project.root)
+    path = Path(window.paths[0])
+    data, group = path.read_bytes(), pq.read_metadata(path).row_group(0)
+    for column in (group.column(i) for i in range(group.num_columns)):
+        first = column.dictionary_page_offset or column.data_page_offset
+        last = first + column.total_compressed_size - 1
+        path.write_bytes(data[:last] + bytes([data[last] ^ 4]) + data[last + 1 :])
+        with pytest.raises(PartUnreadable, match=re.escape(path.name)):
+            sluice.read("orders", SECOND, project=project.root).arrow()
+        with pytest.raises(OSError, match=r"checksum|CRC"):
+            sluice.read("orders", SECOND, project=project.root).polars().collect()
+        check = sluice.check("orders", SECOND, project=project.root)
+        if column.path_in_schema == "id":
+            assert check.rows is None
+            assert path.name in check.reasons[0].text
+    path.write_bytes(data)
+    assert sluice.check("orders", SECOND, project=project.root).complete
+
+
+@pytest.mark.kafka
+def test_readers_follow_window_that_lands_again(project: FeedProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed, start = load_feed(project.root / "feeds" / "orders.yaml", {}), START + HOUR
+    again = Request(RequestKind.WINDOW, window=start, replace=True)
+    before = sluice.read("orders", SECOND, project=project.root)
+    run(feed, again)
+    after = sluice.read("orders", SECOND, project=project.root)
+    assert before.paths != after.paths
+    assert before.arrow().equals(after.arrow())
+    assert len(before.polars().collect()) == len(before.duckdb().fetchall()) == after.rows
+    real, replaced = check_window.read_rows, list[bool]()
+
+    def replace_first(*arguments: Any) -> Any:
+        if not replaced:
+            replaced.append(True)
+            run(feed, again)
+        return real(*arguments)
+
+    monkeypatch.setattr(check_window, "read_rows", replace_first)
+    assert sluice.check("orders", SECOND, project=project.root).complete
+    assert replaced

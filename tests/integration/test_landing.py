@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import kafka as kafka_client
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
+from kafka.admin import ConfigResource, ConfigResourceType
 
-from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.audit.audit import AuditReport, audit
 from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.gaps import choose_remedies
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import preview
-from sluice.pipelines.errors import Refused, UnknownTopic, UsageError
+from sluice.pipelines.errors import BatchIncomplete, NothingToAccept, Refused, UnknownTopic, UsageError
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import Range, TopicPartition
+from sluice.pipelines.model.plans import AskedRange
+from sluice.pipelines.operating.acceptance import accept_damaged
 from sluice.pipelines.records.shape import RAW
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lake import open_lake
@@ -149,6 +156,69 @@ def test_compacted_topic_with_tombstones_lands(
     records = {(r["partition"], r["offset"]): r for r in consume_topic(kafka, topic)}
     assert {(r["partition"], r["offset"]) for r in landed_rows} >= set(records), "compaction may have gone on since"
     assert all(records.get((r["partition"], r["offset"]), r) == r for r in landed_rows)
+
+
+def test_rows_without_records_in_compacted_topic_stay_until_they_are_retired(
+    tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines
+) -> None:
+    config = {
+        "cleanup.policy": "compact",
+        "segment.ms": "500",
+        "min.cleanable.dirty.ratio": "0.001",
+        "max.compaction.lag.ms": "500",
+        "delete.retention.ms": "0",
+    }
+    topic = fresh_topic(partitions=3, config=config | {"segment.ms": "604800000"})
+    produce(kafka, topic, 300, keyless=False)
+    feed = FeedProject(tmp_path, kafka, topic, lake()).write_feed()
+    run(feed)
+    before = read_rows(feed)
+    assert len(before) == 300
+    with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic, config)
+        admin.alter_configs([resource])
+    _await_compaction(kafka, topic, 0, 100)
+    again = replace(request_offsets(topic, 0, 0, 100), replace=True)
+    with pytest.raises(BatchIncomplete, match=r"Kafka no longer has \d+ records of it"):
+        run(feed, again)
+    assert read_rows(feed) == before
+
+    path = next(p for p in list_files(feed) if "-0-0-100-" in p)
+    open_lake(feed).remove(path)
+    (problem,) = _audit_with_remedies(feed).problems
+    assert "bring the file back from a backup; without one: sluice run" in problem.remedy
+    with pytest.raises(BatchIncomplete) as refused:
+        run(feed, again)
+    assert f"sluice accept orders damaged --offsets {topic}:0:0-100 --reason" in refused.value.remedy
+    with open_inline_ports(feed) as ports:
+        done = accept_damaged(feed, ports, AskedRange(topic, 0, 0, 100), "no backup")
+        assert [r.range for r in done.retired] == [Range(0, 100)]
+        with pytest.raises(NothingToAccept):
+            accept_damaged(feed, ports, AskedRange(topic, 1, 0, 100), "no backup")
+    run(feed, again)
+    assert _audit_with_remedies(feed).problems == ()
+    rows = {r["offset"] for r in read_rows(feed) if r["partition"] == 0}
+    records = {r["offset"] for r in consume_topic(kafka, topic) if r["partition"] == 0 and r["offset"] < 100}
+    assert records
+    assert rows >= records
+
+
+def _await_compaction(kafka: LocalKafka, topic: str, partition: int, records: int) -> None:
+    """Write to the partition until Kafka has fewer than `records` of its first ones."""
+    for n in range(300):
+        with KafkaProducer(bootstrap_servers=kafka.bootstrap) as producer:
+            producer.send(topic, b"later", key=b"k%d" % (n % 50), partition=partition).get(10)
+        rest = [r for r in consume_topic(kafka, topic) if r["partition"] == partition and r["offset"] < records]
+        if len(rest) < records:
+            return
+        time.sleep(0.2)
+    pytest.fail("the topic was not compacted")
+
+
+def _audit_with_remedies(feed: Feed) -> AuditReport:
+    with open_inline_ports(feed) as ports:
+        ledger = open_feed_ledger(feed, ports)
+        return choose_remedies(audit(ledger, ports.lake), ledger.read(), ports.cluster)
 
 
 def test_empty_topic_lands_nothing_and_empty_partitions_are_skipped(

@@ -8,7 +8,7 @@ from pathlib import Path
 import polars
 import pytest
 
-from sluice.pipelines.lake.paths import is_table_log
+from sluice.pipelines.lake.paths import is_ignored
 from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.tables.sync import sync
 from sluice.pipelines.tables.table_windows import FeedTables
@@ -105,7 +105,7 @@ def test_delta_table_on_a_store_has_each_row_once(kind: str, request: pytest.Fix
     assert windows.to_pyarrow_table().num_rows == 1
     bring_up(world, expire_before=world.now + (1 << 40))
     assert read_offsets() == sorted([*range(100, 200)] * 2)
-    assert len([p for p in world.list_files() if not is_table_log(p)]) == 2
+    assert len([p for p in world.list_files() if not is_ignored(p)]) == 2
     assert count_by_polars() == 100
 
 
@@ -139,4 +139,4 @@ def test_iceberg_table_on_azure_and_google_has_each_row_once(
         assert orders.scan(snapshot_id=first).to_arrow().num_rows == 400, "time travel finds every file"
         assert KEY not in str(orders.metadata) + repr(catalog.properties if scheme != "gs" else "")
     bring_up(world, expire_before=world.now + (1 << 40))
-    assert len([p for p in world.list_files() if not is_table_log(p)]) == 2
+    assert len([p for p in world.list_files() if not is_ignored(p)]) == 2

@@ -23,7 +23,7 @@ from moto.server import ThreadedMotoServer
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.errors import Unknown
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.lake.paths import is_table_log
+from sluice.pipelines.lake.paths import is_ignored
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.maintenance.compaction import Compacted, compact
@@ -222,7 +222,7 @@ class Course:
         """Check that the lake has no files besides those of the newest snapshots."""
         with open_inline_ports(self.feed) as ports:
             for root, reader in (("data", self.rows), ("quarantine", self.refused)):
-                files = {ports.lake.locate(p) for p in ports.lake.list(f"{root}/orders") if not is_table_log(p)}
+                files = {ports.lake.locate(p) for p in ports.lake.list(f"{root}/orders") if not is_ignored(p)}
                 assert files == {*reader.list_files(reader.list_snapshots()[-1])}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from kafka import TopicPartition as Plain
 from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import TopicConfig, TopicPartition
-from sluice.pipelines.status.watch import Finding, WatchResult, view, watch
+from sluice.pipelines.operating.feed_status import WatchResult, watch
+from sluice.pipelines.operating.findings import Finding
 from sluice.resources.liveness import now
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
@@ -28,7 +30,7 @@ def watch_feed(feed: Feed, later: int = 0) -> WatchResult:
     """Run the sensor's watch as if it were `later` ms from now."""
     with open_inline_ports(feed) as ports:
         ledger = open_ledger(feed, ports)
-        return watch(feed, ledger, ports.cluster, view(ports.cluster, [feed]), now() + later)
+        return watch(replace(ports, clock=lambda: now() + later), feed, ledger)
 
 
 def get_finding(result: WatchResult, kind: str) -> Finding:

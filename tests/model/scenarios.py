@@ -43,6 +43,14 @@ SCENARIOS = (
     _make("again, slow copies", (("catch",), ("rep", 0, 0, 2)), slow_copies=True),
     _make("again twice", (("rep", 0, 0, 2), ("rep", 0, 1, 2)), {"wrongdead": 1, "crash": 1}, prelude=PIECES),
     _make("again while retention takes", (("rep", 0, 0, 2),), {"retain": 1, "crash": 1}, prelude=LANDED),
+    _make("again while compaction takes", (("rep", 0, 0, 2), ("catch",)), {"clean": 1, "crash": 1}, prelude=LANDED),
+    _make(
+        "the rest again while compaction takes",
+        (("rep", 0, 0, 3),),
+        {"clean": 1, "crash": 1},
+        logs=("ccc",),
+        prelude=(("bf", 0, 0, 1),),
+    ),
     _make("again and a catch-up", (("rep", 0, 0, 1), ("catch",)), {"append": 1, "crash": 1}, prelude=LANDED),
     # -- a ledger that lost entries
     _make("lost entries", (("ledger",), ("catch",)), prelude=LOST, letters=True, logs=("cbc",)),
@@ -244,7 +252,21 @@ def make_random_scenario(seed: int) -> Scenario:
     by_windows = chance.random() < 0.5
     letters = chance.random() < 0.3
     actors = tuple(_choose_actor(chance, count) for _ in range(chance.randint(2, 4)))
-    faults = ("append", "late", "future", "open", "end", "tick", "retain", "addpart", "lost", "arrive", "kick", "abort")
+    faults = (
+        "append",
+        "late",
+        "future",
+        "open",
+        "end",
+        "tick",
+        "retain",
+        "clean",
+        "addpart",
+        "lost",
+        "arrive",
+        "kick",
+        "abort",
+    )
     budgets = {b: chance.choice((1, 1, 2)) for b in (*faults, "crash", "wrongdead") if chance.random() < 0.5}
     if chance.random() < 0.3:
         budgets[chance.choice(("recreate", "trunc"))] = 1

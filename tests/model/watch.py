@@ -87,11 +87,11 @@ class Watch:
             for r in book.receipts:
                 if r.number == number and (bad := self._check_rows(r) or self._check_not_lost(r)):
                     return bad
-            if bad := self._check_shared_files(book):
+            if bad := self._check_shared_files(book) or self._check_no_row_is_lost(book, number):
                 return bad
         if entry["kind"] == "loss":
             return self._check_loss(entry)
-        if entry["kind"] == "accept" and (bad := self._check_acceptance(entry)):
+        if entry["kind"] == "accept" and (bad := self._check_acceptance(entry) or self._check_left(book, entry)):
             return bad
         if entry["kind"] == "origin" and (bad := self._check_origins(book, entry)):
             return bad
@@ -138,6 +138,18 @@ class Watch:
                 return f"I2: offset ranges that count have {at} of the {len(read_rows(data))} rows of {path}"
         return ""
 
+    def _check_no_row_is_lost(self, book: Book, number: int) -> str:
+        """Check 1: a batch that replaces parts has each of their offsets."""
+        before = build_book(tuple((n, data) for n, data in self._read_entries() if n < number))
+        if missing := self._list_offsets(before) - self._list_offsets(book):
+            return f"I1: entry {number} replaces parts, and has no rows for {sorted(missing)}"
+        return ""
+
+    def _list_offsets(self, book: Book) -> set[tuple[Life, int]]:
+        parts = ((r.life, p) for r in book.list_live_receipts() for p in r.parts)
+        files = ((life, p, self.world.files.get(p.staged) or self.world.files.get(p.path)) for life, p in parts)
+        return {(life, row[2]) for life, p, data in files if data is not None for row in read_own_rows(data, p)}
+
     def _check_not_lost(self, r: Receipt) -> str:
         """Check 4: each offset is in one class, and lost offsets cannot land."""
         before = build_book(tuple((n, data) for n, data in self._read_entries() if n < r.number))
@@ -180,6 +192,14 @@ class Watch:
                 return f"A: {leaves} ({leaves.incarnation}) is accepted as truncated, and never was"
             if entry["event"] == "recreated" and leaves.topic_id == enters.topic_id:
                 return f"A: {leaves} ({leaves.incarnation}) is accepted as recreated, and never was"
+        return ""
+
+    def _check_left(self, book: Book, entry: Mapping[str, Any]) -> str:
+        """Check 1, 4: no known offset of a life stays pending after the feed has left it."""
+        for life in (Life(*item["leaves"]) for item in entry["items"]):
+            end = max(book.pins.get(life, {}).values(), default=0)
+            if (book.get_frontier(life) or 0) < end:
+                return f"I4: {life} ({life.incarnation}) was left, and its offsets up to {end} are pending"
         return ""
 
     def _check_stable(self, ranges: Sequence[tuple[Life, int, int]]) -> str:

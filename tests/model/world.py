@@ -60,25 +60,32 @@ FAR = START + 10 * 365 * 24 * HOUR
 
 
 class LogEntry(NamedTuple):
-    """One offset of a log: a record, or a marker. `producer` is −1 outside of transactions."""
+    """One offset of a log: a record, or a marker. `producer` is −1 outside of transactions. `compacted`: no batch has
+    the offset any more.
+    """
 
     stamp: int
     value: bytes
     producer: int = -1
     marker: int | None = None
+    compacted: bool = False
 
 
 @lru_cache(4096)
 def build_log(records: tuple[LogEntry, ...]) -> Log:
     """Return the log in the form of a broker."""
-    return log(
-        *(
-            LogBatch(producer=r.producer, marker=r.marker)
-            if r.marker is not None
-            else LogBatch((LogRecord(b"k", r.value, r.stamp),), producer=r.producer, transactional=r.producer >= 0)
-            for r in records
-        )
-    )
+    batches, gap = list[LogBatch](), 0
+    for r in records:
+        if r.compacted:
+            gap += 1
+            continue
+        if r.marker is not None:
+            batches.append(LogBatch(producer=r.producer, marker=r.marker, gap=gap))
+        else:
+            record = LogRecord(b"k", r.value, r.stamp)
+            batches.append(LogBatch((record,), producer=r.producer, transactional=r.producer >= 0, gap=gap))
+        gap = 0
+    return log(*batches)
 
 
 @lru_cache(4096)
@@ -289,6 +296,9 @@ class World:
             for marker, word in ((COMMIT, "commits"), (ABORT, "aborts")):
                 end = put(lambda who=producer, m=marker: p.with_transaction_end(self.now, who, m))
                 yield Event(f"{n}: transaction {producer} {word}", "end", end)
+        for at, r in enumerate(p.records[: max(p.stable - 1, 0)]):
+            if r.producer < 0 and not r.compacted:
+                yield Event(f"{n}: offset {at} is compacted away", "clean", lambda at=at: self._clean(p, at))
         if p.start < p.stable:
             yield Event(f"{n}: log start {p.start + 1}", "retain", put(lambda: replace(p, start=p.start + 1)))
         yield Event(f"{n}: recreated", "recreate", lambda: self._recreate(p))
@@ -321,6 +331,12 @@ class World:
         fresh = f"id-{int(p.topic_id[3:]) + 1}"
         self.past += self.partitions
         self.partitions = [_fill(Partition(q.number, fresh), max(q.end - 1, 0), self.now) for q in self.partitions]
+
+    def _clean(self, p: Partition, at: int) -> None:
+        """Remove a record below the newest one, as log compaction does."""
+        self.past.append(p)
+        records = (*p.records[:at], p.records[at]._replace(compacted=True), *p.records[at + 1 :])
+        self.partitions[p.number] = replace(p, records=records)
 
     def _truncate(self, p: Partition) -> None:
         """Replace the last record, as an unclean leader election does."""
@@ -387,7 +403,8 @@ class Kafka(MemoryCluster):
 
     def first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
         p = self._world.get_partition(tp)
-        records = ((at, r) for at, r in enumerate(p.records) if at >= p.start and r.marker is None) if p else ()
+        entries = enumerate(p.records) if p else ()
+        records = ((at, r) for at, r in entries if p and at >= p.start and r.marker is None and not r.compacted)
         return next((OffsetAtTime(at, r.stamp) for at, r in records if r.stamp >= time), None)
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
@@ -488,6 +505,10 @@ class Group:
         members = tuple(Member(m, m, "host") for m in sorted(self._world.group.members))
         self._world.stage.record(members)
         return members
+
+    def check_alone(self) -> None:
+        if self.members():
+            raise GroupHeld("held")
 
     def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None: ...
 

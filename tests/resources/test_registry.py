@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -220,3 +221,63 @@ def test_id_of_the_feed_schema_is_looked_up_in_the_registry(serve: Serve, tmp_pa
     json_schema = there | {"schemaType": "JSON"}
     with pytest.raises(Refused, match="subjects again-value, orders-value, mine"):
         number({latest.format("again"): json_schema, latest.format("orders"): other})
+
+
+def make_in_context(*subjects: str, context: str = ":.staging:") -> Answers:
+    """Returns a registry with number 1 in the default context, and under these subjects of another context."""
+    quoted = {f"/api/schemas/ids/1?subject={quote(s, safe='')}": {"schema": '"string"'} for s in subjects}
+    return quoted | {"/api/schemas/ids/1": {"schema": '"int"'}}
+
+
+@pytest.mark.parametrize(
+    ("subject", "names"),
+    [
+        (":.staging:orders-value", [":.staging:orders-value"]),  # the topic's
+        (":.staging:com.acme.Order", [":.staging:com.acme.Order"]),  # the record's
+        (":.staging:orders-com.acme.Order", [":.staging:orders-com.acme.Order"]),  # both
+        (":.staging:orders-value", [":.staging:"]),  # of a record whose subject is another one of the context
+    ],
+)
+def test_number_is_looked_up_in_the_context_of_the_subject(serve: Serve, subject: str, names: list[str]) -> None:
+    url = serve(make_in_context(*names)).settings.url
+    client = RegistryClient(RegistrySettings(url=url, subject=subject))
+    schema = client.schema(1)
+    assert schema is not None
+    assert schema.texts == ('"string"',)
+
+
+@pytest.mark.parametrize("subject", [None, "orders-value"])
+def test_number_without_a_context_is_one_of_the_default_context(serve: Serve, subject: str | None) -> None:
+    client = RegistryClient(RegistrySettings(url=serve(make_in_context()).settings.url, subject=subject))
+    schema = client.schema(1)
+    assert schema is not None
+    assert schema.texts == ('"int"',)
+
+
+def test_number_that_a_context_lacks_is_never_one_of_the_default_context(serve: Serve) -> None:
+    url = serve(make_in_context()).settings.url
+    assert RegistryClient(RegistrySettings(url=url, subject=":.staging:orders-value")).schema(1) is None
+
+
+def test_references_and_own_schemas_are_looked_up_in_the_context(serve: Serve) -> None:
+    inner = quote(":.staging:inner", safe="")
+    refers = {"schema": '"outer"', "references": [{"name": "inner", "subject": "inner", "version": 1}]}
+    answers: Answers = {
+        f"/api/schemas/ids/1?subject={quote(':.staging:o', safe='')}": refers,
+        f"/api/subjects/{inner}/versions/1": {"schema": '"of the context"'},
+        "/api/subjects/inner/versions/1": {"schema": '"of the default context"'},
+    }
+    schema = RegistryClient(RegistrySettings(url=serve(answers).settings.url, subject=":.staging:o")).schema(1)
+    assert schema is not None
+    assert schema.texts == ('"of the context"', '"outer"')
+
+
+def test_schema_stored_from_another_context_is_looked_up_again(serve: Serve) -> None:
+    lake, url = MemoryLake(), serve(make_in_context(":.staging:o")).settings.url
+    former = KeptSchemas(lake, "orders", RegistryClient(RegistrySettings(url=url)))
+    assert former.texts(1) == ('"int"',)
+    settings = RegistrySettings(url=url, subject=":.staging:o")
+    today = KeptSchemas(lake, "orders", RegistryClient(settings), context=settings.context)
+    assert today.texts(1) == KeptSchemas(lake, "orders").texts(1) == ('"string"',)
+    again = KeptSchemas(lake, "orders", RegistryClient(RegistrySettings(url=url)))
+    assert again.texts(1) == KeptSchemas(lake, "orders").texts(1) == ('"int"',)

@@ -84,6 +84,10 @@ class KafkaGroup:
         """Return the current members. Raises GroupHeld for the newer protocol (KIP-848), not listed here."""
         return self._wire.run(f"describing group {self._group}", self._members)
 
+    def check_alone(self) -> None:
+        if strangers := [m for m in self.members() if m.client_id != self._wire.client_id]:
+            raise self._conflict(strangers)
+
     def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None:
         """Do nothing: in Kafka only members own partitions, and we are a member only while we commit."""
 
@@ -165,10 +169,7 @@ class KafkaGroup:
         while members := await self._members():
             strangers = [m for m in members if m.client_id != self._wire.client_id]
             if strangers or time.monotonic() > until:
-                raise self._conflict(
-                    ", ".join(map(_describe, strangers or members)),
-                    _STATIC if any(m.instance_id for m in members) else "",
-                )
+                raise self._conflict(strangers or members)
             await self._wire.sleep(_LOOK_SECONDS)
 
     async def _join(self, topics: Sequence[str]) -> Any:
@@ -195,7 +196,11 @@ class KafkaGroup:
     async def _leave(self, member_id: str) -> None:
         await self._coordinators.notify(GROUP, self._group, group_api.ask_leave(self._group, member_id))
 
-    def _conflict(self, by: str, more: str = "") -> GroupHeld:
+    def _conflict(self, by: Sequence[Member] | str) -> GroupHeld:
+        more = ""
+        if not isinstance(by, str):
+            more = _STATIC if any(m.instance_id for m in by) else ""
+            by = ", ".join(map(_describe, by))
         return GroupHeld(
             f"group {self._group} is not ours alone: {by}",
             remedy=f"stop its other consumers{more}, or let the feed commit under a group of its own; landed rows stay",

@@ -38,6 +38,10 @@ class MemoryGroup:
     def members(self) -> tuple[Member, ...]:
         return tuple(self.others)
 
+    def check_alone(self) -> None:
+        if self.others:
+            raise GroupHeld("held")
+
     def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None: ...
 
     @contextmanager

@@ -47,11 +47,11 @@ from sluice.pipelines.model.kafka import (
 )
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Outcome, Progress, RangeFailure, Reporter, TaskTraffic
+from sluice.pipelines.operating.feed_status import watch
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.publishing import manifest
-from sluice.pipelines.status.watch import view, watch
 from sluice.pipelines.util.units import show_window
 from sluice.running import FeedRun, RunResult
 from sluice.testing.cluster import MemoryCluster, MemoryFetcher, partition
@@ -357,9 +357,7 @@ def test_window_of_a_deleted_partition_is_reported(feed: Feed) -> None:
     world.land(Request(RequestKind.CATCH_UP)).check()
     world.topic.known = lambda: PARTITIONS[:1]  # type: ignore[method-assign]
     world.now = START + HOUR + feed.window.grace
-    assert [f.about for f in watch(feed, world.ledger, world.topic, view(world.topic, [feed]), world.now).findings] == [
-        "absent orders"
-    ]
+    assert [f.about for f in watch(world.make_ports(), feed, world.ledger).findings] == ["absent orders"]
     landed = world.land(Request(RequestKind.WINDOW, window=START))
     result = RunResult("orders", "run", landed=landed)
     with pytest.raises(WindowIncomplete, match=r"has no end in orders:1, .* Kafka did not list it"):
@@ -762,23 +760,13 @@ def test_range_landed_between_survey_and_plan_is_not_pending(feed: Feed) -> None
     check(world)
 
 
-def test_range_landed_between_two_surveys_is_not_a_finding(feed: Feed) -> None:
-    """The sensor asks Kafka once for all feeds, then reads one ledger after the other."""
-    world = World(feed)
-    land_more(world)
-    positions = view(world.topic, [feed])
-    land_more(world)
-    findings = watch(feed, world.ledger, world.topic, positions, world.now).findings
-    assert [f for f in findings if f.severe] == []
-
-
 @pytest.mark.parametrize("compacts", [False, True])
 def test_offsets_in_no_batch_are_a_finding_in_a_topic_that_is_not_compacted(compacts: bool, feed: Feed) -> None:
     world, record = World(feed), LogRecord(time=START)
     world.topic.settings = Configs({"orders": TopicConfig(compacts=compacts)})
     world.topic.batches[PARTITIONS[0]] += [LogBatch((record,)), LogBatch((record, replace(record, skip=2)), gap=3)]
     world.land(Request(RequestKind.CATCH_UP)).check()
-    findings = watch(feed, world.ledger, world.topic, view(world.topic, [feed]), world.now).findings
+    findings = watch(world.make_ports(), feed, world.ledger).findings
     gaps = [f for f in findings if f.about == "gaps orders"]
     assert bool(gaps) is not compacts
     assert all("5 offsets of orders" in f.text and not f.severe for f in gaps)

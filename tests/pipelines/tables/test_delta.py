@@ -219,11 +219,11 @@ def test_repair_updates_old_table_without_changing_rows(orders: OrdersTable) -> 
     before = orders.table.look()
     assert before is not None
     assert len(orders.table.misread()) == 2
-    assert orders.table.repair()
+    assert orders.table.repair({})
     after = orders.table.look()
     assert after is not None
     assert (after.rows, after.files, after.mark) == (before.rows, before.files, before.mark)
-    assert (orders.table.misread(), orders.table.repair()) == ((), False)
+    assert (orders.table.misread(), orders.table.repair({})) == ((), False)
     for column, value in (("s", "a"), ("n", 2), ("at", NOON.replace(microsecond=0))):
         assert min(_count_matches(orders.delta, column, value).values()) >= 1
     rows = orders.delta.to_pyarrow_dataset()

@@ -339,7 +339,8 @@ def test_file_listed_twice_is_reported_and_repaired(world: TableWorld) -> None:
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     world.sync()
     world.list_again(world.list_table_files()[0])
-    with pytest.raises(TableDiffers, match="1 file is listed with other numbers of rows"):
+    text = "listed twice" if isinstance(world, IcebergWorld) else "listed with other numbers of rows"
+    with pytest.raises(TableDiffers, match=f"1 file is {text}"):
         world.sync()
     world.sync(repair=True)
     world.check_same()
@@ -466,6 +467,8 @@ def test_table_of_other_ledger_is_refused(world: TableWorld, tmp_path: Path) -> 
     with pytest.raises(TableDiffers, match="belongs to another ledger"):
         world.sync()
     world.put_property("sluice.ledger", world.state().ledger_id)
+    if isinstance(world, IcebergWorld):  # its snapshots have marks, too
+        world.iceberg.append(world.read().slice(0, 0), snapshot_properties={"sluice.mark": "99999"})
     world.put_mark(99999)
     with pytest.raises(EntriesLost, match="names entry 99998"):
         world.sync()

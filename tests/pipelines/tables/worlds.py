@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.pipelines.audit.audit import AuditReport, audit
-from sluice.pipelines.lake.paths import is_table_log
+from sluice.pipelines.lake.paths import is_ignored
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.ports import Table
 from sluice.pipelines.publishing import published_files as files
@@ -82,6 +83,9 @@ class TableWorld(World):
     def put_property(self, name: str, value: str) -> None:
         raise NotImplementedError
 
+    def drop_property(self, name: str) -> None:
+        raise NotImplementedError
+
     def put_mark(self, mark: int) -> None:
         raise NotImplementedError
 
@@ -117,7 +121,7 @@ class TableWorld(World):
         raise NotImplementedError
 
     def list_parts(self) -> list[str]:
-        return [path for path in self.list_files() if not is_table_log(path)]
+        return [path for path in self.list_files() if not is_ignored(path)]
 
 
 class IcebergWorld(TableWorld):
@@ -151,6 +155,10 @@ class IcebergWorld(TableWorld):
     def put_property(self, name: str, value: str) -> None:
         with self.iceberg.transaction() as change:
             change.set_properties({name: value})
+
+    def drop_property(self, name: str) -> None:
+        with self.iceberg.transaction() as change:
+            change.remove_properties(name)
 
     def put_mark(self, mark: int) -> None:
         self.put_property("sluice.mark", str(mark))
@@ -206,6 +214,14 @@ class DeltaWorld(TableWorld):
 
     def put_property(self, name: str, value: str) -> None:
         self.delta.alter.set_table_properties({name: value}, raise_if_not_exists=False)
+
+    def drop_property(self, name: str) -> None:
+        """Write the version that Spark's `ALTER TABLE … UNSET` writes; deltalake cannot."""
+        table, log = self.delta, self.root / "lake/data/orders/_delta_log"
+        actions = [json.loads(line) for p in sorted(log.glob("*.json")) for line in p.read_text().splitlines()]
+        metadata = [a["metaData"] for a in actions if "metaData" in a][-1]
+        del metadata["configuration"][name]
+        (log / f"{table.version() + 1:020}.json").write_text(json.dumps({"metaData": metadata}) + "\n")
 
     def put_mark(self, mark: int) -> None:
         from deltalake import CommitProperties, Transaction
