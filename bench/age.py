@@ -329,7 +329,7 @@ class _Copies:
     def __init__(self, world: _World, ledger: Ledger, state: State) -> None:
         self.world, self.feed = world, world.feed.name
         self.folder = world.lake.root / paths.log_folder(self.feed)
-        self.ledger_id, self.number = state.ledger_id, state.number
+        self.ledger_id, self.number, self.head = state.ledger_id, state.number, state.head
         self.like = {(raw := json.loads(data))["kind"]: raw for _, _, data in ledger.raw(0)}
         self.plan = self.like["plan"]["plan"]
         self.offset_ranges = {_key(s): s for task in self.plan["tasks"] for s in task["slices"]}
@@ -341,9 +341,10 @@ class _Copies:
     def _write(self, kind: str, **fields: Any) -> int:
         number = self.number
         at = self.window + HOUR + 600_000 + random.randrange(60_000)
-        raw = self.like[kind] | {"write": secrets.token_hex(8), "at": at} | fields
-        (self.folder / f"{number:020d}.json").write_bytes(_canonical(raw) + b"\n")
-        self.number += 1
+        chain = {"number": number, "follows": self.head}
+        data = _canonical(self.like[kind] | chain | {"write": secrets.token_hex(8), "at": at} | fields) + b"\n"
+        (self.folder / f"{number:020d}.json").write_bytes(data)
+        self.number, self.head = number + 1, sha256(data).hexdigest()
         return number
 
     def hour(self) -> None:

@@ -157,7 +157,7 @@ def test_run_reports_a_complete_window(invoke: Invoke) -> None:
     assert result.run["batches"][0]["landed"] == 50
     assert result.run["window"] == {
         "window": f"{DAY}T02:00", "state": "landed", "empty": False, "offsets": 50, "accounted": 50,
-        "batch": None, "pending": [],
+        "batch": None, "pending": [], "lost": 0, "unseen": [],
     }  # fmt: skip
     assert f"window {DAY}T02:00 is complete" in result.text
 

@@ -50,12 +50,14 @@ def list_files(world: World, folder: str) -> list[str]:
 
 
 def rewrite(world: World, folder: str, change: Change) -> None:
-    """Change the one file of this folder without the ledger."""
+    """Change the one file of this folder, and its number of rows in the ledger: a reader stops at another number."""
     (path,) = list_files(world, folder)
-    table = pq.read_table(io.BytesIO(world.lake.get(path) or b""))
+    table = change(pq.read_table(io.BytesIO(world.lake.get(path) or b"")))
     out = io.BytesIO()
-    pq.write_table(change(table), out)
+    pq.write_table(table, out)
     world.lake.put(path, out.getvalue())
+    same = lambda r: tuple(replace(p, rows=table.num_rows) if p.path == path else p for p in r.parts)  # noqa: E731
+    change_receipts(world, lambda r: replace(r, parts=same(r)))
 
 
 def change_receipts(world: World, change: Callable[[Receipt], Receipt]) -> None:

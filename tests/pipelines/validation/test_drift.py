@@ -284,7 +284,7 @@ def test_closed_schema_quarantines_records_with_unknown_fields(world: World) -> 
 def test_feed_that_fails_on_drift_publishes_nothing_until_fixed(world: World) -> None:
     world.write(ROW, ROW | {"coupon": "s3cret"})
     with pytest.raises(SchemaDrifted, match=r"coupon \(string\) is not in the schema, 1 record.*orders:0:1") as caught:
-        world.land(world.make_feed(SCHEMA, "fail"))
+        world.land(world.make_feed(SCHEMA, "fail")).check()
     assert "s3cret" not in str(caught.value)
     assert caught.value.exit_code == 3
     assert world.ledger.read().landed == {}
@@ -513,7 +513,7 @@ def test_closed_schema_quarantines_new_fields_at_every_depth(world: World) -> No
 def test_on_drift_fail_covers_new_fields_at_every_depth(world: World) -> None:
     world.write(*NEW_INSIDE)
     with pytest.raises(SchemaDrifted) as caught:
-        world.land(world.make_feed(NESTED, "fail"))
+        world.land(world.make_feed(NESTED, "fail")).check()
     assert [path for _, path in PATHS if f"\n    {path} (" not in caught.value.message] == []
     assert world.ledger.read().landed == {}
 
