@@ -153,8 +153,8 @@ def _check_feed(
             ledger = Ledger(edges.lake, feed.name, edges.clock, checkpoints=False)
             status = read_status_through(edges, feed, ledger, ())
             # Readers need no Kafka client: the group "Kafka" reports that it is not installed.
-            known = status.error.remedy if isinstance(status.error, SetupError) else None
-            findings = [f for f in status.findings if (f.severe or not status.error) and f.remedy != known]
+            setup = status.error.remedy if isinstance(status.error, SetupError) else None
+            findings = [f for f in status.findings if (f.severe or not status.error) and f.remedy != setup]
             number = 0 if findings else ledger.read().number
     except SluiceError as error:
         return [report_skipped(f"{where}{TITLE}", f"not read: {error.message}")]

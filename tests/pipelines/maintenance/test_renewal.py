@@ -68,6 +68,7 @@ def test_files_added_without_partition_values_are_rewritten(tmp_path: Path, monk
         change.add_field("timestamp", DayTransform(), "day")
     world.land(*split_offsets(B, 50))
     with monkeypatch.context() as earlier:
+        earlier.setattr(IcebergTable, "find_faults", lambda table, columns: ())
         earlier.setattr(IcebergTable, "_check_unpartitioned", lambda table: None)
         world.sync()
     assert len(_list_misread(world)) == 4
