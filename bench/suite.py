@@ -64,7 +64,7 @@ def _typed_race(name: str, workload: Workload, *more: Peer) -> Race:
 def _race_of(name: str, title: str, workload: Workload, *others: Peer, also: tuple[Peer, ...] = ()) -> Race:
     """The nine fields of `typed` in a format with schemas of its own."""
     about = f"9 fields of {title} typed, and Kafka's other columns, into Parquet (zstd 1)"
-    return Race(name, about, workload, (SLUICE, *others), also)
+    return Race(name, about, workload, (SLUICE, SLUICE_PROCESSES, *others), also)
 
 
 _OTHERS = (

@@ -22,6 +22,7 @@ from sluice.pipelines.model.kafka import (
     OffsetAtTime,
     OpenTransaction,
     PartitionState,
+    Tail,
     TopicPartition,
 )
 from sluice.pipelines.model.plans import OffsetRange, Plan
@@ -114,6 +115,13 @@ class Cluster(Protocol):
         """The offset at which each leader epoch ends in today's log (KIP-101).
 
         An end below the read offsets means that the log was truncated.
+        """
+        ...
+
+    def checksums(self, tails: Mapping[TopicPartition, Tail]) -> Mapping[TopicPartition, int]:
+        """The checksum of the batch that now has each tail's offset.
+
+        Partitions without such a batch are left out, and those that an implementation's bound on bytes excludes.
         """
         ...
 

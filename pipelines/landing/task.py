@@ -373,9 +373,8 @@ class _Landing:
         s, work = self._range, self._work
         account, timings = self._account(), self._timings()
         tallies, drift = self._seen.tallies, self._seen.drift
-        receipt = Receipt(
-            s, position, account, parts, work.attempt, self._input_bytes, timings, work.shape, tallies, drift
-        )
+        account_of = position, account, parts, work.attempt, self._input_bytes, timings, work.shape, tallies, drift
+        receipt = Receipt(s, *account_of, tail=self._decoder.tail)
         if self._held is not None:
             check_classes(receipt)
             return UnwrittenRange(receipt, self._held)

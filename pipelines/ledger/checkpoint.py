@@ -14,6 +14,7 @@ import operator
 import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,7 @@ from sluice.pipelines.ledger.columns import (
 )
 from sluice.pipelines.ledger.entries import OriginItem
 from sluice.pipelines.ledger.fold import NO_PINS, State
-from sluice.pipelines.model.kafka import Key, Range
+from sluice.pipelines.model.kafka import Key, Range, Tail
 from sluice.pipelines.model.plans import Request
 
 FORMAT = 7
@@ -97,6 +98,7 @@ def dump_state(state: State) -> bytes:
             "moved": _by_index(state.moved, index),
             "superseded": _dump_superseded(state, index),
             "epochs": _by_index(state.epochs, index),
+            "tails": _by_index(state.tails, index, astuple),
             "floors": _by_index(state.floors, index),
             "published_in": _dump_published(state.published_in),
             "boundaries": _dump_pins({index[k]: p for k, p in state.boundaries.items() if k in index and p}, times),
@@ -162,6 +164,7 @@ def _state(raw: dict[str, Any]) -> State:
         moved=_by_key(raw["moved"], keys, int),
         superseded=_load_superseded(raw["superseded"], keys, boundaries),
         epochs=_by_key(raw["epochs"], keys, tuple),
+        tails=_by_key(raw.get("tails", []), keys, lambda fields: Tail(*map(operator.index, fields))),
         floors=_by_key(raw["floors"], keys, tuple),
         published_in=_load_published(raw["published_in"]),
         boundaries=boundaries,

@@ -38,7 +38,16 @@ from sluice.pipelines.ledger.entries import (
     SkipEntry,
     TakeEntry,
 )
-from sluice.pipelines.model.kafka import Key, Range, TopicPartition, find_contiguous_end, intersect, subtract, union
+from sluice.pipelines.model.kafka import (
+    Key,
+    Range,
+    Tail,
+    TopicPartition,
+    find_contiguous_end,
+    intersect,
+    subtract,
+    union,
+)
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.schema.wider import RAW_TYPES, one_table
@@ -77,6 +86,8 @@ class State:
     """By key, the committed offset that was set by hand since the newest commit."""
     epochs: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """By key, (end, leader epoch) of the furthest landed offset range, to detect truncation (KIP-101)."""
+    tails: dict[Key, Tail] = field(default_factory=dict)
+    """By key, the furthest landed batch, to detect a log that was restored from a copy."""
     boundaries: dict[Key, Pins] = field(default_factory=dict)
     """The boundaries pinned in each partition: the offset separates the windows before and after the time."""
     boundary_times: tuple[int, ...] = ()
@@ -306,6 +317,10 @@ class State:
         for s in (r.offset_range for r in entry.receipts):
             key, furthest = s.key, (s.end, s.leader_epoch)
             self.epochs[key] = max(furthest, self.epochs.get(key, furthest))
+        for r in entry.receipts:
+            known = self.tails.get(r.offset_range.key)
+            if r.tail and (known is None or r.tail.offset >= known.offset):
+                self.tails[r.offset_range.key] = r.tail
         self._growing_published().add(self.number, dict.fromkeys(r.offset_range.window for r in entry.receipts))
 
     def _raise_floor(self, s: OffsetRange) -> None:

@@ -241,6 +241,18 @@ class OffsetAtTime:
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """The last batch of a landed range, in record format v2: one of its offsets, its checksum and its size in bytes.
+
+    The checksum covers times, producer and records. A batch of a log never changes, except by compaction.
+    """
+
+    offset: int
+    checksum: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenTransaction:
     """A transaction that has not ended.
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
-from sluice.pipelines.model.kafka import Range
+from sluice.pipelines.model.kafka import Range, Tail
 from sluice.pipelines.model.plans import JSON_CONFIG, OffsetRange, Request
 from sluice.pipelines.schema.wider import join_texts
 
@@ -158,7 +158,7 @@ class Receipt:
     nanoseconds by activity: `wait`, `crc`, `decompress`, `decode`, `type`, `validate`, `encode`, `write`. `format` is
     the name of the shape that made the rows (`Shape.name`), with its `tallies` and `drift`. `relanded` are
     offsets that were quarantined first and landed later by a replay; `mended` are those of them whose bytes a fix
-    function changed. `adopted` is set when an earlier attempt wrote the receipt.
+    function changed. `tail` is the last batch read. `adopted` is set when an earlier attempt wrote the receipt.
     """
 
     offset_range: OffsetRange
@@ -173,6 +173,7 @@ class Receipt:
     drift: tuple[Drift, ...] = ()
     relanded: tuple[Range, ...] = ()
     mended: tuple[Range, ...] = ()
+    tail: Tail | None = None
     adopted: bool = field(default=False, compare=False)
     __pydantic_config__ = JSON_CONFIG
 

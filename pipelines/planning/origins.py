@@ -22,7 +22,7 @@ from sluice.pipelines.feed.sections import Start, StartKind
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyRange, OriginItem, SkipEntry
 from sluice.pipelines.ledger.marks import Committed
-from sluice.pipelines.model.kafka import CommittedOffset, Key, PartitionState, Range, TopicPartition, subtract
+from sluice.pipelines.model.kafka import CommittedOffset, Key, PartitionState, Range, Tail, TopicPartition, subtract
 from sluice.pipelines.ports import Clock, Cluster
 
 
@@ -90,7 +90,8 @@ def check_incarnation(
         return Refusal(partition.tp, _build_returned_error(partition, state.origins[current].offset, feed))
     landed, epoch = state.epochs.get(current, (0, -1))
     if 0 <= partition.leader_epoch < epoch:
-        return Refusal(partition.tp, _build_restored_error(partition, epoch, feed))
+        why = f"in leader epoch {epoch}, and its leader is in epoch {partition.leader_epoch}: epochs never fall"
+        return Refusal(partition.tp, _build_restored_error(partition, why, feed))
     epoch_end = min(partition.high_watermark, epoch_ends.get(partition.tp, partition.high_watermark))
     for read, log_end in ((landed, epoch_end), (state.frontier(current), partition.high_watermark)):
         if read > log_end:
@@ -116,11 +117,16 @@ def _build_returned_error(partition: PartitionState, offset: int, feed: str) -> 
     )
 
 
-def _build_restored_error(partition: PartitionState, epoch: int, feed: str) -> LogTruncated:
+def refuse_restored_log(partition: PartitionState, tail: Tail, feed: str) -> Refusal:
+    """Returns the refusal of a log that has another batch where this one was read."""
+    why = f"up to {tail.offset}, and the batch there is now another one: a log never changes"
+    return Refusal(partition.tp, _build_restored_error(partition, why, feed))
+
+
+def _build_restored_error(partition: PartitionState, why: str, feed: str) -> LogTruncated:
     accept = format_accept(feed, "truncated", " --begin TIME")
     return LogTruncated(
-        f"{partition.tp} was read in leader epoch {epoch}, and its leader is in epoch {partition.leader_epoch}: epochs"
-        " never fall, so this log was restored from an older copy",
+        f"{partition.tp} was read {why}, so this log was restored from an older copy",
         remedy=f"find out from when the copy is, and land what stands there now from that time on: {accept} (`--begin"
         " earliest`: all of it). Records of the copy that had landed land again",
         topic=partition.topic,

@@ -258,7 +258,8 @@ class IcebergTable:
             self._update_columns(transaction, columns)
             if lacking:
                 transaction.set_properties(lacking)
-            if changed := bool(transaction._updates):
+            changed: bool = transaction.has_updates
+            if changed:
                 self._stage_base(transaction)
         return changed
 
@@ -598,7 +599,7 @@ def _is_clock_behind(metadata: TableMetadata) -> bool:
     return time.time_ns() // 1_000_000 <= _find_newest_time(metadata)
 
 
-def without_history(table: Table) -> Transaction:
+def without_history(table: Table) -> Any:
     """A transaction on the table without its history. PyIceberg copies the metadata, with all snapshots,
     whenever a step asks for it, and no step asks for a snapshot that no branch or tag names. Its snapshot is newer than
     all times in the table."""
@@ -618,6 +619,10 @@ def without_history(table: Table) -> Transaction:
             if self._copied[0] != len(self._updates):
                 self._copied = len(self._updates), update_table_metadata(metadata, self._updates)
             return self._copied[1]
+
+        @property
+        def has_updates(self) -> bool:
+            return bool(self._updates)
 
         def _stage(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Any:
             return super()._stage(tuple(map(self._stamp_snapshot, updates)), requirements)

@@ -8,12 +8,14 @@ at a known epoch (KIP-320).
 from __future__ import annotations
 
 import contextlib
+import itertools
+import struct
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from kafka.errors import KafkaError, UnknownError, UnknownTopicOrPartitionError
+from kafka.errors import KafkaError, OffsetOutOfRangeError, UnknownError, UnknownTopicOrPartitionError
 
 from sluice.pipelines.errors import BrokerTooOld, KafkaUnavailable, SluiceError
 from sluice.pipelines.model.kafka import (
@@ -22,15 +24,16 @@ from sluice.pipelines.model.kafka import (
     OffsetAtTime,
     OpenTransaction,
     PartitionState,
+    Tail,
     TopicPartition,
 )
-from sluice.resources.kafka.cluster.markers import Markers
+from sluice.resources.kafka.cluster.markers import BUDGET_BYTES, REQUEST_BYTES, Markers
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Patience, Wire
-from sluice.resources.kafka.fetch.broker_sessions import find_local_starts
+from sluice.resources.kafka.fetch.broker_sessions import WAIT_MS, find_local_starts, parts_of
 from sluice.resources.kafka.protocol import messages
 from sluice.resources.kafka.protocol.kafka_errors import Location, is_passing
-from sluice.resources.kafka.protocol.messages import EARLIEST, LATEST, ClusterView, Code, Leadership
+from sluice.resources.kafka.protocol.messages import EARLIEST, LATEST, ClusterView, Code, FetchAsk, Leadership
 
 _MOVING_STARTS = 5  # attempts, while retention deletes the offsets just found
 _MOMENT = 5.0  # seconds for which known leaders need no new request
@@ -205,6 +208,34 @@ class KafkaCluster:
         cached = self._known
         positions = self._wire.run(doing, self._of_leaders, _topics(epochs), set(epochs), ask, cached) if epochs else {}
         return {tp: end for tp, end in positions.items() if end >= 0}
+
+    def checksums(self, tails: Mapping[TopicPartition, Tail]) -> Mapping[TopicPartition, int]:
+        """Return the checksum of the batch that now has each tail's offset, as far as 64 MiB of batches go.
+
+        The smallest are read first. Partitions without such a batch, or in an older record format, are left out.
+        """
+        by_size = sorted(tails, key=lambda tp: tails[tp].size)
+        within = itertools.accumulate(tails[tp].size for tp in by_size)
+        wanted = {tp: None for tp, total in zip(by_size, within, strict=True) if total <= BUDGET_BYTES}
+
+        async def ask(leader: int, leaderships: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[bytes]]:
+            answers: dict[TopicPartition, Answer[bytes]] = {}
+            while asks := [
+                FetchAsk(o, tails[o.tp].offset, tails[o.tp].size) for o in leaderships if o.tp not in answers
+            ]:
+                request = messages.ask_fetch(asks, Isolation.READ_UNCOMMITTED, REQUEST_BYTES, WAIT_MS, "")
+                for i, part in enumerate(parts_of(await self._wire.send(leader, request), asks)):
+                    code = None if part.error is OffsetOutOfRangeError else part.error
+                    if i == 0 or code or part.records:  # the others may not have fitted: only the first always does
+                        answers[asks[i].leadership.tp] = code, bytes(part.records[: _HEADER.size])
+            return answers
+
+        doing = "comparing the last landed batches"
+        if not wanted:
+            return {}
+        headers = self._wire.run(doing, self._of_leaders, _topics(wanted), set(wanted), ask, self._known)
+        checksums = {tp: _read_checksum(header, tails[tp].offset) for tp, header in headers.items()}
+        return {tp: checksum for tp, checksum in checksums.items() if checksum is not None}
 
     def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
         """Return the transaction that holds back each partition's last stable offset, if the cluster shows one.
@@ -424,3 +455,15 @@ def _estimate_log_bytes(local_bytes: int | None, start: int, local_start: int, e
 
 def _topics(wanted: Mapping[TopicPartition, Any]) -> list[str]:
     return sorted({tp.topic for tp in wanted})
+
+
+_HEADER = struct.Struct(">qiibIhi")
+"""The first 27 bytes of a batch: base offset, length, leader epoch, format, checksum, attributes, last offset delta."""
+
+
+def _read_checksum(header: bytes, offset: int) -> int | None:
+    """Return the checksum in a batch's header; None if it is of an older format, or has not this offset."""
+    if len(header) < _HEADER.size:
+        return None
+    base, _, _, magic, checksum, _, delta = _HEADER.unpack(header)
+    return checksum if magic == 2 and base <= offset <= base + delta else None

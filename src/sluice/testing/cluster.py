@@ -14,6 +14,7 @@ from sluice.pipelines.model.kafka import (
     OffsetAtTime,
     OpenTransaction,
     PartitionState,
+    Tail,
     TopicPartition,
 )
 from sluice.pipelines.model.plans import OffsetRange
@@ -74,6 +75,11 @@ class MemoryCluster:
         self._ask("OffsetForLeaderEpoch", epochs)
         return {tp: end for tp in epochs if (end := self.epoch_end(tp)) is not None}
 
+    def checksums(self, tails: Mapping[TopicPartition, Tail]) -> Mapping[TopicPartition, int]:
+        self._ask_leaders("Fetch", tails)
+        data = {tp: log.fetch(tails[tp].offset)[0] for tp in tails if (log := self.log(tp))}
+        return {tp: int.from_bytes(batches[17:21], "big") for tp, batches in data.items() if batches[16:17] == b"\2"}
+
     def configs(self, topics: Iterable[str]) -> Configs:
         self.requests["DescribeConfigs"] += 1
         wanted = set(topics)
@@ -85,6 +91,9 @@ class MemoryCluster:
     def known(self) -> Iterable[TopicPartition]:
         """Returns every partition."""
         return self.states
+
+    def log(self, tp: TopicPartition) -> Log | None:
+        return self.logs.get(tp)
 
     def leader(self, tp: TopicPartition) -> int:
         return self.states[tp].leader if tp in self.states else -1

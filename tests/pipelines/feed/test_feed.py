@@ -876,5 +876,5 @@ def test_unknown_engine_is_refused_in_the_feed_and_in_the_project(write: Write) 
     assert "engine: " in read_error(write(engine="flink"))
     path = write()
     (path.parents[1] / "fleet.yaml").write_text("engine: flink")
-    with pytest.raises(FeedError, match="fleet.yaml:1:1: engine: should be 'spark' or 'processes'"):
+    with pytest.raises(FeedError, match=r"fleet\.yaml:1:1: engine: should be 'spark' or 'processes'"):
         load_feed(path, {})

@@ -26,7 +26,7 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved, Start, StartKind
 from sluice.pipelines.ledger import BatchStatus, checkpoint
 from sluice.pipelines.ledger.entries import KeyRange
-from sluice.pipelines.model.kafka import CommittedOffset, Key, Range, TopicPartition
+from sluice.pipelines.model.kafka import CommittedOffset, Configs, Key, Range, TopicConfig, TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.operating.acceptance import (
     Accepted,
@@ -314,20 +314,28 @@ def test_other_cluster_starts_at_its_log_starts_and_failback_works(world: World)
     assert is_reconciled(world)
 
 
+@pytest.mark.parametrize(
+    ("restored", "message"),
+    [
+        (2, "read in leader epoch 4, and its leader is in epoch 2: epochs never fall"),
+        (4, "read up to 7, and the batch there is now another one"),
+    ],
+)
 @pytest.mark.parametrize(("begin", "first"), [(EARLIEST, 0), (Start(StartKind.TIME, START + HOUR), 6)], ids=str)
-def test_log_restored_from_a_copy_is_refused_when_its_epoch_fell(begin: Start, first: int, feed: Feed) -> None:
+def test_log_restored_from_a_copy_is_refused(begin: Start, first: int, restored: int, message: str, feed: Feed) -> None:
     """The copy lacks the last two records, and others stand in their place: its end is no lower than the frontier."""
     world, epoch = World(feed), 4
+    world.topic.settings = Configs({"orders": TopicConfig()})
     describe = world.topic.partitions
     world.topic.partitions = lambda *about: tuple(replace(p, leader_epoch=epoch) for p in describe(*about))  # type: ignore[method-assign]
     world.topic.write(P0, [START] * 6, False)
     world.topic.write(P0, [START] * 2, False)
     world.now = START + 2 * HOUR
     world.land(CATCH_UP).check()
-    epoch = 2
+    epoch = restored
     world.topic.batches[P0].pop()
     world.topic.write(P0, [world.now] * 5, False)
-    with pytest.raises(LogTruncated, match=r"read in leader epoch 4, and its leader is in epoch 2") as caught:
+    with pytest.raises(LogTruncated, match=message) as caught:
         world.land(CATCH_UP).check()
     assert "sluice accept orders truncated --begin TIME" in caught.value.remedy
     done = accept_log(world.feed, world.make_ports(), AcceptEvent.TRUNCATED, "INC-1", begin=begin)

@@ -196,7 +196,7 @@ def test_dry_run_survey_and_repair_report_lost_entries(tip: bool) -> None:
         lambda: take_survey(world.feed, edges, world.open_ledger("looking")),
         lambda: list(repair(make_target(world))),
     ):
-        with pytest.raises(EntriesLost, match="ledger of feed orders lost entries.*: its newest is entry 7"):
+        with pytest.raises(EntriesLost, match=r"ledger of feed orders lost entries.*: its newest is entry 7"):
             look()
     assert world.files == before
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
+from sluice.pipelines.model.kafka import Tail
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.kafka_batches.decode import loops
 from sluice.pipelines.records.kafka_batches.decode.columns import RangeRows
@@ -168,6 +169,8 @@ class Checks:
 
 # Frames that are checked together: little enough that the processor's caches still hold them when they are decoded.
 _BLOCK = 256
+_HEAD = 21
+"""The bytes of a batch before those that its checksum covers."""
 _MOST = (1 << 31) - 1
 
 
@@ -223,6 +226,8 @@ class BatchDecoder:
         self._rows = RangeRows(self._place, start, end, o.chunk_rows, o.chunk_bytes, check_crc=o.check_crc)
         self._crc_ns = 0
         self._decompress_ns = 0
+        self.tail: Tail | None = None
+        """The last batch of format v2 that was decoded, if any."""
 
     @property
     def position(self) -> int:
@@ -269,6 +274,7 @@ class BatchDecoder:
         began = perf_counter_ns()
         good, problem = self._checks.run(view, table, self.position)
         self._crc_ns += perf_counter_ns() - began
+        self._note_tail(table[:good])
         done = 0
         while done < good:
             group, damage = self._decompress(view, table[done:good])
@@ -278,6 +284,12 @@ class BatchDecoder:
             done += group
         if problem and self.position < self._end:
             raise problem
+
+    def _note_tail(self, table: Array) -> None:
+        inside = np.flatnonzero((table[:, loops.KIND] == loops.BATCH) & (table[:, loops.BASE] < self._end))
+        if len(inside):
+            f = Frame(*table[inside[-1]].tolist())
+            self.tail = Tail(min(f.last, self._end - 1), f.crc, f.stop - f.checked + _HEAD)
 
     def _decompress(self, view: memoryview, table: Array) -> tuple[int, BatchProblem | None]:
         began = perf_counter_ns()
