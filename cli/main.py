@@ -21,7 +21,7 @@ from sluice.cli.app import completers
 from sluice.cli.app.invocation import SECTIONS, Menu
 from sluice.cli.terminal import process
 from sluice.cli.terminal.output import CommandOutput, claimed_stdout
-from sluice.pipelines.errors import Failed, SluiceError
+from sluice.pipelines.errors import Failed, SluiceError, explain_memory_error
 from sluice.pipelines.util import extras
 
 _FOLDERS = dict(zip(SECTIONS, ("daily", "inspect", "rules", "maintain", "kafka", "more"), strict=True))
@@ -133,6 +133,8 @@ def _as_sluice_error(error: Exception) -> SluiceError:
         return describe_usage(error)
     if isinstance(error, ModuleNotFoundError) and (lacking := extras.explain_import_error(error)):
         return lacking
+    if memory := explain_memory_error(error):
+        return memory
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
         remedy = _REMEDIES.get(error.errno or 0, "fix it")

@@ -61,6 +61,7 @@ An error carries topic, partition and range as fields. Its `remedy` gives the ne
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -336,6 +337,24 @@ def is_transient(error: object) -> bool:
     if isinstance(error, str):
         return error in _TRANSIENT_NAMES
     return isinstance(error, TRANSIENT) or (isinstance(error, BatchIncomplete) and error.transient)
+
+
+def explain_memory_error(error: BaseException) -> Failed | None:
+    """Returns the error of a process that got no memory, or no thread, with its limit (`ulimit -v`), else None."""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    has_limit = limit != resource.RLIM_INFINITY
+    no_thread = has_limit and isinstance(error, (RuntimeError, OSError, ImportError))
+    if not (isinstance(error, MemoryError) or (no_thread and _MEMORY.search(str(error)))):
+        return None
+    if has_limit:
+        message = f"this process may use {limit / 2**30:.1f} GiB of addresses (ulimit -v), which is not enough"
+        return Failed(message, remedy="raise or remove that limit: ulimit -v unlimited")
+    return Failed("memory ran out", remedy="give the machine or container more memory, or lower `tuning.task_memory`")
+
+
+_MEMORY = re.compile(r"start new thread|allocate lock|allocate memory|map segment|out of memory", re.IGNORECASE)
 
 
 def choose_exit_code(errors: Iterable[SluiceError]) -> int:

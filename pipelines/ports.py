@@ -118,7 +118,7 @@ class Cluster(Protocol):
         """
         ...
 
-    def checksums(self, tails: Mapping[TopicPartition, Tail]) -> Mapping[TopicPartition, int]:
+    def read_checksums(self, tails: Mapping[TopicPartition, Tail]) -> Mapping[TopicPartition, int]:
         """The checksum of the batch that now has each tail's offset.
 
         Partitions without such a batch are left out, and those that an implementation's bound on bytes excludes.

@@ -16,7 +16,7 @@ from rich.text import Text
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.terminal.output import bad, good, heading, safe, warn
-from sluice.pipelines.errors import SetupError, SluiceError, UsageError
+from sluice.pipelines.errors import SetupError, SluiceError, UsageError, explain_memory_error
 from sluice.pipelines.model.health import (
     Diagnosis,
     Health,
@@ -92,7 +92,8 @@ class CheckGroup:
             self.diagnoses = [of_error(self.title.lower(), error)]
         except Exception as error:  # noqa: BLE001 - a check that ended so must not count as sound
             problem = f"not checked: unexpected {type(error).__name__}: {error}"
-            self.diagnoses = [report_failure(self.title.lower(), problem, "report this bug")]
+            memory, bug = explain_memory_error(error), report_failure(self.title.lower(), problem, "report this bug")
+            self.diagnoses = [of_error(self.title.lower(), memory) if memory else bug]
         finally:
             self.over.set()
 

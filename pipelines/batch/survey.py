@@ -149,7 +149,7 @@ def _find_restored_logs(
     tails = {tp: t for tp, p in partitions.items() if (t := state.tails.get(origins.find_key(state, p)))}
     grown = {tp: Range(p.log_start, p.high_watermark - 1) for tp, p in partitions.items()}
     tails = {tp: t for tp, t in tails.items() if grown[tp].start <= t.offset < grown[tp].end}
-    changed = [tp for tp, now in cluster.checksums(tails).items() if now != tails[tp].checksum] if tails else []
+    changed = [tp for tp, now in cluster.read_checksums(tails).items() if now != tails[tp].checksum] if tails else []
     policies = cluster.configs({tp.topic for tp in changed}).topics if changed else {}
     unchanging = [tp for tp in changed if (policy := policies.get(tp.topic)) and policy.only_deletes]
     return [origins.refuse_restored_log(partitions[tp], tails[tp], feed) for tp in unchanging]

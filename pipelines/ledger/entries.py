@@ -42,8 +42,8 @@ BOUNDARY_FORMAT: Literal[2] = 2
 """A boundary entry with `by_marker`."""
 
 PUBLISH_FORMAT: Literal[3] = 3
-"""A publish entry with `engines` in its traffic, and `tail` in its receipts. Format 2 has `traffic`, and `shared` in its
-parts: readers of format 1 would count a file's rows for each offset range in it."""
+"""A publish entry with `engines` in its traffic, and `tail` in its receipts. Format 2 has `traffic`, and `shared` in
+its parts: readers of format 1 would count a file's rows for each offset range in it."""
 
 FOLDERS_FORMAT: Literal[4] = 4
 """A schema entry with a `folder_prefix`: writers of earlier formats would land in other folders."""

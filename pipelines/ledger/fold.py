@@ -318,8 +318,8 @@ class State:
             key, furthest = s.key, (s.end, s.leader_epoch)
             self.epochs[key] = max(furthest, self.epochs.get(key, furthest))
         for r in entry.receipts:
-            known = self.tails.get(r.offset_range.key)
-            if r.tail and (known is None or r.tail.offset >= known.offset):
+            before = self.tails.get(r.offset_range.key)
+            if r.tail and (before is None or r.tail.offset >= before.offset):
                 self.tails[r.offset_range.key] = r.tail
         self._growing_published().add(self.number, dict.fromkeys(r.offset_range.window for r in entry.receipts))
 

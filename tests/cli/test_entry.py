@@ -197,3 +197,11 @@ def test_symbols_are_escaped_if_output_encoding_lacks_them(encoding: str, projec
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert rb"\u2713" in done.stdout
+
+
+@pytest.mark.parametrize("mebibytes", [400, 500])
+def test_error_names_a_limit_on_address_space(mebibytes: int, project: Path) -> None:
+    script = "import resource as r, sys; r.setrlimit(r.RLIMIT_AS, (int(sys.argv.pop()) << 20,) * 2)\n"
+    done = run(f"{script}from sluice.cli.entry import main\nsys.exit(main())", "doctor", str(mebibytes))
+    assert "report this bug" not in done.stdout + done.stderr
+    assert "(ulimit -v)" in done.stdout + done.stderr

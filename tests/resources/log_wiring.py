@@ -23,12 +23,14 @@ from sluice.testing.logs import Log
 
 @dataclass(frozen=True)
 class LogWiring:
-    """`dies`: how often the process of partition 0's task is killed; `hangs`: it hangs. `notes`: a file per process."""
+    """`dies`: how often the process of partition 0's task gets the signal `by`; `hangs`: it hangs. `notes`: a file per
+    process."""
 
     lake: Path
     notes: Path
     logs: Mapping[TopicPartition, Log]
     dies: int = 0
+    by: signal.Signals = signal.SIGKILL
     hangs: bool = False
     broken: bool = False
     landing: LandingSettings = field(default_factory=LandingSettings)
@@ -61,4 +63,4 @@ class Deadly(MemoryFetcher):
         if wiring.hangs:
             threading.Event().wait(600)
         if begun < wiring.dies:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), wiring.by)

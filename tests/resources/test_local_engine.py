@@ -28,7 +28,7 @@ from sluice.pipelines.ports import Job
 from sluice.resources import local_engine
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.local_engine import LocalEngine
-from sluice.resources.spark import executor, worker_pool
+from sluice.resources.spark import engine, executor, worker_pool
 from sluice.testing.logs import LZ4, LogBatch, LogRecord, log
 from tests.resources.kafka.tools import wait_until
 from tests.resources.log_wiring import LogWiring
@@ -101,6 +101,15 @@ def test_tasks_land_and_return_receipts(wiring: LogWiring) -> None:
     assert len(workers) == len(PLAN.tasks)
     assert [r.adopted for r in run(wiring, "next") if isinstance(r, Receipt)] == [True] * 3
     assert list_workers() == workers, "workers serve the next job"
+
+
+def test_task_of_a_stopped_worker_runs_again(wiring: LogWiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_INTERRUPT_SECONDS", 0.05)
+    stopping = LogWiring(wiring.lake, wiring.notes, LOGS, dies=1, by=signal.SIGSTOP)
+    receipts, failures = prove(PLAN, 12, run(stopping), LocalLake(wiring.lake))
+    assert failures == []
+    assert [r.offset_range for r in receipts] == list(RANGES)
+    assert len(list(wiring.notes.iterdir())) == 2
 
 
 def test_idle_worker_that_ends_uses_up_no_attempt(wiring: LogWiring) -> None:

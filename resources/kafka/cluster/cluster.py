@@ -209,7 +209,7 @@ class KafkaCluster:
         positions = self._wire.run(doing, self._of_leaders, _topics(epochs), set(epochs), ask, cached) if epochs else {}
         return {tp: end for tp, end in positions.items() if end >= 0}
 
-    def checksums(self, tails: Mapping[TopicPartition, Tail]) -> Mapping[TopicPartition, int]:
+    def read_checksums(self, tails: Mapping[TopicPartition, Tail]) -> Mapping[TopicPartition, int]:
         """Return the checksum of the batch that now has each tail's offset, as far as 64 MiB of batches go.
 
         The smallest are read first. Partitions without such a batch, or in an older record format, are left out.

@@ -75,7 +75,7 @@ class MemoryCluster:
         self._ask("OffsetForLeaderEpoch", epochs)
         return {tp: end for tp in epochs if (end := self.epoch_end(tp)) is not None}
 
-    def checksums(self, tails: Mapping[TopicPartition, Tail]) -> Mapping[TopicPartition, int]:
+    def read_checksums(self, tails: Mapping[TopicPartition, Tail]) -> Mapping[TopicPartition, int]:
         self._ask_leaders("Fetch", tails)
         data = {tp: log.fetch(tails[tp].offset)[0] for tp in tails if (log := self.log(tp))}
         return {tp: int.from_bytes(batches[17:21], "big") for tp, batches in data.items() if batches[16:17] == b"\2"}

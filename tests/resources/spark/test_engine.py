@@ -161,6 +161,17 @@ def _read_command_line(path: Path) -> bytes:
 
 
 @pytest.mark.spark
+def test_task_of_a_stopped_worker_runs_again(
+    settings: SparkSettings, wiring: LogWiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark, "_INTERRUPT_SECONDS", 0.05)
+    stopping = LogWiring(wiring.lake, wiring.notes, LOGS, dies=1, by=signal.SIGSTOP)
+    receipts, failures = prove(PLAN, 12, run(settings, stopping), LocalLake(wiring.lake))
+    assert failures == []
+    assert len(receipts) == 3
+
+
+@pytest.mark.spark
 def test_killed_jvm_fails_its_job_and_next_job_starts_a_new_jvm(settings: SparkSettings, wiring: LogWiring) -> None:
     hanging = Job(PLAN, 12, "token", LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True))
 
