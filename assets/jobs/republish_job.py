@@ -90,7 +90,7 @@ class RepublishConfig(dg.Config):
         if not self.window:
             raise UsageError("no rows are selected", remedy="name `window`, `window` and `until`, or `offsets`")
         first = _parse_window(self.window, feed)
-        last = _parse_window(self.until, feed) if self.until else first + feed.window.length
+        last = _parse_window(self.until, feed) if self.until else feed.window.list_named(self.window).stop
         if first >= last:
             raise UsageError(f"no window lies between {self.window} and {self.until}", remedy="`until` must be later")
         return range(first, last, feed.window.length)

@@ -58,13 +58,15 @@ class LandConfig(dg.Config):
     )
     reason: str = Field(default="", description="Why it is skipped; the ledger keeps the reason.")
 
-    def request(self) -> Request:
-        """The request that this configures. Raises UsageError."""
+    def request(self, settings: WindowSettings | None = None) -> Request:
+        """The request that this configures, for a feed with these windows (default: hours). Raises UsageError."""
         ranges = tuple(AskedRange(o.topic, o.partition, o.start, o.end) for o in self.offsets)
         only = tuple(TopicPartition(p.topic, p.partition) for p in self.only)
         if self.window:
-            until = window_start(self.until) if self.until else None
-            return Request(RequestKind.WINDOW, (), window_start(self.window), only, until, self.replace)
+            first, until = window_start(self.window), window_start(self.until) if self.until else None
+            if until is None and len(windows := (settings or WindowSettings()).list_named(self.window)) > 1:
+                until = windows.stop
+            return Request(RequestKind.WINDOW, (), first, only, until, self.replace)
         if self.until:
             raise UsageError("`until` without `window`", remedy="say where to begin: window: 2026-11-20T14:00")
         kind = RequestKind.OFFSETS if ranges else RequestKind.CATCH_UP

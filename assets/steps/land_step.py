@@ -39,6 +39,7 @@ from sluice.pipelines.batch.result import BatchResult, Landed, Skip
 from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.errors import BatchRefused, SluiceError, WindowOpen
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request, RequestKind, Task
@@ -57,7 +58,7 @@ from sluice.running import FeedRun, find_open_error, list_requested, list_settle
 class RunConfig(Protocol):
     """The configured request of a run. Both methods raise UsageError."""
 
-    def request(self) -> Request: ...
+    def request(self, settings: WindowSettings | None = None) -> Request: ...
 
     def skip(self) -> Skip | None: ...
 
@@ -75,7 +76,8 @@ def land_step(
     """
     with session.step(context, name):
         feed = session.feed(name)
-        request, skip = (config.request(), config.skip()) if config else (_build_request(context, feed, until), None)
+        request = config.request(feed.window) if config else _build_request(context, feed, until)
+        skip = config.skip() if config else None
         landed = yield from LandStep(context, session, feed, request, skip).run()
     if not isinstance(context, dg.AssetExecutionContext):
         yield dg.Output(None)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.cli.options import parsing, window_options
+from sluice.cli.options import window_options
 from sluice.cli.terminal.output import bad, facts, heading, limit_rows, safe, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions, size
 from sluice.pipelines.util.units import many, show_about, show_instant, show_window
@@ -59,10 +59,11 @@ def check(session: Session, feed: FeedName, window: WindowArgument = None, key: 
     $ sluice check orders 2026-11-20T14 --json | jq .late
     """
     from sluice.pipelines.operating.check_window import check_window
+    from sluice.reading import find_one
 
-    start = None if window is None else parsing.window(window)
     by = tuple(name.strip() for name in (key or "").split(",") if name.strip())
     definition = session.feed(feed)
+    start = None if window is None else find_one(definition, window)
     with session.open_ports(definition) as edges, session.terminal.progress() as meter:
         result = check_window(definition, edges, start, by, meter)
     session.terminal.show(*_view(result))

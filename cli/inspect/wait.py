@@ -35,21 +35,30 @@ def wait(
         typer.Option("--timeout", metavar="TIME", help="Give up after this time, such as 30m.", show_default="never"),
     ] = None,
 ) -> int:
-    """Wait until a window is complete.
+    """Wait until a window is complete, or all windows of a day.
 
     A window is complete when all its records have landed or are accounted for, and its files can be read. Exit 75
     at the end of --timeout. The command starts no run.
 
     $ sluice wait orders --window 2026-11-20T14 --timeout 30m && spark-submit report.py
     """
-    start, definition = parsing.window(window), session.feed(feed)
+    definition = session.feed(feed)
+    starts = parsing.windows(window, definition.window)
     from sluice.pipelines.operating.check_window import watch_window  # late: it takes pyarrow
 
     limit = None if timeout is None else parsing.duration(timeout)
+    until = None if limit is None else time.monotonic() + limit / 1000
+    looked = []
     with session.open_ports(definition) as edges, session.terminal.progress() as meter:
-        standing, ready = _wait_for(watch_window(definition, edges, start), meter, limit)
-    session.terminal.show(window_options.verdict(standing))
+        for start in starts:
+            standing, ready = _wait_for(watch_window(definition, edges, start), meter, until)
+            looked.append(standing)
+            if not ready:
+                break
+    session.terminal.show(*map(window_options.verdict, looked))
     document = {"feed": feed, "complete": ready, **window_options.build_document(standing)}
+    if len(starts) > 1:
+        document["windows"] = [window_options.build_document(s) for s in looked]
     if ready:
         session.terminal.print_document(document | {"exit_code": 0})
         return 0
@@ -59,9 +68,8 @@ def wait(
     return error.exit_code
 
 
-def _wait_for(look: LookAtWindow, report: Reporter, limit: int | None) -> tuple[WindowStanding, bool]:
-    """Wait for the window, at most `limit` ms. Returns its state, and True if it is complete."""
-    until = None if limit is None else time.monotonic() + limit / 1000
+def _wait_for(look: LookAtWindow, report: Reporter, until: float | None) -> tuple[WindowStanding, bool]:
+    """Wait for the window, at the latest until this monotonic time. Returns its state, and True if it is complete."""
     while True:
         standing, ready = look()
         remaining = POLL if until is None else until - time.monotonic()

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
 
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.plans import parse_offset_range, parse_partition, parse_record
 from sluice.pipelines.util import units
 
-__all__ = ["duration", "parse_offset_range", "parse_partition", "parse_record", "window"]
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.sections import WindowSettings
+
+__all__ = ["duration", "parse_offset_range", "parse_partition", "parse_record", "window", "windows"]
+T = TypeVar("T")
 
 
 def window(text: str) -> int:
     """`2026-11-20T14`: the start of a window, in ms. Raises UsageError."""
     return _parse(units.parse_window, text)
+
+
+def windows(text: str, settings: WindowSettings) -> range:
+    """The windows that text names, such as those of a day: `2026-11-20`. Raises UsageError."""
+    return _parse(settings.list_named, text)
 
 
 def instant(text: str) -> int:
@@ -32,7 +42,7 @@ def duration(text: str) -> int:
     return _parse(units.parse_duration, text)
 
 
-def _parse(read: Callable[[str], int], text: str) -> int:
+def _parse(read: Callable[[str], T], text: str) -> T:
     try:
         return read(text)
     except ValueError as error:

@@ -33,7 +33,7 @@ Window = Annotated[
     typer.Option(
         "--window",
         metavar="START",
-        help="The window that starts at this time (UTC), such as 2026-11-20T14; repeatable.",
+        help="The window that starts at this time (UTC), such as 2026-11-20T14, or all of a day; repeatable.",
         show_default=False,
         autocompletion=completers.complete_windows,
     ),
@@ -43,7 +43,7 @@ OneWindow = Annotated[
     typer.Option(
         "--window",
         metavar="START",
-        help="The window that starts at this time (UTC), such as 2026-11-20T14.",
+        help="The window that starts at this time (UTC), such as 2026-11-20T14, or all of a day.",
         show_default=False,
         autocompletion=completers.complete_windows,
     ),
@@ -116,7 +116,7 @@ class WindowOptions:
         if self.window and (self.start or self.end):
             raise UsageError("--window together with --from or --to", remedy="use either --window or --from and --to")
         if self.window:
-            return tuple(dict.fromkeys(map(parsing.window, self.window)))
+            return tuple(dict.fromkeys(w for text in self.window for w in parsing.windows(text, settings)))
         if self.start is None:
             raise UsageError("--to without --from", remedy="add the first window: --from 2026-11-20T00")
         end = parsing.window(self.end) if self.end else settings.last_boundary(now)

@@ -31,7 +31,7 @@ from sluice.pipelines.feed.topic_selection import TopicName
 from sluice.pipelines.model.kafka import FetchLimits
 from sluice.pipelines.model.plans import Assignor
 from sluice.pipelines.util import units
-from sluice.pipelines.util.units import DAY, HOUR, MINUTE, parse_duration, parse_size, sanitize
+from sluice.pipelines.util.units import DAY, HOUR, MINUTE, parse_duration, parse_period, parse_size, sanitize
 
 
 def number(value: object) -> object:
@@ -511,6 +511,14 @@ class WindowSettings(Settings):
     def start_of(self, time: int) -> int:
         """The start of the window that holds `time`. Windows are aligned to the epoch, in UTC."""
         return time - time % self.length
+
+    def list_named(self, text: object) -> range:
+        """Returns the windows (their starts, ms) that text names: those of its day, of its hour, or one.
+
+        Raises ValueError. The first may not be aligned.
+        """
+        start, length = parse_period(text)
+        return range(start, start + max(length, self.length), self.length)
 
     @property
     def cron(self) -> str:

@@ -80,12 +80,21 @@ def parse_window(value: object) -> int:
 
     People write it in UTC: `2026-11-20`, `2026-11-20T14` or `2026-11-20T14:15`.
     """
+    return parse_period(value)[0]
+
+
+def parse_period(value: object) -> tuple[int, int]:
+    """Returns the start (ms) and the length of a day or an hour; the length of `2026-11-20T14:15` is 0.
+
+    Raises ValueError.
+    """
     match = _WINDOW.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         raise ValueError("is not a window: write its start in UTC, such as 2026-11-20T14 or 2026-11-20T14:15")
     year, month, day, hour, minute = (int(part or 0) for part in match.groups())
+    length = DAY if match[4] is None else HOUR if match[5] is None else 0
     try:
-        return _to_ms(datetime(year, month, day, hour, minute, tzinfo=UTC))
+        return _to_ms(datetime(year, month, day, hour, minute, tzinfo=UTC)), length
     except ValueError:
         raise ValueError("is not a time that the calendar has, from 1970 on") from None
 

@@ -60,7 +60,8 @@ def read(
         sluice.read("orders", "2026-11-20T14").arrow()
         # or .pandas(), .polars(), .duckdb(), .spark(session), .dataset(), .paths
 
-    `window` and `to` are starts of windows: text in UTC, ms since the epoch, or datetimes with a zone. `project` is the
+    `window` and `to` are starts of windows: text in UTC, ms since the epoch, or datetimes with a zone. A date alone,
+    such as `2026-11-20`, is all windows of the day. `project` is the
     folder of `feeds/`, or one below it (default: `$SLUICE_PROJECT`, or the current folder); `kind` is `landed` or
     `quarantined`.
 
@@ -85,9 +86,10 @@ def check(
         print(hour.complete, hour.reasons, hour.counts.landed)
         print(hour.rows and (hour.rows.late.records, hour.rows.repeats.copied))
 
-    `window` is as in `read`, by default the newest one that is due. `key` names the columns that identify a record, by
-    default the Kafka key. `project` is as in `read`. Kafka is asked only about a due window that is not complete. The
-    window is not complete if a file is missing or damaged: then `rows` is None, and `reasons` have the remedy.
+    `window` is one window as in `read`, by default the newest one that is due. `key` names the columns that identify a
+    record, by default the Kafka key. `project` is as in `read`. Kafka is asked only about a due window that is not
+    complete. The window is not complete if a file is missing or damaged: then `rows` is None, and `reasons` have the
+    remedy.
 
     Raises FeedError, and UsageError for a window or column that the feed lacks.
     """
@@ -122,8 +124,8 @@ def run(
     """
     from sluice import running  # late: `import sluice` stays cheap
 
-    requests = running.make_requests(feeds, windows, to)
-    return running.run(requests, running.find_project(project), on_progress)
+    located = running.find_project(project)
+    return running.run(running.make_requests(feeds, windows, to, located), located, on_progress)
 
 
 def status(feed: str, *, windows: int = 24, project: str | os.PathLike[str] | None = None) -> FeedStatus:

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.errors import Failed, PartUnreadable, SluiceError, UsageError
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake.parquet import check_rows, read_batches, wrap_read_errors
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.receipts import PartKind
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 When = str | int | datetime
-"""A window's start: `2026-11-20T14` in UTC, ms since the epoch, or a datetime with its zone."""
+"""A window's start: `2026-11-20T14` in UTC, ms since the epoch, or a datetime with its zone. `2026-11-20` is all
+windows of that day."""
 
 
 def read(
@@ -77,7 +79,8 @@ def check(feed: str, window: When | None, *, key: Sequence[str], project: str | 
 
     definition = Project.find(Path(project) if project else None).feed(feed)
     with open_ports(definition) as ports:
-        return check_window(definition, ports, None if window is None else instant(window), key, lambda progress: None)
+        start = None if window is None else find_one(definition, window)
+        return check_window(definition, ports, start, key, lambda progress: None)
 
 
 def read_status(feed: str, windows: int, *, project: str | os.PathLike[str] | None) -> FeedStatus:
@@ -90,16 +93,38 @@ def read_status(feed: str, windows: int, *, project: str | os.PathLike[str] | No
 
 def of_feed(feed: Feed, window: When, *, to: When | None = None, kind: str = "landed") -> Windows:
     """Returns windows of a loaded feed, as `read` does for its name. Raises UsageError and WindowIncomplete."""
-    start, length = instant(window), feed.window.length
-    end = start + length if to is None else instant(to)
+    starts = list_windows(feed.window, window, to)
+    lake = open_lake(feed)
+    return Windows.of(feed, Ledger(lake, feed.name, lambda: 0), lake, starts, kind_of(kind))
+
+
+def list_windows(settings: WindowSettings, window: When, to: When | None = None) -> range:
+    """Returns the windows (their starts, ms) from `window` up to `to`, without it those that `window` names.
+
+    Raises UsageError.
+    """
+    start, length = instant(window), settings.length
+    if to is None:
+        return settings.list_named(window) if isinstance(window, str) else range(start, start + length, length)
+    end = instant(to)
     if start >= end or (end - start) % length:
         raise UsageError(
             f"no whole windows lie between {show_window(start)} and {show_window(end)}",
             remedy=f"windows of this feed last {units.show_duration(length)}; `to` is the first one left out",
         )
-    lake = open_lake(feed)
-    ledger = Ledger(lake, feed.name, lambda: 0)
-    return Windows.of(feed, ledger, lake, range(start, end, length), kind_of(kind))
+    return range(start, end, length)
+
+
+def find_one(feed: Feed, window: When) -> int:
+    """Returns the start (ms) of the only window that `window` names. Raises UsageError."""
+    starts = list_windows(feed.window, window)
+    if len(starts) > 1:
+        first = show_window(starts[0])
+        raise UsageError(
+            f"{window} is {len(starts)} windows of feed {feed.name}, and this is about one",
+            remedy=f"name one, such as {first}; for all: sluice wait {feed.name} --window {window}",
+        )
+    return starts[0]
 
 
 def kind_of(text: str) -> PartKind:

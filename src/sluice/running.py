@@ -47,7 +47,7 @@ from sluice.pipelines.ports import Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import show_duration, show_window
-from sluice.reading import When, instant
+from sluice.reading import When, list_windows
 from sluice.resources.liveness import new_owner
 from sluice.resources.observe import lineage, tracing
 from sluice.resources.project import Project
@@ -545,8 +545,8 @@ def _cancel_on_interrupt(ports: Ports) -> Iterator[None]:
         raise
 
 
-def make_requests(feeds: Feeds, windows: When | None, to: When | None) -> Mapping[str, Request]:
-    """The request of each feed. Raises UsageError."""
+def make_requests(feeds: Feeds, windows: When | None, to: When | None, project: Project) -> Mapping[str, Request]:
+    """The request of each feed. Raises FeedError, UsageError."""
     if isinstance(feeds, Mapping):
         if windows is not None or to is not None:
             raise UsageError("requests together with windows", remedy="give one of them")
@@ -557,11 +557,16 @@ def make_requests(feeds: Feeds, windows: When | None, to: When | None) -> Mappin
         return feeds
     if windows is None and to is not None:
         raise UsageError("`to` without `windows`", remedy="name the first window, too")
-    request = Request(RequestKind.CATCH_UP)
-    if windows is not None:
-        request = Request(RequestKind.WINDOW, window=instant(windows), until=None if to is None else instant(to))
     names = [feeds] if isinstance(feeds, str) else list(feeds)
-    return dict.fromkeys(names, request)
+    if windows is None:
+        return dict.fromkeys(names, Request(RequestKind.CATCH_UP))
+    return {name: request_windows(list_windows(project.feed(name).window, windows, to)) for name in names}
+
+
+def request_windows(windows: range, *, replace: bool = False) -> Request:
+    """Returns the request for windows (their starts, ms) in a row."""
+    until = windows.stop if len(windows) > 1 else None
+    return Request(RequestKind.WINDOW, window=windows.start, until=until, replace=replace)
 
 
 def find_project(project: str | os.PathLike[str] | None) -> Project:

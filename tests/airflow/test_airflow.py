@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -19,11 +20,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 
-from sluice.pipelines.util.units import HOUR, show_window
+from sluice.pipelines.util.units import DAY, HOUR, show_window
 from sluice.resources.liveness import now
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.cli.conftest import CommandResult, Sluice
@@ -94,6 +97,81 @@ with DAG("wrong_connection", **START):
     LandWindowOperator(task_id="land", feed="orders", window=HOURS[0], sluice_conn_id="elsewhere")
 with DAG("feed_gone", **START):
     LandWindowOperator(task_id="land", feed="clicks", window=HOURS[0])
+with DAG("daily", **START | {"schedule": "@daily", "catchup": False}):
+    LandWindowOperator(task_id="land", feed="orders")
+with DAG("day", **START):
+    LandWindowOperator(task_id="land", feed="orders", window="{{ ds }}")
+"""
+
+WINDOWS = """
+import datetime, json
+from types import SimpleNamespace
+
+try:
+    from airflow.sdk import DAG, CronDataIntervalTimetable, CronTriggerTimetable
+    from airflow.serialization.encoders import coerce_to_core_timetable as to_core
+except ImportError:
+    from airflow.models.dag import DAG
+    from airflow.timetables.interval import CronDataIntervalTimetable
+    from airflow.timetables.trigger import CronTriggerTimetable
+    to_core = lambda timetable: timetable
+try:
+    from airflow.sdk import CronPartitionTimetable
+except ImportError:
+    CronPartitionTimetable = None
+import pendulum
+from airflow.timetables.base import DataInterval, TimeRestriction
+from sluice.airflow.hooks import build_request
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.util.units import show_window
+from sluice.running import list_requested
+
+def describe(length, context, window=None):
+    feed = SimpleNamespace(window=WindowSettings.model_validate(length))
+    try:
+        request = build_request(feed, window, context)
+    except UsageError as error:
+        return error.message
+    windows = list_requested(feed, request)
+    return [show_window(windows[0]), show_window(windows[-1] + feed.window.length), len(windows)]
+
+def make_context(timetable, after):
+    dag = DAG("x", schedule=timetable, start_date=datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc))
+    core = to_core(timetable)
+    limits = TimeRestriction(earliest=pendulum.parse(after), latest=None, catchup=True)
+    if hasattr(core, "next_dagrun_info_v2"):
+        info = core.next_dagrun_info_v2(last_dagrun_info=None, restriction=limits)
+    else:
+        info = core.next_dagrun_info(last_automated_data_interval=None, restriction=limits)
+    interval = info.data_interval
+    names = ("partition_key", "partition_date", "run_after")
+    run = SimpleNamespace(**{name: getattr(info, name, None) for name in names})
+    context = {"dag": dag, "dag_run": run}
+    if interval:
+        context |= {"data_interval_start": interval.start, "data_interval_end": interval.end}
+    return context
+
+out = {}
+for zone in ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata"):
+    for day in ("03-07", "03-08", "03-28", "03-29", "10-24", "10-25", "10-31", "11-01"):
+        day = f"2026-{day}"
+        after = f"{day}T12:00:00"
+        for kind in (CronDataIntervalTimetable, CronTriggerTimetable, CronPartitionTimetable):
+            if kind is not None:
+                extra = {"key_format": "%Y-%m-%d"} if kind is CronPartitionTimetable else {}
+                context = make_context(kind("0 0 * * *", timezone=zone, **extra), after)
+                out[f"{kind.__name__} {zone} {day}"] = describe("1h", context)
+hourly = make_context(CronTriggerTimetable("0 * * * *", timezone="UTC"), "2026-11-20T14:00:00")
+out["hourly"], out["hourly, days"] = describe("1h", hourly), describe("1d", hourly)
+out["date"] = describe("1h", hourly, "2026-11-20")
+out["every 15 minutes"] = describe("15m", hourly)
+unscheduled = DAG("y", schedule=None)
+by_hand = SimpleNamespace(run_after=pendulum.parse("2026-11-20T14:05:00"))
+out["no schedule"] = describe("1h", {"dag": unscheduled, "dag_run": by_hand})
+keyed = SimpleNamespace(partition_key="2026-11-20T14:00")
+out["key alone"] = describe("1h", {"dag": unscheduled, "dag_run": keyed})
+print("WINDOWS", json.dumps(out))
 """
 
 
@@ -271,6 +349,55 @@ def test_hours_are_mapped_and_replaced_on_request(airflow: Airflow, sluice: Slui
     log = airflow.test("replaced")
     assert "state=success" in log, log
     audit(sluice)
+
+
+def test_windows_of_runs_are_those_of_their_timetable(airflow: Airflow) -> None:
+    """Check days of 23, 24 and 25 hours, intervals without length, and zones of half hours."""
+    command = [airflow.bin / "python", "-c", WINDOWS]
+    done = subprocess.run(command, env=airflow.environ, capture_output=True, text=True, timeout=SECONDS, check=False)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("WINDOWS ")), None)
+    assert line, (done.stdout, done.stderr)
+    windows = json.loads(line.removeprefix("WINDOWS "))
+    for kind, shift in (("CronDataIntervalTimetable", 1), ("CronTriggerTimetable", 0), ("CronPartitionTimetable", 1)):
+        for name, landed in windows.items():
+            label, _, rest = name.partition(" ")
+            if label != kind:
+                continue
+            zone, day = rest.split(" ")
+            midnight = datetime.fromisoformat(day).replace(tzinfo=ZoneInfo(zone))
+            begin, end = midnight + timedelta(days=shift), midnight + timedelta(days=shift + 1)
+            expected = [at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M") for at in (begin, end)]
+            hours = (end.timestamp() - begin.timestamp()) / 3600
+            if zone != "Asia/Kolkata":
+                assert landed == [*expected, hours], name
+            elif kind == "CronPartitionTimetable":
+                assert "where no windows of 1h begin and end" in landed, name
+            else:
+                assert landed[2] == 24, name
+    assert windows["hourly"] == ["2026-11-20T13:00", "2026-11-20T14:00", 1]
+    assert windows["hourly, days"] == ["2026-11-19T00:00", "2026-11-20T00:00", 1]
+    assert windows["date"] == ["2026-11-20T00:00", "2026-11-21T00:00", 24]
+    assert windows["every 15 minutes"] == ["2026-11-20T13:00", "2026-11-20T14:00", 4]
+    assert windows["no schedule"] == ["2026-11-20T13:00", "2026-11-20T14:00", 1]
+    assert windows["key alone"] == ["2026-11-20T14:00", "2026-11-20T15:00", 1]
+
+
+@pytest.mark.parametrize("dag", ["daily", "day"])
+def test_daily_run_lands_all_hours_of_its_day(dag: str, airflow: Airflow, sluice: Sluice) -> None:
+    topic = f"days-{secrets.token_hex(4)}"
+    path = airflow.project / "feeds" / "orders.yaml"
+    path.write_text(
+        re.sub(r"topics: .*", f"topics: {topic}", re.sub(r"group: .*", f"group: g-{topic}", path.read_text()))
+    )
+    bootstrap = path.read_text().split("'")[1]
+    there = ("--bootstrap", bootstrap, "--create", "--partitions", "1", "--seed", "7", "--spread", "60h")
+    assert sluice("produce", "orders", "-n", str(RECORDS), *there).code == 0
+    today = now() // DAY * DAY
+    log = end(airflow.begin("dags", "test", dag, f"{show_window(today - (DAY if dag == 'day' else 0))}:00+00:00"))
+    assert "state=success" in log, log
+    yesterday = show_window(today - DAY)[:10]
+    assert len(sluice("files", "orders", "--window", yesterday).out.split()) == 24
+    assert sluice("wait", "orders", "--window", yesterday).code == 0
 
 
 @pytest.mark.parametrize(

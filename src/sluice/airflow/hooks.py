@@ -26,12 +26,14 @@ try:
 except ImportError:  # before 3.2
     from airflow.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 from airflow.exceptions import AirflowNotFoundException
+from pendulum import instance
 
 from sluice.pipelines.errors import TRANSIENT, BatchIncomplete, SluiceError, UsageError
-from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.plans import Request
 from sluice.pipelines.model.receipts import Scheduler
-from sluice.pipelines.util.units import parse_window, show_window
+from sluice.pipelines.util.units import parse_window, show_duration, show_window
 from sluice.resources.project import Project
+from sluice.running import request_windows
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -113,25 +115,27 @@ def name_run(context: Context) -> str:
 def build_request(feed: Feed, window: str | None, context: Context, *, replace: bool = False) -> Request:
     """Returns the request for `window`, or for the DAG run's windows. Raises UsageError.
 
-    Those are, in this order: the window of the run's partition key; the windows that begin in its data interval; the
-    last window that ended when the run was due.
+    Those are, in this order: the windows from the run's partition date to the next one, in the timetable's zone, or
+    those that a partition key without a date names; the windows that begin in its data interval; those that ended
+    between the last run of its schedule and the one before, without a schedule the last one that ended.
     """
-    key = window or getattr(context.get("dag_run"), "partition_key", None)
+    settings, run = feed.window, context.get("dag_run")
+    key, date = getattr(run, "partition_key", None), getattr(run, "partition_date", None)
+    if window:
+        return request_windows(_parse_key(settings, window), replace=replace)
     if key:
-        start = _parse_key(key)
-        return Request(RequestKind.WINDOW, window=start, replace=replace)
-    settings = feed.window
+        return request_windows(_find_partition(settings, key, date, context), replace=replace)
     first, end = context.get("data_interval_start"), context.get("data_interval_end")
     if first is not None and end is not None and first < end:
-        return _of_interval(settings, _to_ms(first), _to_ms(end), replace=replace)
-    due = first or getattr(context.get("dag_run"), "run_after", None)
+        return request_windows(_list_begun(settings, _to_ms(first), _to_ms(end)), replace=replace)
+    due = first or getattr(run, "run_after", None)
     if due is None:
         raise UsageError("the DAG run has no data interval", remedy="set `window` of the task, such as 2026-11-20T14")
-    boundary = settings.start_of(_to_ms(due))
-    return Request(RequestKind.WINDOW, window=boundary - settings.length, replace=replace)
+    begin, until = (settings.start_of(_to_ms(at)) for at in _find_period(context, due))
+    return request_windows(range(min(begin, until - settings.length), until, settings.length), replace=replace)
 
 
-def _of_interval(settings: WindowSettings, start: int, end: int, *, replace: bool) -> Request:
+def _list_begun(settings: WindowSettings, start: int, end: int) -> range:
     first = -(-start // settings.length) * settings.length
     after = -(-end // settings.length) * settings.length
     if first >= after:
@@ -139,20 +143,66 @@ def _of_interval(settings: WindowSettings, start: int, end: int, *, replace: boo
             f"no window of the feed begins in the data interval from {show_window(start)} to {show_window(end)}",
             remedy="schedule the DAG at least as rarely as the feed's windows, or set `window` of the task",
         )
-    until = after if after > first + settings.length else None
-    return Request(RequestKind.WINDOW, window=first, until=until, replace=replace)
+    return range(first, after, settings.length)
 
 
-def _parse_key(key: str) -> int:
-    """Returns a window's start (ms) from text in UTC, or in ISO format with a zone or seconds. Raises UsageError."""
+def _find_partition(settings: WindowSettings, key: str, date: datetime | None, context: Context) -> range:
+    """Returns the windows of the run's partition, which ends where the next one of its timetable begins."""
+    timetables = _list_timetables(context)
+    if date is None and (zones := {str(t._timezone) for t in timetables if hasattr(t, "_timezone")} - {"UTC"}):
+        raise UsageError(
+            f"partition {key} has no date, and its timetable is in {', '.join(sorted(zones))}",
+            remedy="set `window` of the task, in UTC",
+        )
+    if date is None or not timetables:
+        return _parse_key(settings, key)
+    start, end = _to_ms(date), min(_to_ms(t._get_next(instance(date))) for t in timetables)
+    if start % settings.length or end % settings.length:
+        raise UsageError(
+            f"partition {key} is from {show_window(start)} to {show_window(end)} in UTC, where no windows of"
+            f" {show_duration(settings.length)} begin and end",
+            remedy="give the timetable a zone and times at which windows begin, or set `window` of the task",
+        )
+    return range(start, end, settings.length)
+
+
+def _find_period(context: Context, due: datetime) -> tuple[datetime, datetime]:
+    """Returns the last time of the DAG's schedule up to `due`, after the one before; without a schedule `due` twice."""
+    timetables = _list_timetables(context)
+    if not timetables:
+        if getattr(getattr(context.get("dag"), "timetable", None), "periodic", False):
+            raise UsageError(
+                "the DAG run has no data interval, and its timetable no times that Sluice knows",
+                remedy="give it data intervals (CronDataIntervalTimetable), or set `window` of the task",
+            )
+        return due, due
+    last = max(t._align_to_prev(instance(due)) for t in timetables)
+    return max(t._get_prev(last) for t in timetables), last
+
+
+def _list_timetables(context: Context) -> list[Any]:
+    """Returns Airflow's timetables by cron expression or by time span in the DAG's schedule."""
+    timetable = getattr(context.get("dag"), "timetable", None)
     try:
-        return parse_window(key)
+        from airflow.serialization.encoders import coerce_to_core_timetable
+    except ImportError:  # Airflow 2
+        core = timetable
+    else:
+        core = coerce_to_core_timetable(timetable) if timetable is not None else None
+    return [t for t in getattr(core, "_timetables", [core]) if hasattr(t, "_get_prev")]
+
+
+def _parse_key(settings: WindowSettings, key: str) -> range:
+    """Returns the windows that text in UTC names; in ISO format, with a zone or seconds, one. Raises UsageError."""
+    try:
+        return settings.list_named(key)
     except ValueError as error:
         try:
             at = datetime.fromisoformat(key)
         except ValueError:
             raise UsageError(f"{key!r} {error}") from None
-        return _to_ms(at) if at.tzinfo else parse_window(at.strftime("%Y-%m-%dT%H:%M"))
+        start = _to_ms(at) if at.tzinfo else parse_window(at.strftime("%Y-%m-%dT%H:%M"))
+        return range(start, start + settings.length, settings.length)
 
 
 def _to_ms(at: datetime) -> int:

@@ -39,7 +39,7 @@ from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
 from sluice.pipelines.schema.arrays import plain
 from sluice.pipelines.util.units import parse_instant, show_window
 from sluice.pipelines.validation.drift import sum_drift
-from sluice.reading import When, Windows, instant
+from sluice.reading import When, Windows, find_one
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.liveness import new_owner
 from sluice.testing.cluster import MemoryCluster, MemoryFetcher, partition
@@ -132,7 +132,7 @@ class LandedMessages:
             raise UsageError(
                 "a report reads files, and this lake is in memory", remedy="land into a folder: land(…, lake=tmp_path)"
             )
-        start = self._window() if window is None else instant(window)
+        start = self._window() if window is None else find_one(self.feed, window)
         here = self.feed.model_copy(update={"spark": self.feed.spark.model_copy(update={"master": "local[1]"})})
         return run_report(report, Windows.of(here, self._ledger, self.lake, (start,), PartKind.LANDED))
 
