@@ -5,7 +5,7 @@ Of Dagster it knows only the keys that these events have. Each entry is read onc
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +17,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import receipt_files
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.model.kafka import Key, Range, subtract, union
 from sluice.pipelines.model.receipts import Met, Receipt, Traffic
 from sluice.pipelines.planning import windows
@@ -67,8 +68,12 @@ class LedgerView:
         The silence after a stray old stamp is not included: it may be half a million windows.
         """
         pending = set(windows.list_pending_windows(self.state, self.feed.window, self.now))
-        listed, first = windows.list_manifest_windows(self.state, self.feed.window), self.state.first_window or 0
-        return frozenset(w for w in listed if w not in pending and (w >= first or self.is_complete(w)))
+        listed, below = {*windows.list_manifest_windows(self.state, self.feed.window)}, set[int]()
+        for key in self.state.known():  # what lies below an origin is not pending
+            pinned = self.state.boundaries.get(key, NO_PINS)
+            below.update(pinned.times[: bisect_left(pinned.offsets, self.state.origins[key].offset)])
+        complete = windows.complete_of(self.state, sorted(below & listed), self.feed.window)
+        return frozenset((*(listed - pending - below), *complete))
 
     def is_complete(self, window: int) -> bool:
         return windows.complete(self.state, window, self.feed.window)

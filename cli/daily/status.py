@@ -319,7 +319,7 @@ def _format_standing(status: FeedStatus, w: WindowStanding) -> Text:
     if w.standing is Standing.FAILED and w.batch in status.refused:
         return bad(f"window {show_window(w.window)}: refused batch {w.batch}; {describe_pending(w.pending)}")
     line = window_options.verdict(w)
-    if w.standing is Standing.PARTIAL:
+    if w.standing in (Standing.PARTIAL, Standing.FROM_ORIGIN):
         line.append(
             f"\n    → to complete it: sluice run {status.feed} --window {show_window(w.window)}", style="default"
         )

@@ -182,6 +182,8 @@ def verdict(s: WindowStanding) -> Text:
     match s.standing:
         case Standing.LANDED:
             return describe_complete(s)
+        case Standing.FROM_ORIGIN:
+            return warn(f"{name} has landed {s.standing}: earlier records of it have not")
         case Standing.RETIRED:
             return warn(f"{name} is retired: its rows were removed; sluice explain shows by whom and why")
         case Standing.OPEN:
@@ -208,6 +210,7 @@ def describe_complete(s: WindowStanding, accounted: str = "") -> Text:
 
 _SIGNS = {
     Standing.LANDED: ("■", "#", "green"),
+    Standing.FROM_ORIGIN: ("◨", "^", "yellow"),
     Standing.RETIRED: ("▫", "-", "dim"),
     Standing.PARTIAL: ("◧", "+", "yellow"),
     Standing.HELD: ("◆", "H", "magenta"),

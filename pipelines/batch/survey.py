@@ -80,6 +80,7 @@ def take_survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
     keyed = {origins.find_key(state, p): p for p in sound}
     began = origins.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
     began = with_first_windows(feed, edges.cluster, state, keyed, began, at)
+    began = windows.find_cuts(edges.cluster, keyed, began)
     return Survey(edges.cluster.cluster_id(), state, keyed, committed, began, refusals, at)
 
 

@@ -68,7 +68,8 @@ Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 class OriginItem(_Model):
     """Where a feed begins in a partition. `committed` is the offset that the group had committed then, if any.
 
-    `opens` is the start (ms) of the window that begins at the origin.
+    `opens` is the start (ms) of the window in which the feed begins. `cuts` is that window's first offset if it lies
+    below the origin: the window is not complete until a request for it lands the records from there on, too.
     """
 
     key: Key
@@ -76,6 +77,17 @@ class OriginItem(_Model):
     committed: Int64 | None
     why: str
     opens: Int64 | None = None
+    cuts: Int64 | None = None
+
+    @property
+    def begins(self) -> int:
+        """The first offset of the window in which the feed begins."""
+        return self.offset if self.cuts is None else self.cuts
+
+    @model_serializer(mode="wrap")
+    def _without_cuts(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = serialize(self)
+        return {k: v for k, v in document.items() if k != "cuts" or v is not None}
 
 
 class KeyOffset(_Model):

@@ -253,7 +253,7 @@ class State:
                 continue
             self.origins[item.key] = item
             if item.opens is not None:
-                self._pin(item.key, (item.opens,), (item.offset,))
+                self._pin(item.key, (item.opens,), (item.begins,))
                 self.first_window = item.opens if self.first_window is None else self.first_window
 
     def _boundary(self, entry: BoundaryEntry) -> None:

@@ -79,7 +79,7 @@ from sluice.pipelines.model.kafka import (
 )
 from sluice.pipelines.model.plans import AskedRange, OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import group_by_sharing
-from sluice.pipelines.planning import origins
+from sluice.pipelines.planning import origins, windows
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake, Ports
 from sluice.pipelines.publishing import lost_entries, publish
@@ -166,7 +166,12 @@ def accept_lost(feed: Feed, edges: Ports, reason: str, only: Only = ()) -> Accep
 def _lost(feed: Feed, state: State, partitions: Mapping[Key, PartitionState]) -> tuple[KeyRange, ...]:
     planned = {k: p for k, p in partitions.items() if state.current.get(k.tp) == k}
     pending, _ = planning.find_pending_ranges(Request(RequestKind.CATCH_UP), state, planned, feed.window)
-    return tuple(KeyRange(key=o.key, range=r) for o in pending for r in o.lost)
+    lost_ranges = [KeyRange(key=o.key, range=r) for o in pending for r in o.lost]
+    for key, p in planned.items():  # and those of the first window, below the origin
+        if (origin := state.origins.get(key)) is not None and origin.cuts is not None:
+            first = Range(origin.cuts, min(origin.offset, p.log_start))
+            lost_ranges += [KeyRange(key=key, range=r) for r in subtract(first, state.list_accounted(key))]
+    return tuple(lost_ranges)
 
 
 def _reserving(state: State, ranges: Iterable[KeyRange]) -> list[tuple[Batch, OffsetRange]]:
@@ -709,6 +714,7 @@ def _takeover(feed: Feed, edges: Ports, state: State, group: _ForeignGroup, begi
     counted = {tp: c for tp, c in group.committed.items() if begin is Begin.COMMITTED or tp not in theirs}
     began = origins.resolve_origins(state, partitions, counted, feed.start, edges.cluster, edges.clock)
     began = with_first_windows(feed, edges.cluster, state, keyed, began, edges.clock())
+    began = windows.find_cuts(edges.cluster, keyed, began)
     offsets = {mark.tp: mark.offset for mark in marks}
     newest = {m.ledger: max(n.number for n in marks if n.ledger == m.ledger) for m in marks}
     return TakeEntry(

@@ -11,7 +11,15 @@ from typing import NamedTuple
 
 from sluice.pipelines.audit.gaps import find_remedies
 from sluice.pipelines.batch.result import find_remedy
-from sluice.pipelines.errors import Failed, NotYet, PartUnreadable, UsageError, WindowRetired, is_transient
+from sluice.pipelines.errors import (
+    Failed,
+    NotYet,
+    PartUnreadable,
+    UsageError,
+    WindowIncomplete,
+    WindowRetired,
+    is_transient,
+)
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
@@ -258,6 +266,8 @@ def _explain(
     match standing.standing:
         case Standing.LANDED:
             return standing, (), ()
+        case Standing.FROM_ORIGIN:
+            return standing, (_describe_cut(feed, standing),), ()
         case Standing.RETIRED:
             return standing, (_describe_retired(feed, ledger, state, window),), ()
         case Standing.OPEN:
@@ -275,6 +285,13 @@ def _describe_retired(feed: Feed, ledger: Ledger, state: State, window: int) -> 
     except WindowRetired as error:
         return Reason(error.message, error.remedy)
     return Reason("its rows were retired", f"sluice status {feed.name}")
+
+
+def _describe_cut(feed: Feed, s: WindowStanding) -> Reason:
+    return Reason(
+        f"the feed begins within it, and earlier records of it have not landed: {describe_pending(s.pending)}",
+        f"land them, if Kafka still has them: sluice run {feed.name} --window {show_window(s.window)}",
+    )
 
 
 def _describe_open(feed: Feed, window: int) -> Reason:
@@ -320,7 +337,8 @@ def watch_window(feed: Feed, ports: Ports, start: int) -> LookAtWindow:
     """Returns a function that reads new ledger entries at each call. Reads the lake only.
 
     Raises UsageError for no start of a window; the function raises it for one before the feed's first, and
-    WindowRetired, and PartUnreadable for a file that is missing or has another size.
+    WindowRetired, WindowIncomplete for one that the feed's origin cuts, and PartUnreadable for a file that is missing
+    or has another size.
     """
     windows.check_aligned(start, feed.window)
     ledger = Ledger(ports.lake, feed.name, ports.clock)
@@ -330,6 +348,9 @@ def watch_window(feed: Feed, ports: Ports, start: int) -> LookAtWindow:
         windows.check_begun(feed.name, start, feed.window, state)
         manifest.demand_kept(ledger, state, feed.name, start, feed.window)
         window = strip.standing(state, feed.window, start, ports.clock())
+        if window.standing is Standing.FROM_ORIGIN:
+            reason = _describe_cut(feed, window)
+            raise WindowIncomplete(f"window {show_window(start)} is not complete: {reason.text}", remedy=reason.remedy)
         if window.standing is not Standing.LANDED:
             return window, False
         parts = manifest.read_window_files(ledger, start, feed.window).parts

@@ -153,6 +153,14 @@ def find_opening(
     return tuple(item.model_copy(update={"opens": opens}) for item in origins)
 
 
+def find_cuts(cluster: Cluster, partitions: Partitions, origins: Sequence[OriginItem]) -> tuple[OriginItem, ...]:
+    """The origins, with `cuts` where the log has records of the feed's first window below them."""
+    times = {o.key.tp: o.opens for o in origins if o.opens is not None and o.offset > partitions[o.key].log_start}
+    hits = cluster.offsets_at(times) if times else {}
+    cuts = {o.key: hit.offset for o in origins if (hit := hits.get(o.key.tp)) and hit.offset < o.offset}
+    return tuple(o.model_copy(update={"cuts": cuts.get(o.key)}) for o in origins)
+
+
 def _bound_first_window(
     hit: OffsetAtTime | None, origin: int, newest: int, settings: WindowSettings
 ) -> tuple[int, int]:
@@ -353,15 +361,15 @@ def _find_unpinned(state: State, resolved: Boundaries) -> Boundaries:
 def clamp(state: State, key: Key, time: int, offset: int) -> int:
     """Returns the offset, clamped between the neighbouring boundaries and above offsets landed in earlier windows.
 
-    It also stays above the origin, except for windows before the first one.
+    It also stays where the feed begins or above, except for windows before the first one.
     """
     near = _Neighbours.of(state, key)
     return near.clamp(near.pinned.position(time), time, offset)
 
 
 class _Neighbours(NamedTuple):
-    """The limits of a partition's boundary: its pinned boundaries, its origin (after a time), and the end of the
-    offsets that a catch-up landed up to a window."""
+    """The limits of a partition's boundary: its pinned boundaries, where the feed begins (after a time), and the end of
+    the offsets that a catch-up landed up to a window."""
 
     pinned: Pins
     opens: int
@@ -373,7 +381,7 @@ class _Neighbours(NamedTuple):
     def of(cls, state: State, key: Key) -> _Neighbours:
         window, end = state.floors.get(key, (None, 0))
         origin = state.origins[key]
-        return cls(state.boundaries.get(key, NO_PINS), origin.opens or 0, origin.offset, window, end)
+        return cls(state.boundaries.get(key, NO_PINS), origin.opens or 0, origin.begins, window, end)
 
     def hold_before(self, resolved: Boundaries) -> bool:
         """Returns whether all boundaries come after the pinned ones and need no clamping."""

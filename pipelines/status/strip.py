@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.ledger.entries import OriginItem
 from sluice.pipelines.model.kafka import Key, OpenTransaction, Range, TopicPartition, intersect, subtract
 from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing.manifest import is_retired
@@ -96,7 +97,7 @@ class _Partition:
         r = windows.find_range(self._state, self.key, window, self._settings)
         if r is None:
             return self._count_unresolved(window), None, PendingPart(self.key, None)
-        if r.end <= self._frontier:
+        if self._state.origins[self.key].offset <= r.start and r.end <= self._frontier:
             return r.span, r.span, None
         due = subtract(r, self._accounted)
         if not due:
@@ -129,16 +130,24 @@ def _standing(
     done, spans = sum(d for d, _, _ in looked), [span for _, span, _ in looked]
     pending = tuple(o for _, _, o in looked if o is not None)
     span = None if None in spans or not spans else sum(s or 0 for s in spans)
-    closed = settings.is_closed(window, now)
-    standing = _standing_of(window, closed, outside, done, pending) if pending or not looked else Standing.LANDED
+    closed, standing = settings.is_closed(window, now), Standing.LANDED
+    if pending or not looked:
+        from_origin = bool(pending) and all(_is_cut_off(state.origins[o.key], o, window, settings) for o in pending)
+        standing = _standing_of(window, closed, outside, done, pending, from_origin=from_origin)
     if standing is Standing.LANDED and is_retired(state, window, settings.length):
         standing = Standing.RETIRED
     batch = {Standing.RUNNING: outside.running, Standing.FAILED: outside.failed}.get(standing, {}).get(window)
     return WindowStanding(window, standing, done, span, pending, batch, windows.find_losses(state, window, settings))
 
 
+def _is_cut_off(origin: OriginItem, o: PendingPart, window: int, settings: WindowSettings) -> bool:
+    """Returns whether the feed began in the window or later, and all that is pending lies below its origin."""
+    began = origin.cuts is not None and (origin.opens or 0) < window + settings.length
+    return began and o.ranges is not None and o.ranges[-1].end <= origin.offset
+
+
 def _standing_of(
-    window: int, closed: bool, outside: OutsideFacts, done: int, pending: Sequence[PendingPart]
+    window: int, closed: bool, outside: OutsideFacts, done: int, pending: Sequence[PendingPart], *, from_origin: bool
 ) -> Standing:
     if window in outside.running:
         return Standing.RUNNING
@@ -148,4 +157,6 @@ def _standing_of(
         return Standing.FAILED
     if any(o.held_at is not None for o in pending):
         return Standing.HELD
+    if from_origin:
+        return Standing.FROM_ORIGIN
     return Standing.PARTIAL if done else Standing.PENDING

@@ -1,4 +1,4 @@
-"""The state of one window: landed, retired, partial, held, pending, failed, running, not closed; and pending ranges."""
+"""The state of one window: landed in full or from the origin on, retired, partial, held, pending, and so on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sluice.pipelines.util.units import many
 
 class Standing(StrEnum):
     LANDED = "landed"
+    FROM_ORIGIN = "from the origin on"
     RETIRED = "retired"
     PARTIAL = "partial"
     HELD = "held"

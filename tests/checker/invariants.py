@@ -519,6 +519,17 @@ class _Check:
         if reached < at["end"] and lives:
             text = f"{path} says complete, and {lives[-1]}:{reached}-{at['end']} is not accounted for"
             yield Broken(4, text, locate(lives[-1], reached, path=path))
+        for life in lives:
+            yield from self._check_first(path, manifest, life, at["start"])
+
+    def _check_first(self, path: str, manifest: dict[str, Any], life: Life, start: int) -> Iterator[Broken]:
+        """Check that the window in which the feed began has the records before the origin, too."""
+        log = self._find_log(life)
+        opens = min(self.book.pins.get(life, {}), default=None)
+        before = [r for o, r in ((log and log.records) or {}).items() if o < start]
+        if before and opens is not None and manifest["start_ms"] == opens <= (before[-1].timestamp or 0):
+            text = f"{path} says complete, and {life}:{before[-1].offset} below its start has a later timestamp"
+            yield Broken(4, text, locate(life, before[-1].offset, path=path))
 
     def _check_attempts(self) -> Iterator[Broken]:
         """Check that names and footers follow from plan and offset range, and attempts at a range agree (9, 11)."""

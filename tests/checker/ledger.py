@@ -248,7 +248,8 @@ def _apply_origin(book: Book, number: int, entry: dict[str, Any]) -> None:
             book.origins[life] = item["offset"]
             book.lives.setdefault(life.tp, []).append(life)
             if item.get("opens") is not None:
-                book.pins.setdefault(life, {}).setdefault(item["opens"], item["offset"])
+                begins = item["offset"] if item.get("cuts") is None else item["cuts"]
+                book.pins.setdefault(life, {}).setdefault(item["opens"], begins)
 
 
 def _apply_boundary(book: Book, number: int, entry: dict[str, Any]) -> None:

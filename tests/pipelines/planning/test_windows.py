@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sluice.pipelines.errors import SluiceError, UsageError, WindowHeld, WindowOpen
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger, State, checkpoint
-from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginEntry, OriginItem
+from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, KeyRange, OriginEntry, OriginItem, SkipEntry
 from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState, Range, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.planning.plan import find_pending_ranges
@@ -25,11 +25,14 @@ from sluice.pipelines.planning.windows import (
     complete,
     count_marker_searches,
     cut_at_boundaries,
+    find_cuts,
     find_due,
     find_opening,
     find_range,
     list_manifest_windows,
 )
+from sluice.pipelines.status import strip
+from sluice.pipelines.status.window_state import Standing
 from sluice.testing.cluster import MemoryCluster, partition
 from sluice.testing.lake import MemoryLake
 from tests.examples import scale_examples
@@ -326,3 +329,41 @@ def test_no_boundary_is_resolved_after_the_clock_jumps_back() -> None:
     state.boundary_times = (opens, START + 9 * HOUR)
     parts = {other: partition(number=1, last_stable_offset=0, high_watermark=0)}
     assert find_due(state, world.log, START + 3 * HOUR, parts, SETTINGS) == []
+
+
+# -- a feed that begins within a window
+
+
+@settings(max_examples=scale_examples(150))
+@given(st.lists(st.integers(START, START + 4 * HOUR - 1), min_size=1, max_size=16), st.data())
+def test_window_that_an_origin_cuts_is_complete_only_with_its_first_records(stamps: list[int], data: Any) -> None:
+    """Check for any origin that windows tile the log by stamps, and none is complete without records below it."""
+    log = Log(stamps=sorted(stamps))
+    origin = data.draw(st.integers(0, len(stamps)))
+    item = OriginItem(key=KEY, offset=origin, committed=None, why="test")
+    now = START + 4 * HOUR + SETTINGS.grace
+    world = World(log.stamps, now, opens=0)
+    items = find_cuts(log, log.partitions_by_key, find_opening(log, log.partitions_by_key, [item], SETTINGS, now))
+    world.ledger = Ledger(MemoryLake(), "orders", lambda: now, "run", "c")
+    world.ledger.append(lambda s: OriginEntry(items=items))
+    world.pin()
+    world.ledger.append(lambda s: SkipEntry(ranges=(KeyRange(key=KEY, range=Range(origin, len(stamps))),), reason="t"))
+    (first,) = {i.opens for i in items}
+    assert first is not None
+    for window in range(first, START + 4 * HOUR, HOUR):
+        own = [o for o, s in enumerate(log.stamps) if window <= s < window + HOUR]
+        r = world.find_window(window)
+        assert r is not None
+        assert list(range(*r)) == own
+        assert complete(world.state, window, SETTINGS) is all(o >= origin for o in own)
+        expected = Standing.LANDED if all(o >= origin for o in own) else Standing.FROM_ORIGIN
+        assert strip.standing(world.state, SETTINGS, window, now).standing is expected
+    assert checkpoint.load(checkpoint.dump(world.state)) == world.state
+
+
+def test_origin_without_earlier_records_is_written_as_before() -> None:
+    log = Log(stamps=[START, START + 1])
+    item = OriginItem(key=KEY, offset=0, committed=None, why="test", opens=START)
+    assert find_cuts(log, log.partitions_by_key, [item]) == (item,)
+    assert "cuts" not in item.model_dump()
+    assert log.lookups == 0, "nothing precedes the log's start"
