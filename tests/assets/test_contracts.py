@@ -377,3 +377,17 @@ def test_long_contract_is_truncated_in_check_description(world: World, count: in
     definition = build(world.project).resolve_assets_def(LANDED)
     numeric = next(c for c in definition.check_specs if c.name == "contract_numeric")
     assert (numeric.description or "").endswith("- … and 10 more")
+
+
+def test_windows_land_next_to_a_refused_one(root: Path) -> None:
+    """As a schedule requests them, one run for each hour, and as a catch-up does."""
+    world = World(root, {"orders": TYPED + "policies: {on_drift: fail}\n"})
+    world.engine.observe = lambda s: ((), (Drift(DriftKind.WRONG, "n", 2, s.start),) if s.window == at_hour(0) else ())
+    assert isinstance(world.run(in_hour(0)).error, SchemaDrifted)
+    world.bury()
+    assert world.run(in_hour(1)).exit_code == 0
+    outcome = world.run()
+    assert isinstance(outcome.error, SchemaDrifted)
+    with open_instance(world.project) as instance:
+        assert f"{DAY}00:00" not in read_windows(instance, LANDED)
+        assert {f"{DAY}0{hour}:00" for hour in (1, 2, 3)} <= set(read_windows(instance, LANDED))
