@@ -178,6 +178,7 @@ class _Check:
             self._check_attempts,
             self._check_visible_files,
             self._check_numbers,
+            self._check_chain,
             self._check_segments,
             self._check_ids,
             self._check_stable,
@@ -625,6 +626,20 @@ class _Check:
             elif existing != write:
                 text = f"entry {number} was seen with write {write}, and {existing or 'nothing'} stands there"
                 yield Broken(11, text, {"number": number})
+
+    def _check_chain(self) -> Iterator[Broken]:
+        """Compare each entry with its number and the SHA-256 of the entry before it; earlier releases wrote neither."""
+        before = b""
+        for number, entry in sorted(self.book.entries.items()):
+            if self.book.is_lost(number):
+                continue
+            if entry.get("number") is not None:
+                self.verdict.counts["chained entries"] += 1
+                follows = hashlib.sha256(before).hexdigest() if before else ""
+                if (entry["number"], entry["follows"]) != (number, follows):
+                    text = f"entry {number} is number {entry['number']}, or does not follow the entry before it"
+                    yield Broken(11, text, {"number": number})
+            before = self.folder.read_entry(number) or b""
 
     def _check_segments(self) -> Iterator[Broken]:
         """Compare segments with the ledger's log, entry by entry.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -123,7 +124,9 @@ class Sound:
         self.written = dict(files)
         return Folder(self.root, "orders")
 
-    def check(self, evidence: Evidence | None = None, *, healed: bool = True) -> Verdict:
+    def check(self, evidence: Evidence | None = None, *, healed: bool = True, chained: bool = True) -> Verdict:
+        if chained:
+            chain(self.write_lake())
         return check(self.write_lake(), evidence or self.collect_evidence(), Settings(healed=healed))
 
     # -- planted faults
@@ -219,6 +222,16 @@ def append(folder: Folder, kind: str, **fields: Any) -> int:
     path = folder.root / "_sluice" / folder.feed / "log" / f"{number:020d}.json"
     path.write_text(json.dumps({"kind": kind, **stamp, **fields}))
     return number
+
+
+def chain(folder: Folder) -> None:
+    """Let each entry follow the one before it again, after planted changes."""
+    before = b""
+    for number in folder.read_entries():
+        path = folder.root / "_sluice" / folder.feed / "log" / f"{number:020d}.json"
+        follows = hashlib.sha256(before).hexdigest() if before else ""
+        before = re.sub(rb'("follows": ?")[^"]*"', rb"\g<1>" + follows.encode() + b'"', path.read_bytes())
+        path.write_bytes(before)
 
 
 def pack(folder: Folder, first: int, end: int, forged: dict[int, bytes] | None = None) -> Path:

@@ -474,6 +474,16 @@ def test_fault_that_remains_after_healing_is_detected(sound: Sound, invariant: i
     assert first | where == first, str(verdict)
 
 
+def test_entry_in_place_of_another_is_detected(sound: Sound) -> None:
+    """As a wrong restore leaves it: both entries are valid, and each stands where it was not written."""
+    assert sound.check().counts["chained entries"] == len(sound.write_lake().read_entries())
+    first, second = (sound.get_entry_path(n) for n in sound.list_numbers("commit")[:2])
+    content = first.read_bytes(), second.read_bytes()
+    second.write_bytes(content[0])
+    first.write_bytes(content[1])
+    assert 11 in sound.check(chained=False).first
+
+
 # -- unusual but correct feeds
 
 

@@ -28,7 +28,7 @@ from tests.checker.facts import Evidence
 from tests.checker.invariants import Settings, Verdict, check
 from tests.checker.lake import Folder
 from tests.checker.ledger import fold_entries
-from tests.checker.planted import ONE, ZERO, Sound, land_again, make_log, measure_file, tear
+from tests.checker.planted import ONE, ZERO, Sound, chain, land_again, make_log, measure_file, tear
 from tests.pipelines import landed_world
 from tests.pipelines.batch.test_batch import PARTITIONS, apply_step, steps
 from tests.pipelines.landed_world import HOUR, START, A, B, split_offsets
@@ -218,6 +218,7 @@ def update_ledger(lake: Folder, path: str) -> None:
                     part |= measure_file(lake.root / path)
         entry_path = lake.root / "_sluice" / "orders" / "log" / f"{number:020d}.json"
         entry_path.write_text(json.dumps(entry))
+    chain(lake)
 
 
 def test_more_missing_records_than_counted_drops_are_detected(tmp_path: Path) -> None:
