@@ -17,7 +17,7 @@ from sluice.assets.factory import build, run_config
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.internals import BACKFILL_TAG, RANGE_TAGS, planned_evaluations, unmaterialized_partitions
 from sluice.assets.operations.event_log_repair import reconcile
-from sluice.assets.runs.run_config import OPEN_WINDOWS_TAG
+from sluice.assets.runs.run_config import OPEN_WINDOWS_TAG, LandConfig
 from sluice.assets.runs.run_session import AGAIN_TAG
 from sluice.assets.specs.asset_specs import committed_key, landed_key, quarantined_key
 from sluice.assets.steps import land_step
@@ -33,9 +33,13 @@ from sluice.pipelines.errors import (
     WindowIncomplete,
     WindowOpen,
 )
-from sluice.pipelines.model.kafka import CommittedOffset
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.model.kafka import CommittedOffset, Range, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.windows import LISTED
+from sluice.pipelines.status import strip
+from sluice.pipelines.status.window_state import Standing
 from sluice.pipelines.util.units import show_window
 from tests.assets.test_schedule import evaluate_tick
 from tests.assets.ui import Pages, open_in_process
@@ -681,3 +685,38 @@ def test_new_dagster_gets_past_windows_in_portions_newest_first(
     assert {*read_windows(instance, LANDED)} == {*read_windows(instance, COMMITTED)} == {*past[1:], *now}
     list(reconcile(instance, world.open_ledger_view()))
     assert {*read_windows(instance, LANDED)} == {*past, *now}
+
+
+# -- the first hour, and days
+
+
+@pytest.mark.parametrize(("start", "committed", "cut"), [("T00:30:00Z", {}, 1), ("T00:00:00Z", {P0: 10, P1: 60}, 3)])
+def test_hours_that_an_origin_cuts_are_complete_after_their_own_runs(
+    start: str, committed: dict[TopicPartition, int], cut: int, world: World
+) -> None:
+    """The group's offsets of two partitions may lie in different hours."""
+    feed = world.project.root / "feeds" / "orders.yaml"
+    feed.write_text(FEED.replace("T00:00:00Z", start))
+    world.group.offsets.update({tp: CommittedOffset(at, metadata="") for tp, at in committed.items()})
+    world.run()
+    hours = [at_hour(n) for n in range(4)]
+    books = world.open_ledger_view()
+    assert [w in books.complete for w in hours] == [books.is_complete(w) for w in hours] == [n >= cut for n in range(4)]
+    states = strip.standings(world.state(), WindowSettings(), hours, world.clock(), strip.LEDGER_ALONE)
+    assert [s.standing is Standing.FROM_ORIGIN for s in states] == [n < cut for n in range(4)]
+    for n in reversed(range(cut)):
+        assert world.run(in_hour(n)).error is None
+    books = world.open_ledger_view()
+    assert books.complete >= {*hours}
+    for n, window in enumerate(hours):
+        ranges = {windows.find_range(world.state(), k, window, WindowSettings()) for k in books.frontiers}
+        assert ranges == {Range(25 * n, 25 * n + 25)}
+
+
+@pytest.mark.parametrize(("text", "length", "number"), [("2024-05-01", "1h", 24), ("2024-05-01T06", "15m", 4)])
+def test_configured_date_or_hour_is_all_of_its_windows(text: str, length: str, number: int) -> None:
+    split = WindowSettings.model_validate(length)
+    request = LandConfig(window=text).request(split)
+    assert request.window is not None
+    assert request.until == request.window + number * split.length
+    assert LandConfig(window=f"{text[:10]}T06:00").request(split).until is None
