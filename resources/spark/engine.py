@@ -119,7 +119,8 @@ class SparkEngine:
     def describe(self) -> EngineUse:
         """Return the master, and of a running context its application and the address of its UI or event log."""
         master = get_master(self._settings)
-        running = None if is_connect(self._settings) else _running()
+        with _lock:  # PySpark names a context before it is complete
+            running = None if is_connect(self._settings) else _running()
         if running is None:
             return EngineUse(EngineKind.SPARK, master)
         conf, page = running.getConf(), running.uiWebUrl or ""

@@ -161,6 +161,16 @@ def _read_command_line(path: Path) -> bytes:
 
 
 @pytest.mark.spark
+def test_engine_is_described_while_another_thread_starts_it(settings: SparkSettings) -> None:
+    spark.end()
+    starting = spark.in_thread(lambda: spark.context(settings))
+    while not starting.done():
+        use = SparkEngine(settings).describe()
+    assert use.application in ("", starting.result().applicationId)
+    assert SparkEngine(settings).describe().application == starting.result().applicationId
+
+
+@pytest.mark.spark
 def test_task_of_a_stopped_worker_runs_again(
     settings: SparkSettings, wiring: LogWiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
