@@ -20,8 +20,7 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from http.client import HTTPException
 from typing import Any, TypeVar
-from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request
 
 import obstore
 from obstore import exceptions as refusals
@@ -30,6 +29,7 @@ from pydantic import SecretStr
 
 from sluice.pipelines.errors import LakeFull, LakeUnavailable, NotAuthorized, SetupError, SluiceError, Terminal
 from sluice.pipelines.feed.stores import AzureSettings, GcsSettings, Place, StoreSettings, place
+from sluice.resources import web
 from sluice.resources.lake.streams import Block, NotThere, OutOfRange, Taken
 
 WRITE_ID = "sluice_write"
@@ -166,10 +166,10 @@ class Container:
         """Azure's own headers of the blob, by lower-case name; empty if no address of it can be signed here."""
         if not self.on_azure:
             return {}
-        with suppress(refusals.BaseError, OSError, ValueError):  # their texts hold signatures
+        with suppress(refusals.BaseError, OSError, ValueError, HTTPException):  # their texts hold signatures
             address = obstore.sign(self.make_client(), "GET", key, timedelta(minutes=5))
-            with urlopen(address, timeout=self.settings.connect_timeout_ms / 1000) as answer:
-                return {name.lower(): value for name, value in answer.headers.items()}
+            answer = web.send(Request(address), seconds=self.settings.connect_timeout_ms / 1000)
+            return {name.lower(): value for name, value in answer.headers.items()} if answer.status == 200 else {}
         return {}
 
     def measure_skew(self) -> float | None:
@@ -182,11 +182,8 @@ class Container:
             account = self.home.account or getattr(self.settings, "account", None)
             address = address.format(account or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", ""))
         with suppress(OSError, ValueError, TypeError, HTTPException):
-            try:
-                headers: Any = urlopen(address, timeout=self.settings.connect_timeout_ms / 1000).headers
-            except HTTPError as refused:
-                headers = refused.headers
-            return (datetime.now(UTC) - parsedate_to_datetime(headers["Date"])).total_seconds()
+            answer = web.send(Request(address), seconds=self.settings.connect_timeout_ms / 1000)
+            return (datetime.now(UTC) - parsedate_to_datetime(answer.headers["Date"])).total_seconds()
         return None
 
     def list_below(self, folder: str, after: str = "") -> Any:

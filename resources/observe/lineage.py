@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.util import find_spec
+from threading import Thread
 from typing import Any
 
 from sluice.pipelines.batch.result import BatchResult, Landed
@@ -37,6 +38,8 @@ log = logging.getLogger(f"{logs.OURS}.lineage")
 NAMED_BY = ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")
 TRANSPORT = "OPENLINEAGE__TRANSPORT"
 NAMESPACE = "OPENLINEAGE_NAMESPACE"
+EMIT_SECONDS = 60.0
+"""Limit for an event, with the client's retries."""
 MOST_RANGES = 1000
 """Maximum number of offset ranges in an event; the sums cover all."""
 PRODUCER = f"urn:sluice:{VERSION}"
@@ -80,11 +83,22 @@ def report_landing(landing: Landing, landed: Callable[[], Landed | None]) -> Ite
 
 
 def _emit(client: Any, event: Callable[[], Any]) -> None:
-    try:
-        client.emit(event())
-    except Exception as error:  # noqa: BLE001 - transports have no common error, and a run does not end for lineage
-        # Its message could hold an address with a key in it.
-        log.warning("the event was not sent to OpenLineage (%s); the landing is not affected", type(error).__name__)
+    """Send the event in a thread: the client's own time-out restarts with each byte of an answer."""
+    problem: str | None = "TimeoutError"
+
+    def send() -> None:
+        nonlocal problem
+        try:
+            client.emit(event())
+            problem = None
+        except Exception as error:  # noqa: BLE001 - transports have no common error, and a run does not end for lineage
+            problem = type(error).__name__  # its message could hold an address with a key in it
+
+    sender = Thread(target=send, name="sluice-lineage", daemon=True)
+    sender.start()
+    sender.join(EMIT_SECONDS)
+    if problem:
+        log.warning("the event was not sent to OpenLineage (%s); the landing is not affected", problem)
 
 
 @cache

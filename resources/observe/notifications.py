@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 import smtplib
+import socket
 import ssl
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from email.message import EmailMessage
 from email.utils import formatdate
 from html import escape
 from http.client import HTTPException
-from typing import Any
-from urllib.error import HTTPError
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import Request
 
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.project_files import EmailSettings, MailSecurity, NotifySettings
+from sluice.resources import web
 
 WEB_SECONDS = 10.0
-MAIL_SECONDS = 4.0
-"""For each answer of the mail server, of which a letter needs some seven."""
+MAIL_SECONDS = 20.0
 COMMAND_SECONDS = 15.0
 
 
@@ -46,19 +46,10 @@ def _post(settings: NotifySettings, title: str, lines: Sequence[str]) -> str:
     body = json.dumps({"text": text}).encode()
     try:
         request = Request(settings.webhook.get_secret_value(), body, {"Content-Type": "application/json"})
-        with build_opener(_NoRedirect).open(request, timeout=WEB_SECONDS):
-            return ""
-    except HTTPError as error:
-        error.close()
-        return f"the webhook answers {error.code}"
+        answer = web.send(request, seconds=WEB_SECONDS)
     except (OSError, ValueError, HTTPException) as error:  # whose text may hold the address
         return f"the webhook does not answer ({type(error).__name__})"
-
-
-class _NoRedirect(HTTPRedirectHandler):
-    """Refuses redirects: urllib would follow them by a GET without the lines."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None: ...
+    return "" if 200 <= answer.status < 300 else f"the webhook answers {answer.status}"
 
 
 def _mail(settings: EmailSettings | None, title: str, lines: Sequence[str]) -> str:
@@ -67,10 +58,14 @@ def _mail(settings: EmailSettings | None, title: str, lines: Sequence[str]) -> s
         return ""
     try:
         letter = _make_letter(settings, title, lines)
-        with _mail_server(settings) as server:
+        with web.Deadline(MAIL_SECONDS) as deadline, closing(_mail_server(settings, deadline)) as server:
+            if settings.security is MailSecurity.STARTTLS:
+                server.starttls(context=ssl.create_default_context())
             if settings.user and settings.password:
                 server.login(settings.user, settings.password.get_secret_value())
             server.send_message(letter)
+            with suppress(OSError):  # the letter is sent, however the server answers now
+                server.quit()
     except smtplib.SMTPResponseException as error:
         return f"the mail server answers {error.smtp_code}"
     except (OSError, ValueError) as error:  # SMTPException is an OSError
@@ -86,18 +81,17 @@ def _make_letter(settings: EmailSettings, title: str, lines: Sequence[str]) -> E
     return letter
 
 
-def _mail_server(settings: EmailSettings) -> smtplib.SMTP:
+def _mail_server(settings: EmailSettings, deadline: web.Deadline) -> smtplib.SMTP:
+    class Plain(smtplib.SMTP):
+        def _get_socket(self, host: str, port: int, _: float) -> socket.socket:
+            return deadline.connect((host, port))
+
+    class Tls(smtplib.SMTP_SSL, Plain):
+        pass
+
     if settings.security is MailSecurity.TLS:
-        context = ssl.create_default_context()
-        return smtplib.SMTP_SSL(settings.server, settings.at, timeout=MAIL_SECONDS, context=context)
-    server = smtplib.SMTP(settings.server, settings.at, timeout=MAIL_SECONDS)
-    if settings.security is MailSecurity.STARTTLS:
-        try:
-            server.starttls(context=ssl.create_default_context())
-        except BaseException:
-            server.close()
-            raise
-    return server
+        return Tls(settings.server, settings.at, context=ssl.create_default_context())
+    return Plain(settings.server, settings.at)
 
 
 def _run(settings: NotifySettings, lines: Sequence[str]) -> str:

@@ -6,17 +6,19 @@ The library is prometheus_client (the extra `metrics`). Names and help come from
 from __future__ import annotations
 
 import threading
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.request import Request
 
 from sluice.pipelines.errors import Failed, UsageError
 from sluice.pipelines.model.figures import FAMILIES, Figure, MetricKind
 from sluice.pipelines.util import extras
+from sluice.resources import web
 
 PUSH_SECONDS = 30.0
 USER, PASSWORD = "SLUICE_PUSH_USER", "SLUICE_PUSH_PASSWORD"
@@ -80,13 +82,21 @@ def push(figures: Sequence[Figure], gateway: Gateway) -> None:
     """Replace the job's figures at the push gateway. Raises SetupError, Failed."""
     with extras.name_missing():
         from prometheus_client import push_to_gateway
-        from prometheus_client.exposition import basic_auth_handler, default_handler
-    handler = default_handler
-    if gateway.user:
-        handler = partial(basic_auth_handler, username=gateway.user, password=gateway.password)
+    login = b64encode(f"{gateway.user}:{gateway.password}".encode()).decode()
+
+    def send(url: str, method: str, timeout: float, headers: Sequence[tuple[str, str]], data: bytes) -> Any:
+        sent = dict(headers) | ({"Authorization": f"Basic {login}"} if gateway.user else {})
+
+        def put() -> None:
+            answer = web.send(Request(url, data, sent, method=method), seconds=timeout)
+            if answer.status >= 300:
+                raise OSError(f"HTTP {answer.status}")
+
+        return put
+
     registry = _registry(Kept(figures))
     try:
-        push_to_gateway(gateway.address, gateway.job, registry, timeout=PUSH_SECONDS, handler=handler)
+        push_to_gateway(gateway.address, gateway.job, registry, timeout=PUSH_SECONDS, handler=send)
     except (OSError, ValueError, HTTPException) as error:
         raise Failed(
             f"the push gateway {gateway.address} did not take the figures: {error}",

@@ -13,15 +13,13 @@ import base64
 import http.client
 import json
 import re
-import socket
 import ssl
-import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
+from urllib.request import Request
 
 from sluice.pipelines.errors import Failed, Refused, RegistryForbidden, RegistryUnavailable, SetupError
 from sluice.pipelines.feed.feed import Feed
@@ -36,6 +34,7 @@ from sluice.pipelines.records.rows.wire_format import AVRO, RegisteredSchema, Wi
 from sluice.pipelines.records.shape import READERS
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import sanitize
+from sluice.resources import web
 
 if TYPE_CHECKING:
     from sluice.resources.registry.glue import GlueClient
@@ -347,32 +346,15 @@ class RegistryClient:
 
     def _ask(self, path: str, body: bytes | None) -> tuple[int, bytes]:
         url = urlsplit(self.settings.url)
-        seconds = self.settings.timeout / 1000
-        connection: http.client.HTTPConnection
-        if url.scheme == "https":
-            context = self._context()
-            connection = http.client.HTTPSConnection(url.hostname or "", url.port, timeout=seconds, context=context)
-        else:
-            connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=seconds)
-        ended = threading.Event()
-        limit = threading.Timer(seconds, _cut, (connection, ended))
-        limit.daemon = True
-        limit.start()
-        try:
-            headers = {"Accept": _ACCEPT, **({"Content-Type": _SENT} if body else {}), **self._login()}
-            connection.request("POST" if body else "GET", path, body, headers)
-            answer = connection.getresponse()
-            response = answer.status, answer.read(MOST_ANSWER + 1)
-        except (OSError, http.client.HTTPException):
-            if ended.is_set():
-                raise TimeoutError from None
-            raise
-        finally:
-            limit.cancel()
-            connection.close()
-        if ended.is_set():
-            raise TimeoutError
-        return response
+        headers = {"Accept": _ACCEPT, **({"Content-Type": _SENT} if body else {}), **self._login()}
+        answer = web.send(
+            Request(f"{url.scheme}://{url.netloc}{path}", body, headers),
+            seconds=self.settings.timeout / 1000,
+            max_bytes=MOST_ANSWER,
+            tls=self._context() if url.scheme == "https" else None,
+            proxies={},
+        )
+        return answer.status, answer.body
 
     def _login(self) -> dict[str, str]:
         s = self.settings
@@ -467,13 +449,6 @@ def _make_client(
     """A schema with the texts that it refers to, and their names."""
     before, names = tuple(t for _, t in texts.values()), tuple(name for name, _ in texts.values())
     return RegisteredSchema(id, type, (*before, text), subject, version, names)
-
-
-def _cut(connection: http.client.HTTPConnection, ended: threading.Event) -> None:
-    """Abort a connection's wait: a socket's own time-out begins again with each byte."""
-    ended.set()
-    with suppress(OSError, AttributeError):  # before it is connected, its own time-out ends it
-        connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _version_path(subject: str, version: int | str) -> str:

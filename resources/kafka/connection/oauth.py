@@ -1,9 +1,9 @@
 """Tokens for SASL/OAUTHBEARER: the client credentials of OAuth 2.0 against an OIDC token endpoint (KIP-768).
 
 Promises: a token is requested when the first connection needs one, is shared by every connection of this process, and
-is renewed after four fifths of its life; while the endpoint is down the old token is used until it expires. Every wait
-has an end, an answer is bounded, redirects are not followed, and the secret travels over https, or on loopback. No
-error contains a token or the secret.
+is renewed after four fifths of its life; while the endpoint is down the old token is used until it expires. Each of
+three requests ends after 10 s in total, and connections that waited for them share their failure; an answer is bounded,
+redirects are not followed, and the secret travels over https, or on loopback. No error contains a token or the secret.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import re
 import ssl
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from urllib.request import Request
 
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
 from sluice.pipelines.feed.kafka_section import has_address
+from sluice.resources import web
 
 _SECONDS = 10.0
 _MAX_BYTES = 64 << 10
@@ -61,13 +61,10 @@ class _Token:
     ends: float
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 _tokens: dict[Credentials, _Token] = {}
-_asking = threading.Lock()
+_failures: dict[Credentials, tuple[float, SluiceError]] = {}
+"""The last failure for each client, and when it was: connections that waited for a request share its outcome."""
+_asking: dict[Credentials, threading.Lock] = {}
 
 
 class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]
@@ -85,14 +82,31 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]
 
     def token(self) -> str:
         """Return a token that is valid now. Raises NotAuthorized, KafkaUnavailable."""
-        with _asking:
-            token, now = _tokens.get(self._credentials), time.monotonic()
+        credentials, came = self._credentials, time.monotonic()
+        token = _tokens.get(credentials)
+        if token and came < token.fresh_until:
+            return token.text
+        asking = _asking.setdefault(credentials, threading.Lock())
+        if token and came < token.ends:
+            if not asking.acquire(blocking=False):
+                return token.text  # another connection renews it
+        else:
+            asking.acquire()
+        try:
+            token, now = _tokens.get(credentials), time.monotonic()
             if token and now < token.fresh_until:
                 return token.text
+            failed, failure = _failures.get(credentials, (0.0, None))
+            if failure and failed > came:
+                raise copy(failure)  # of the request that this connection waited for
             valid = token if token and now < token.ends else None
-            token = _renew(self._credentials, valid) if valid else _ask(self._credentials)
-            _tokens[self._credentials] = token
+            token = _tokens[credentials] = _renew(credentials, valid) if valid else _ask(credentials)
             return token.text
+        except SluiceError as error:
+            _failures[credentials] = time.monotonic(), error
+            raise
+        finally:
+            asking.release()
 
 
 def _renew(credentials: Credentials, token: _Token) -> _Token:
@@ -124,7 +138,6 @@ def _answer(credentials: Credentials) -> bytes:
     parts = (urllib.parse.quote(part, safe="") for part in (credentials.client_id, credentials.secret))
     login = base64.b64encode(":".join(parts).encode()).decode()
     headers = {"Authorization": f"Basic {login}", "Accept": "application/json"}
-    request = urllib.request.Request(credentials.endpoint, urllib.parse.urlencode(form).encode(), headers)
     try:
         tls = ssl.create_default_context(cafile=credentials.cafile or None)
     except OSError as error:
@@ -134,19 +147,14 @@ def _answer(credentials: Credentials) -> bytes:
         ) from None
     # A proxy of the environment would read the secret on its way to http://localhost.
     secure = urllib.parse.urlsplit(credentials.endpoint).scheme == "https"
-    proxies = urllib.request.ProxyHandler(None if secure else {})
-    opener = urllib.request.build_opener(_NoRedirect(), urllib.request.HTTPSHandler(context=tls), proxies)
     try:
-        with opener.open(request, timeout=_SECONDS) as answer:
-            body: bytes = answer.read(_MAX_BYTES + 1)
-            return body
-    except urllib.error.HTTPError as error:
-        reason = ""
-        with error, suppress(OSError, http.client.HTTPException):  # the status alone says enough
-            reason = _reason(error.read(_MAX_BYTES))
-        raise _refusal(error.code, reason, credentials) from None
+        request = Request(credentials.endpoint, urllib.parse.urlencode(form).encode(), headers)
+        answer = web.send(request, seconds=_SECONDS, max_bytes=_MAX_BYTES, tls=tls, proxies=None if secure else {})
     except (OSError, http.client.HTTPException) as error:
         raise _silence(error, credentials) from None
+    if not 200 <= answer.status < 300:
+        raise _refusal(answer.status, _reason(answer.body), credentials)
+    return answer.body
 
 
 def _reason(body: bytes) -> str:
@@ -171,15 +179,14 @@ def _refusal(code: int, reason: str, credentials: Credentials) -> SluiceError:
 
 
 def _silence(error: OSError | http.client.HTTPException, credentials: Credentials) -> SluiceError:
-    reason = getattr(error, "reason", error)
-    if isinstance(reason, ssl.SSLCertVerificationError):
+    if isinstance(error, ssl.SSLCertVerificationError):
         authority = "set `sasl_oauth_cafile` in the feed's `kafka:` section to a file with the certificate of its CA"
         advice = f"write the address in {_ENDPOINT} as its certificate names it"
         return NotAuthorized(
-            f"the certificate of the token endpoint {_shown(credentials)} is not believed: {reason.verify_message}",
-            remedy=advice if reason.verify_code in _OTHER_HOST else authority,
+            f"the certificate of the token endpoint {_shown(credentials)} is not believed: {error.verify_message}",
+            remedy=advice if error.verify_code in _OTHER_HOST else authority,
         )
-    why = getattr(reason, "strerror", None) or (reason if isinstance(reason, OSError | str) else type(reason).__name__)
+    why = getattr(error, "strerror", None) or (error if isinstance(error, OSError) else type(error).__name__)
     return KafkaUnavailable(
         f"the token endpoint {_shown(credentials)} does not answer: {why}",
         remedy=f"check {_ENDPOINT} in the feed, and that it can be reached from here and from where tasks run",

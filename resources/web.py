@@ -1,0 +1,110 @@
+"""HTTP requests, and connections of other protocols, with one deadline for the whole exchange.
+
+A socket's own time-out restarts with each byte: a server that drips headers or a body, or repeats `100 Continue`,
+would never reach it.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import urllib.request
+from contextlib import suppress
+from http.client import HTTPException, HTTPMessage
+from typing import Any, NamedTuple
+from urllib.error import URLError
+
+
+class Deadline:
+    """A context that shuts down its connections after a number of seconds. A block that fails later than that raises
+    TimeoutError instead of OSError and HTTPException; one that succeeds may `check`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lines: list[socket.socket] = []
+        self._late = threading.Event()
+        self._timer = threading.Timer(seconds, self._cut)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Deadline:
+        self._timer.start()
+        return self
+
+    def __exit__(self, _: Any, error: BaseException | None, *__: Any) -> None:
+        self._timer.cancel()
+        self._timer.join()  # it must not shut down a descriptor that was closed and used again
+        for line in self._lines:
+            line.close()
+        if isinstance(error, OSError | HTTPException):
+            self.check()
+
+    def check(self) -> None:
+        """Raise TimeoutError after the deadline: an answer without a length looks complete when it is cut."""
+        if self._late.is_set():
+            raise TimeoutError(f"no complete answer within {self._seconds:g} s") from None
+
+    def connect(self, address: tuple[str, int], *_: Any) -> socket.socket:
+        """Return a connection, as `socket.create_connection` does."""
+        line = socket.create_connection(address, self._seconds)
+        self._lines.append(line.dup())  # usable while TLS wraps the original, or a response outlives it
+        self.check()
+        return line
+
+    def _cut(self) -> None:
+        self._late.set()
+        for line in self._lines:
+            with suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+
+
+class Answer(NamedTuple):
+    """A response; `body` has at most one byte more than was allowed."""
+
+    status: int
+    headers: HTTPMessage
+    body: bytes
+
+
+def send(
+    request: urllib.request.Request,
+    *,
+    seconds: float,
+    max_bytes: int = 0,
+    tls: ssl.SSLContext | None = None,
+    proxies: dict[str, str] | None = None,
+) -> Answer:
+    """Send the request and return its answer, of any status. Redirects are not followed.
+
+    `max_bytes`: of the body; 0 reads none. `proxies`: by scheme; None takes those of the environment. Raises
+    TimeoutError after the seconds in total, OSError, HTTPException, ValueError.
+    """
+    opener = urllib.request.OpenerDirector()
+    with Deadline(seconds) as deadline:
+        for handler in (urllib.request.ProxyHandler(proxies), _Handler(deadline, tls), urllib.request.UnknownHandler()):
+            opener.add_handler(handler)
+        try:
+            with opener.open(request, timeout=seconds) as response:
+                received = response.read(max_bytes + 1) if max_bytes else b""
+        except URLError as error:
+            raise error.reason if isinstance(error.reason, OSError) else error from None
+        deadline.check()
+        return Answer(response.status, response.headers, received)
+
+
+class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler, urllib.request.HTTPErrorProcessor):
+    """Opens connections within a deadline and returns responses of any status."""
+
+    def __init__(self, deadline: Deadline, tls: ssl.SSLContext | None) -> None:
+        urllib.request.HTTPSHandler.__init__(self, context=tls)
+        self._deadline = deadline
+
+    def do_open(self, http_class: Any, req: urllib.request.Request, **options: Any) -> Any:
+        def make(host: str, **arguments: Any) -> Any:
+            connection = http_class(host, **arguments)
+            connection._create_connection = self._deadline.connect
+            return connection
+
+        return super().do_open(make, req, **options)
+
+    http_response = https_response = lambda self, request, response: response
