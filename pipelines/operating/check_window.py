@@ -289,7 +289,7 @@ def _describe_retired(feed: Feed, ledger: Ledger, state: State, window: int) -> 
 
 def _describe_cut(feed: Feed, s: WindowStanding) -> Reason:
     return Reason(
-        f"the feed begins within it, and earlier records of it have not landed: {describe_pending(s.pending)}",
+        f"records of it below the feed's origins have not landed: {describe_pending(s.pending)}",
         f"land them, if Kafka still has them: sluice run {feed.name} --window {show_window(s.window)}",
     )
 
