@@ -113,7 +113,7 @@ class KafkaSettings(Settings):
         None
     )
     """`package.module:Class`, called without arguments wherever a client is made."""
-    sasl_oauth_token_endpoint: Text | None = None
+    sasl_oauth_token_endpoint: Annotated[Text, AfterValidator(lambda text: _without_login(text))] | None = None
     """Where tokens are asked for by client credentials, instead of a provider of one's own (KIP-768)."""
     sasl_oauth_client_id: Text | None = None
     sasl_oauth_client_secret: Secret | None = None
@@ -237,6 +237,12 @@ def _url(text: str) -> str:
     if not (_URL.fullmatch(text) and has_address(text)) and not _GLUE.fullmatch(text):
         raise ValueError("is neither an address such as https://registry.example:8081 nor glue://REGION/REGISTRY")
     return text.rstrip("/")
+
+
+def _without_login(url: str) -> str:
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise ValueError("has a user or password, and messages show the address")
+    return url
 
 
 def has_address(url: str) -> bool:

@@ -28,7 +28,7 @@ from sluice.pipelines.feed.sections import (
     TUNING,
     UNKNOWN_KAFKA,
 )
-from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, parse_yaml, read_yaml
+from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, YamlFile, parse_yaml, read_yaml
 from sluice.pipelines.model.receipts import EngineKind
 from sluice.pipelines.records.rows.value_reader import KEY_PREFIX, KeyReader, Reader, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
@@ -156,7 +156,7 @@ def _read(
         data["kafka"] = {"bootstrap": UNKNOWN_KAFKA}
     if "contract" in data:
         return (FileProblem("contract", "is unknown", f"a contract is a file of its own, {path.stem}{CONTRACT}"),)
-    tuned = move_tuning(data)
+    tuned = _check_paths(read) or move_tuning(data)
     if isinstance(tuned, tuple):
         return tuned
     data = tuned
@@ -285,6 +285,11 @@ def schema_asked(folder: Path, feed: str, environ: Mapping[str, str]) -> SchemaA
 
 def _known_registry(environ: Mapping[str, str]) -> str | None:
     return environ.get(REGISTRY) or environ.get(LOCAL_REGISTRY)
+
+
+def _check_paths(read: YamlFile) -> tuple[FileProblem, ...]:
+    what, remedy = "has a value from a file, which errors would show", "write the path itself"
+    return tuple(FileProblem(k, what, remedy) for k in read.filled_from_files & {"schema_file", "key.schema_file"})
 
 
 def _with_reader(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:

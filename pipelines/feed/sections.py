@@ -405,9 +405,20 @@ class FetchSettings(Settings):
         return FetchLimits(self.active_slices, self.request_bytes, self.partition_bytes, self.ahead_bytes)
 
 
-_SECRET = re.compile(
-    r"password|passwd|secret|token|credential|jaas|private|access[._-]?key|(^|[._-])key$", re.IGNORECASE
+LAUNCHING = re.compile(
+    r"spark\.(master|app\.name|local\.dir|files|archives|jars(\.\w+)?|kerberos\.(keytab|principal)|submit\.\w+"
+    r"|driver\.(memory\w*|cores|host|bindAddress|(extra|default)JavaOptions|extraClassPath|extraLibraryPath)"
+    r"|hadoop\.fs\.s3a\.(endpoint(\.region)?|path\.style\.access|aws\.credentials\.provider))"
 )
+"""Settings that Spark reads before its JVM runs: they stand in its command line, which every user may read."""
+_SHOWN = re.compile(
+    r"spark\.(app\.name|cores\.max|default\.parallelism|serializer|network\.timeout|ui\.(enabled|port)"
+    r"|(driver|executor)\.(memory\w*|cores|instances|host|port|bindAddress|maxResultSize)"
+    r"|(task|speculation|dynamicAllocation|shuffle|memory|locality|scheduler|excludeOnFailure)(\.\w+)*"
+    r"|sql\.(shuffle|adaptive|files|parquet|ansi|session|execution)(\.\w+)*)"
+)
+"""Settings known to hold no secret. All others are masked when shown."""
+_LOGIN = re.compile(r"://[^/@\s,]*:[^/@\s,]*@")
 
 MASK = "**********"
 
@@ -426,7 +437,7 @@ def _check_master(text: str) -> str:
 
 
 class SparkSettings(Settings):
-    """Which Spark runs the tasks. `conf` goes to the session unchanged; what looks secret is masked when shown.
+    """Which Spark runs the tasks. `conf` goes to the session unchanged; only settings known to be harmless are shown.
 
     The others are for a Spark elsewhere. `environment` says where executors have Sluice from: PACK (it is made here and
     sent to them), INSTALLED (their Python has it), or an archive as `sluice pack` makes it, by path or URI. `modules`
@@ -452,18 +463,16 @@ class SparkSettings(Settings):
 
     @field_validator("conf")
     @classmethod
-    def _secrets_are_named_so(cls, conf: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        """Values from files are secrets, and Spark itself hides only settings named like one."""
+    def _secrets_reach_no_command_line(cls, conf: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         from_files = {k.removeprefix("spark.conf.") for k in (info.context or {}).get("filled_from_files", ())}
-        exposed = sorted(k for k in conf if k in from_files and not _SECRET.search(k))
-        if exposed:
-            names = ", ".join(map(sanitize, exposed))
-            raise ValueError(f"has a value from a file in {names}, which Spark would show to everybody")
+        exposed = (k for k in conf if LAUNCHING.fullmatch(k) and (k in from_files or _LOGIN.search(conf[k])))
+        if names := ", ".join(map(sanitize, sorted(exposed))):
+            raise ValueError(f"has a password, or a value from a file, in {names}: a command line would show it")
         return conf
 
     @field_serializer("conf")
     def _mask_secrets(self, conf: dict[str, str]) -> dict[str, str]:
-        return {k: MASK if _SECRET.search(k) else v for k, v in conf.items()}
+        return {k: v if _SHOWN.fullmatch(k) and not _LOGIN.search(v) else MASK for k, v in conf.items()}
 
     def __repr_args__(self) -> Any:
         arguments = {name: getattr(self, name) for name in type(self).model_fields} | {

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
 
 from sluice.pipelines.errors import Failed, SetupError
-from sluice.pipelines.feed.sections import SparkSettings
+from sluice.pipelines.feed.sections import LAUNCHING, MASK, SparkSettings
 from sluice.pipelines.model.receipts import EngineKind, EngineUse, Outcome, TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.pipelines.util import logs, scratch, units
@@ -677,9 +677,8 @@ def _context(settings: SparkSettings, output: BinaryIO) -> SparkContext:
 
     if gateway is None:
         _slow_starts.append(is_local(settings))
-        # The JVM's launch settings are in its command line, which everybody can read: secrets follow later.
-        masked = settings.model_dump()["conf"]
-        public = [(k, v) for k, v in conf.items() if masked.get(k, v) == v]
+        # The JVM's launch settings are in its command line, which everybody can read: the others follow later.
+        public = [(k, v) for k, v in conf.items() if k not in settings.conf or LAUNCHING.fullmatch(k)]
         popen = {"stdout": output, "stderr": output}
         gateway = launch_gateway(SparkConf().setAll(public), popen)  # type: ignore[no-untyped-call]
     try:
@@ -764,7 +763,9 @@ def _environment(settings: SparkSettings) -> None:
 
 
 def _conf(settings: SparkSettings) -> dict[str, str]:
-    return _OURS | (_here() if is_local(settings) else _driver()) | settings.conf
+    hidden = [re.escape(key) for key, value in settings.model_dump()["conf"].items() if value == MASK]
+    redacted = {"spark.redaction.regex": "|".join(["(?i)secret|password|token|access[.]?key", *hidden])}
+    return _OURS | redacted | (_here() if is_local(settings) else _driver()) | settings.conf
 
 
 def _here() -> dict[str, str]:

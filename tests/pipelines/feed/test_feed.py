@@ -474,12 +474,35 @@ def test_invalid_secret_files_are_reported_together(write: Write, tmp_path: Path
     assert "group: has a `${` that starts no variable" in read_error(write(group="${file:/run/${HOME}}"), {"HOME": "x"})
 
 
-def test_secret_in_a_visible_spark_setting_is_refused(write: Write, tmp_path: Path) -> None:
+def test_spark_settings_take_files_except_on_a_command_line(write: Write, tmp_path: Path) -> None:
     (tmp_path / "s").write_text(SECRET)
-    fine = load_feed(write(spark={"conf": {"spark.my.password": "${file:s}", "spark.b": "2"}}), {})
-    assert fine.spark.conf["spark.my.password"] == SECRET
-    message = read_error(write(spark={"conf": {"spark.a": "a${file:s}", "spark.b": "2"}}))
-    assert "spark.conf: has a value from a file in spark.a, which Spark would show to everybody" in message
+    conf = {"spark.hadoop.fs.azure.account.key.a": "${file:s}", "fs.azure.sas.c.a": "${SAS}", "spark.b": "a${file:s}"}
+    feed = load_feed(write(spark={"conf": conf}), {"SAS": SECRET})
+    assert feed.spark.conf == dict(zip(conf, [SECRET, SECRET, f"a{SECRET}"], strict=True))
+    assert SECRET not in feed.model_dump_json() + repr(feed)
+    for exposed in (
+        {"spark.driver.extraJavaOptions": "-Dkey=${file:s}"},
+        {"spark.jars.repositories": f"https://u:{SECRET}@repo.example/m"},
+    ):
+        message = read_error(write(spark={"conf": exposed}))
+        assert f"in {next(iter(exposed))}: a command line would show it" in message
+        assert SECRET not in message
+
+
+@pytest.mark.parametrize("format", ["avro", "protobuf", "json_schema"])
+def test_schema_file_from_a_file_is_refused_without_quoting_it(write: Write, tmp_path: Path, format: str) -> None:
+    (tmp_path / "s").write_text(SECRET)
+    message = read_error(write(format=format, schema_file="${file:s}"))
+    assert "schema_file: has a value from a file" in message
+    assert SECRET not in message
+
+
+def test_login_in_a_token_endpoint_is_refused_without_quoting_it(write: Write) -> None:
+    oauth = {"sasl_oauth_client_id": "a", "sasl_oauth_client_secret": "b", "sasl_mechanism": "OAUTHBEARER"}
+    endpoint = f"https://u:{SECRET}@idp.example/token"
+    kafka = {"bootstrap": "k:9092", "security_protocol": "SASL_SSL", "sasl_oauth_token_endpoint": endpoint, **oauth}
+    message = read_error(write(kafka=kafka))
+    assert "kafka.sasl_oauth_token_endpoint: has a user or password" in message
     assert SECRET not in message
 
 
@@ -489,7 +512,9 @@ def test_variables_in_keys_are_not_replaced(write: Write) -> None:
 
 def test_secrets_are_never_shown(write: Write) -> None:
     kafka = {**SASL, "ssl_password": SECRET, "proxy_url": f"socks5://u:{SECRET}@p:1"}
-    conf = {"fs.s3a.secret.key": SECRET, "spark.password": SECRET, "my.Token": SECRET, "spark.shown": "plain"}
+    conf = {"fs.s3a.secret.key": SECRET, "spark.password": SECRET, "my.Token": SECRET, "spark.task.shown": "plain"}
+    conf |= {"fs.azure.account.key.a": SECRET, "spark.hadoop.fs.azure.sas.c.a": SECRET, "spark.unknown": SECRET}
+    conf["spark.executor.memory"] = f"https://u:{SECRET}@h"
     s3 = dict.fromkeys(("access_key_id", "secret_access_key", "session_token"), SECRET)
     clouds = {"gcs": {"token": SECRET}, "azure": {"account": "acme", "sas_token": f"?sp=r&sig={SECRET}"}}
     feed = load_feed(write(kafka=kafka, spark={"conf": conf}, s3=s3, **clouds), {})

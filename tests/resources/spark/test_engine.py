@@ -260,6 +260,22 @@ _START = (
 
 
 @pytest.mark.spark
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads command lines where Linux has them")
+def test_unknown_setting_reaches_spark_but_no_command_line() -> None:
+    output = _run_code(
+        _START
+        + "import sys; key = 'spark.hadoop.fs.azure.account.key.a'\n"
+        + "conf = {'spark.driver.memory': '701m', key: 'CANARY', 'spark.unknown': 'CANARY'}\n"
+        + "session = spark.session(SparkSettings(master='local[1]', conf=conf))\n"
+        + "line = open(f'/proc/{spark._jvm_process().pid}/cmdline').read()\n"
+        + "print('memory', '701m' in line, 'command line', 'CANARY' in line, file=sys.stderr)\n"
+        + "print('value', session.conf.get(key), session.conf.get('spark.redaction.regex'), file=sys.stderr)\n"
+    )
+    assert "memory True command line False" in output
+    assert r"value CANARY (?i)secret|password|token|access[.]?key|spark\.hadoop\.fs\.azure\.account\.key\.a" in output
+
+
+@pytest.mark.spark
 def test_failed_spark_start_is_a_clear_error() -> None:
     errors = _run_code(_START + "spark.session(SparkSettings(conf={'spark.driver.memory': 'plenty'}))")
     assert "SetupError: Spark did not start on this machine" in errors
