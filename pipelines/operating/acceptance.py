@@ -652,7 +652,8 @@ def _originate(
 ) -> None:
     if begun:
         keyed = {origins.find_key(remains.state, p): p for p in remains.partitions}
-        items = with_first_windows(feed, edges.cluster, ledger.read(), keyed, begun, edges.clock())
+        begun = with_first_windows(feed, edges.cluster, ledger.read(), keyed, begun, edges.clock())
+        items = windows.find_cuts(edges.cluster, keyed, begun)
         ledger.append(lambda _: OriginEntry(items=items))
 
 
