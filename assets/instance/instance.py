@@ -163,7 +163,7 @@ def holding(home: Path, run: str) -> Iterator[None]:
     path = home / _LOCKS / run
     path.parent.mkdir(exist_ok=True)
     fresh = path.with_name(f".{run}.{os.getpid()}.{threading.get_ident()}")
-    with fresh.open("w") as file:
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(f"{machine()} {_name_system()}".strip())
         file.flush()

@@ -280,7 +280,7 @@ def open_quietly(home: Path) -> dg.DagsterInstance:
     Processes open it in turn: of two that create SQLite files at once, Dagster leaves files that no process can open.
     """
     refs = internals.find_private("InstanceRef")
-    with locking(home, required=False):
+    with locking(home / "sluice.lock", required=False):
         if refs is None or _LogContext is None:
             return dg.DagsterInstance.from_config(str(home))
         ref = refs.from_dir(str(home))

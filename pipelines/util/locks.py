@@ -1,25 +1,67 @@
-"""Locks between processes of one machine."""
+"""Locks between processes of one machine. Their files are private, since a right to read a file is a right to lock it."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+from sluice.pipelines.errors import Failed, SetupError
+
+PATIENCE = 1800.0
+"""Limit in seconds on a wait: a holder may compile loops or fetch jars."""
+_LOOK = 0.05
 
 
 @contextmanager
 def locking(path: Path, *, wait: bool = True, required: bool = True) -> Iterator[None]:
-    """Hold the lock of a folder, or of a file, which is created. The system releases it however the process ends.
+    """Hold the lock of a file, which is created. The system releases it however the process ends.
 
-    Raises BlockingIOError without `wait` if another process holds it; OSError where the file system has no locks,
-    unless `required` is false.
+    Raises BlockingIOError without `wait` if another process holds it, and Failed after PATIENCE; SetupError if the file
+    is another user's, and OSError where the file system has no locks, or the file cannot be written, unless `required`
+    is false.
     """
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        with nullcontext() if required else suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with ExitStack() as stack:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            stack.callback(os.close, handle)
+            status = os.fstat(handle)
+            if required and status.st_uid != os.geteuid():
+                raise SetupError(f"the lock {path} belongs to another user", remedy=f"remove it: rm {path}")
+            if status.st_mode & 0o077:
+                os.fchmod(handle, 0o600)
+            _lock(handle, path, time.monotonic() + PATIENCE if wait else 0.0)
+        except OSError as error:
+            if required or isinstance(error, BlockingIOError):
+                raise
         yield
-    finally:
-        os.close(handle)
+
+
+def _lock(handle: int, path: Path, until: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not until:
+                raise
+            if time.monotonic() > until:
+                holder = f"process {pid}" if (pid := _find_holder(handle)) else "another process"
+                raise Failed(
+                    f"{holder} holds the lock {path} for more than {PATIENCE:g} s",
+                    remedy=f"see whether it works: ps -f {pid}; end it, then run again" if pid else f"lsof {path}",
+                ) from None
+        time.sleep(_LOOK)
+
+
+def _find_holder(handle: int) -> str:
+    """Return the pid of the process that holds the file's lock; empty if the system has no list of locks."""
+    inode = f":{os.fstat(handle).st_ino}"
+    with suppress(OSError):
+        for lock in Path("/proc/locks").read_text().splitlines():
+            fields = lock.split()
+            if fields[1] == "FLOCK" and fields[5].endswith(inode):
+                return fields[4]
+    return ""

@@ -153,6 +153,7 @@ def pack(report: Reporter = lambda progress: None, modules: Sequence[str] = ()) 
 def _folder() -> Path:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice" / "packs"
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # packs are locked while they are in use
     return folder
 
 
