@@ -1,4 +1,7 @@
-"""Locks between processes of one machine. Their files are private, since a right to read a file is a right to lock it."""
+"""Locks between processes of one machine, and checks of files that this user runs.
+
+Lock files are private, since a right to read a file is a right to lock it.
+"""
 
 from __future__ import annotations
 
@@ -65,3 +68,29 @@ def _find_holder(handle: int) -> str:
             if fields[1] == "FLOCK" and fields[5].endswith(inode):
                 return fields[4]
     return ""
+
+
+def is_ours(*paths: Path) -> bool:
+    """Return whether all exist, and only this user and root may change them."""
+    with suppress(OSError):
+        states = [path.stat() for path in paths]
+        return all(s.st_uid in (0, os.geteuid()) and not s.st_mode & 0o022 for s in states)
+    return False
+
+
+def protect(folder: Path) -> None:
+    """Take from all others the right to change this user's folder and the files in it: the umask may give it."""
+    for path in (folder, *folder.rglob("*")):
+        with suppress(OSError):
+            if not path.is_symlink() and path.stat().st_mode & 0o022:
+                path.chmod(path.stat().st_mode & ~0o022)
+
+
+def check_ours(folder: Path) -> Path:
+    """Return the folder. Raises SetupError if another user may change it or the files in it."""
+    if is_ours(folder.parent, folder, *folder.rglob("*")):
+        return folder
+    raise SetupError(
+        f"other users may change {folder} or files in it, which Sluice would run",
+        remedy=f"remove it, to fetch it again: rm -r {folder}; and chmod go-w {folder.parent}",
+    )

@@ -27,7 +27,7 @@ from xml.sax.saxutils import quoteattr
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.util import extras
-from sluice.pipelines.util.locks import locking
+from sluice.pipelines.util.locks import check_ours, is_ours, locking, protect
 
 MINIMUM = 17
 INSTALL_HINT = (
@@ -121,13 +121,13 @@ def jars(name: str, artifacts: Sequence[Artifact], report: Reporter = lambda pro
     request = _ivy_xml(artifacts)
     folder = cache() / f"{name}-{hashlib.sha256(request.encode()).hexdigest()[:8]}"
     if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
+        return check_ours(folder)
+    folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     with locking(folder.with_name(folder.name + ".lock")):
         if not folder.is_dir():
             log.info("fetching %s from Maven Central, once for this user", name)
             _fetch(name, request, artifacts, folder, report)
-    return folder
+    return check_ours(folder)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class SharedClasses:
     def archive(self) -> Path | None:
         """Complete archive for these jars, this program and this Java; a truncated one would crash the JVM."""
         archives = self.jars.parent.glob(self._name("*"))
-        return next((path for path in archives if path.name == self._name(path.stat().st_size)), None)
+        return next((p for p in archives if p.name == self._name(p.stat().st_size) and is_ours(p)), None)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -213,6 +213,7 @@ def _fetch(name: str, request: str, artifacts: Sequence[Artifact], folder: Path,
                 f"could not fetch {name} from Maven Central\n{_complaints(output)}",
                 remedy="check the network and repeat (a proxy goes into JAVA_TOOL_OPTIONS)",
             )
+        protect(Path(scratch, "jars"))
         os.rename(Path(scratch, "jars"), folder)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from sluice.pipelines.errors import SetupError
-from sluice.pipelines.util.locks import locking
+from sluice.pipelines.util.locks import check_ours, locking, protect
 from sluice.resources.local import java
 from sluice.resources.local.local_kafka import free_ports
 from sluice.resources.local.process import Process, spawn
@@ -187,14 +187,15 @@ def application() -> Path:
     """The folder of the program, fetched from Maven Central once for each user (about 160 MB)."""
     folder = java.cache() / f"apicurio-registry-{VERSION}"
     if folder.is_dir():
-        return folder
+        return check_ours(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locking(folder.with_name(folder.name + ".lock")):
         if not folder.is_dir():
             with tempfile.TemporaryDirectory(prefix=folder.name + ".", dir=folder.parent) as scratch:
                 _fetch(Path(scratch))
+                protect(Path(scratch, "app"))
                 Path(scratch, "app").rename(folder)
-    return folder
+    return check_ours(folder)
 
 
 def _fetch(scratch: Path) -> None:

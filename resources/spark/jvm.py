@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.util import scratch
-from sluice.pipelines.util.locks import locking
+from sluice.pipelines.util.locks import is_ours, locking, protect
 from sluice.resources.local import java
 
 FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -83,6 +83,8 @@ def find_archive() -> Archive | None:
     """Return this user's archive for the local Java and PySpark, if it was made."""
     with suppress(OSError, ValueError, KeyError, SetupError):
         archive = Archive(_place())
+        if not is_ours(archive.folder.parent, archive.folder, archive.classes, archive.arguments):
+            return None
         complete = json.loads(archive.arguments.read_text())["bytes"] == archive.classes.stat().st_size
         return archive if complete else None  # a truncated one crashes a JVM
     return None
@@ -232,6 +234,7 @@ def _make(folder: Path) -> None:
         train = [sys.executable, "-m", "sluice.resources.spark.train_jvm", str(built)]
         try:
             subprocess.run(train, capture_output=True, timeout=_TRAINING, check=True, stdin=subprocess.DEVNULL)
+            protect(built)
             os.rename(built, folder)
         except (OSError, subprocess.SubprocessError):
             _failure_path(folder).touch()

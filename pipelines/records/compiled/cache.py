@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.pipelines.model.receipts import Progress, Reporter
-from sluice.pipelines.util.locks import locking
+from sluice.pipelines.util.locks import is_ours, locking
 
 PACKAGE = "sluice.pipelines.records"
 ROOM = Path(__file__).parents[1]
@@ -135,8 +135,9 @@ def find_object(share: str) -> Path | None:
 
 
 def _find(name: Callable[[str], str]) -> Path | None:
-    names = map(name, find_targets())
-    return next((path for n in names for folder in get_folders() if (path := folder / n).exists()), None)
+    paths = (folder / n for n in map(name, find_targets()) for folder in get_folders())
+    # The package's folder is as safe as its sources are.
+    return next((p for p in paths if p.exists() and (p.parent == LOOPS or is_ours(p.parent, p))), None)
 
 
 def find_address(share: str, function: str) -> int:
@@ -179,7 +180,7 @@ _NEEDS_NUMBA = "no compiled loops for this processor came with Sluice, and numba
 def _compile(share: str, folder: Path) -> Path:
     path = folder / make_object_name(share, find_targets()[0])
     with locking(folder / _LOCK, required=False):
-        if not path.exists():
+        if find_object(share) is None:
             done = subprocess.run(_command(share, folder), capture_output=True, text=True, check=False)
             if done.returncode:
                 raise ImportError(f"{share} cannot be compiled: {done.stderr.strip().rpartition(chr(10))[2]}")
@@ -198,6 +199,7 @@ def _link(folder: Path) -> str:
             if done.returncode:
                 error = f"cc cannot link the loops: {done.stderr.strip()}"
             else:
+                library.chmod(0o755)
                 library.replace(folder / library.name)
         find_library.cache_clear()
     if folder == LOOPS:
@@ -218,7 +220,7 @@ def describe_compiling() -> str:
 
 NOWHERE = (
     "compiled loops cannot be kept anywhere: every process compiles them for itself, for most of a minute; set"
-    " NUMBA_CACHE_DIR to a folder that this user may write"
+    " NUMBA_CACHE_DIR to a folder that this user alone may write"
 )
 
 
@@ -241,8 +243,8 @@ def _own_folder() -> Path:
 
 def _writable(folder: Path) -> bool:
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        return os.access(folder, os.W_OK | os.X_OK)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        return os.access(folder, os.W_OK | os.X_OK) and (folder == LOOPS or is_ours(folder))
     return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import platform
 import re
 import shutil
@@ -60,6 +61,24 @@ def test_loops_are_compiled_once_after_a_progress_note(loops_folder: Path, monke
     monkeypatch.setattr(subprocess, "Popen", None)
     cache.ready(progress.append)
     assert len(progress) == 2
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o777, 0o1777])
+def test_loops_that_another_user_may_change_are_not_loaded(loops_folder: Path, mode: int) -> None:
+    loops_folder.mkdir()
+    path = loops_folder / cache.make_object_name(QUICK, cache.find_targets()[0])
+    path.touch()
+    assert cache.find_object(QUICK) == path
+    path.chmod(0o664)
+    assert cache.find_object(QUICK) is None
+    path.chmod(0o644)
+    loops_folder.chmod(mode)
+    assert cache.find_object(QUICK) is None
+    assert cache.find_writable_folder() is None
+    loops_folder.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+        assert cache.find_object(QUICK) is None
 
 
 def test_failed_compilation_of_share_does_not_raise(loops_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

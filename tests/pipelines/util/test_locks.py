@@ -61,3 +61,17 @@ def test_lock_that_cannot_be_written_is_skipped_unless_required(tmp_path: Path) 
         pass
     with pytest.raises(FileNotFoundError), locks.locking(missing):
         pass
+
+
+def test_folder_that_another_user_may_change_is_refused_until_protected(tmp_path: Path) -> None:
+    folder = tmp_path / "jars"
+    folder.mkdir()
+    (folder / "a.jar").touch()
+    assert locks.check_ours(folder) == folder
+    for changed in (folder, folder / "a.jar"):
+        changed.chmod(0o777)
+        with pytest.raises(SetupError, match="other users may change") as caught:
+            locks.check_ours(folder)
+        assert f"rm -r {folder}" in caught.value.remedy
+        locks.protect(folder)
+        assert locks.check_ours(folder) == folder

@@ -97,6 +97,18 @@ def test_truncated_archive_is_ignored(archive: jvm.Archive, tmp_path: Path, monk
     assert jvm.find_archive() is None
 
 
+@pytest.mark.parametrize("changed", ["", "arguments.json", "classes.jsa", ".."])
+def test_archive_that_another_user_may_change_is_not_used(
+    archive: jvm.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    copied = tmp_path / "sluice" / archive.folder.name
+    shutil.copytree(archive.folder, copied)
+    assert jvm.find_archive() == jvm.Archive(copied)
+    (copied / changed).chmod(0o777)
+    assert jvm.find_archive() is None
+
+
 def test_custom_jvm_settings_use_the_pyspark_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jvm.fits({"spark.task.cpus": "1"})
     assert not jvm.fits({"spark.driver.memory": "2g"})
