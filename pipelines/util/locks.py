@@ -63,27 +63,23 @@ def _find_holder(handle: int) -> str:
     """Return the pid of the process that holds the file's lock; empty if the system has no list of locks."""
     inode = f":{os.fstat(handle).st_ino}"
     with suppress(OSError):
-        for lock in Path("/proc/locks").read_text().splitlines():
-            fields = lock.split()
-            if fields[1] == "FLOCK" and fields[5].endswith(inode):
-                return fields[4]
+        locks = map(str.split, Path("/proc/locks").read_text().splitlines())
+        return next((f[4] for f in locks if f[1] == "FLOCK" and f[5].endswith(inode)), "")
     return ""
 
 
 def is_ours(*paths: Path) -> bool:
     """Return whether all exist, and only this user and root may change them."""
     with suppress(OSError):
-        states = [path.stat() for path in paths]
-        return all(s.st_uid in (0, os.geteuid()) and not s.st_mode & 0o022 for s in states)
+        return all(s.st_uid in (0, os.geteuid()) and not s.st_mode & 0o022 for s in map(Path.stat, paths))
     return False
 
 
 def protect(folder: Path) -> None:
     """Take from all others the right to change this user's folder and the files in it: the umask may give it."""
     for path in (folder, *folder.rglob("*")):
-        with suppress(OSError):
-            if not path.is_symlink() and path.stat().st_mode & 0o022:
-                path.chmod(path.stat().st_mode & ~0o022)
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & ~0o022)
 
 
 def check_ours(folder: Path) -> Path:
