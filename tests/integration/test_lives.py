@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka import TopicPartition as Plain
-from kafka.errors import CoordinatorNotAvailableError, NotCoordinatorError
+from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError
 from kafka.structs import OffsetAndMetadata
 
 from sluice.assets.checks.feed_checks import check_complete
@@ -158,7 +158,7 @@ def translate(admin: KafkaAdminClient, group: str, offsets: Any) -> bool:
     try:
         admin.alter_group_offsets(group, offsets)
         return len(admin.list_group_offsets({group: None})[group]) == len(offsets)
-    except (CoordinatorNotAvailableError, NotCoordinatorError):
+    except (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError):
         return False
 
 

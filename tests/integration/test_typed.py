@@ -127,7 +127,7 @@ def test_every_record_is_landed_typed_or_quarantined(project: FeedProject) -> No
 
 def test_too_many_bad_records_stop_the_batch_until_the_feed_changes(project: FeedProject) -> None:
     produce(project, 1000, bad=0.2)
-    strict = "{quarantine_limit: {at_least: 10}}"
+    strict = "{quarantine_limit: {at_least: 1}}"
     with pytest.raises(QuarantineExceeded, match="items: wrong_type"):
         run(write_typed_feed(project, policies=strict))
     assert list_files(write_typed_feed(project)) == []
