@@ -123,6 +123,10 @@ class SetupError(UsageError):
     """Something on the machine is missing or does not start."""
 
 
+class ClockAhead(SetupError):
+    """This machine's clock would close windows that are open by the brokers' clock."""
+
+
 class NotYet(SluiceError):
     """The same call succeeds later. The exit code is EX_TEMPFAIL of sysexits.h."""
 

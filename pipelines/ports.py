@@ -81,6 +81,10 @@ class Cluster(Protocol):
         """How long ago (ms), at most, Kafka was asked for the next answer of `partitions`."""
         ...
 
+    def get_clock_lead(self) -> int | None:
+        """By how many ms this machine's clock is ahead of the brokers', at least; negative: behind. None if unknown."""
+        ...
+
     def cluster_id(self) -> str:
         """The id that this cluster gave itself."""
         ...
@@ -96,8 +100,13 @@ class Cluster(Protocol):
         """All partitions of the topics, sorted by topic and number. Raises UnknownTopic, NotAuthorized."""
         ...
 
-    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
+    def offsets_at(
+        self, times: Mapping[TopicPartition, int], max_skew: int | None = None
+    ) -> Mapping[TopicPartition, OffsetAtTime | None]:
         """For each partition, the first record stamped at or after its time (ms since the epoch), or None.
+
+        With `max_skew`, the boundary at that time: records that their neighbours contradict are passed over
+        (`planning/boundary_search.py`). At the end of the log, if no record there can be believed.
 
         Counts all records, as read_uncommitted does. The answer is never a transaction's marker, which carries the
         broker's clock; where a marker hides the record, `by_marker` may be set.

@@ -24,6 +24,7 @@ from sluice.pipelines.operating.feed_status import WatchResult
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.windows import count_marker_searches
 from sluice.pipelines.status.outlook import Outlook
+from sluice.pipelines.status.window_state import describe_empty
 from sluice.pipelines.util.units import many, show_window
 
 WINDOW_COMPLETE, BOUNDARIES = "window_complete", "window_boundaries"
@@ -34,7 +35,6 @@ OFFSETS_COMMITTED = "offsets_committed"
 """The name of the check of each window of `<feed>/committed`."""
 
 ALL_LANDED: CheckResult = {"passed": True, "description": "every offset of the window is accounted for"}
-EMPTY: CheckResult = {"passed": True, "description": "the window is complete and empty: no record arrived in it"}
 
 
 def evaluate_window(books: LedgerView, window: int) -> dict[str, CheckResult]:
@@ -49,20 +49,24 @@ def check_complete(books: LedgerView, window: int) -> CheckResult:
     if lacks := str(books.find_losses(window)):
         warning = dg.AssetCheckSeverity.WARN
         return {"passed": False, "severity": warning, "description": f"the window is complete, but {lacks}"}
-    return EMPTY if books.is_empty(window) else ALL_LANDED
+    if not books.is_empty(window):
+        return ALL_LANDED
+    against = bool(windows.describe_against(books.state, window, books.feed.window))
+    return {"passed": True, "description": f"the window is complete and empty: {describe_empty(against)}"}
 
 
 def check_boundaries(books: LedgerView, window: int) -> CheckResult:
     """Returns whether all boundaries of the window are exact."""
     searches = count_marker_searches(books.state, window, books.feed.window)
+    clocks = windows.describe_against(books.state, window, books.feed.window)
     return {
-        "passed": not searches,
+        "passed": not searches and not clocks,
         "severity": dg.AssetCheckSeverity.WARN,
         "description": f"in {many(searches, 'partition')}, transaction markers hid the first record from Kafka's lookup"
         " by time, so it was searched for by offset. The result is exact if timestamps increase with offsets; otherwise"
         " records of this window may be in an adjacent one (`sluice docs guarantees`)"
         if searches
-        else "each boundary is the first record with its time or a later one",
+        else clocks or "each boundary is the first record with its time or a later one",
     }
 
 

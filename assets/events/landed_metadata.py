@@ -67,6 +67,7 @@ def build_window_metadata(view: LedgerView, window: int) -> Metadata:
         "dagster/partition_row_count": facts.counts.landed,
         "dagster/uri": _locate(view, window, 0),
         "boundaries": _build_boundaries(view, window, facts),
+        **({"clocks": note} if (note := windows.describe_against(view.state, window, view.feed.window)) else {}),
         **_build_amounts(facts),
         **_build_quality(view, window, facts),
         **build_column_schema(view, facts.receipts),

@@ -15,6 +15,7 @@ from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import window_options
 from sluice.cli.terminal.output import bad, facts, heading, limit_rows, safe, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions, size
+from sluice.pipelines.status.window_state import Standing
 from sluice.pipelines.util.units import many, show_about, show_instant, show_window
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _list_verdict(c: WindowCheck) -> Iterator[Text]:
     if c.complete:
         yield window_options.describe_complete(c.standing, f": {_count_offsets(c)}")
     else:
-        yield warn(f"{name} is not complete")
+        yield warn(f"{name} is {'still open' if c.standing.standing is Standing.OPEN else 'not complete'}")
     for reason in c.reasons:
         yield Text(f"  {safe(reason.text)}")
         yield Text.assemble(("  → ", "bold"), safe(reason.remedy))
@@ -129,6 +130,8 @@ def _list_figures(c: WindowCheck) -> Iterator[tuple[str, str | Text]]:
     yield "late", _describe_outside(c.rows.late, "stamped in an earlier window", "before this one")
     if c.rows.early.records:
         yield "early", _describe_outside(c.rows.early, "stamped in a later window", "after this one")
+    if c.clocks:
+        yield "clocks", c.clocks
 
 
 def _describe_quarantine(c: WindowCheck) -> str:
@@ -241,6 +244,7 @@ def build_document(c: WindowCheck) -> dict[str, Any]:
         "passed": c.passed,
         "reasons": [r._asdict() for r in c.reasons],
         "unchecked": list(c.unchecked),
+        "clocks": c.clocks,
         "landed": counts.landed,
         "quarantined": counts.quarantined,
         "dropped": counts.dropped,

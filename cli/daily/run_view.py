@@ -449,6 +449,7 @@ def run_document(run: TimedRun, *, profile: bool = False) -> dict[str, Any]:
         "held_back": [h.document() for h in landed.held] if landed else [],
         "left": landed.left if landed else 0,
         "start_not_used": landed.start_not_used if landed else "",
+        "boundary_reads": landed.boundary_reads if landed else 0,
         "frontiers": [_partition(k) | {"offset": o} for k, o in sorted(landed.frontiers.items())] if landed else [],
         "committed": _commit_document(committed) if committed else None,
         "uncommitted": run.result.uncommitted.fields() if run.result.uncommitted else None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
+from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import window_options
@@ -84,6 +85,7 @@ def view(preview: Preview, feed: str, request: Request) -> list[RenderableType]:
         out += _format_work(preview.plan)
     out += other_batches.view(preview.met, dry_run=True)
     out += [warn(preview.start_not_used)] if preview.start_not_used else []
+    out += [Text(f"boundaries: {many(reads, 'read')} of logs", "dim")] if (reads := preview.boundary_reads) else []
     out += [line for error in problems(preview) for line in format_error(error)]
     return [
         *out,
@@ -238,6 +240,7 @@ def build_document(preview: Preview, feed: str, request: Request) -> dict[str, A
         "blocked": preview.blocked.fields() if preview.blocked else None,
         "held_back": [h.document() for h in preview.on_hold],
         "start_not_used": preview.start_not_used,
+        "boundary_reads": preview.boundary_reads,
         "other_batches": other_batches.build_document(preview.met),
     }
 

@@ -16,7 +16,7 @@ from sluice.cli.app import completers
 from sluice.cli.options import parsing
 from sluice.cli.terminal.output import bad, good, warn, work
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.status.window_state import PendingPart, Standing, WindowStanding, describe_pending
+from sluice.pipelines.status.window_state import PendingPart, Standing, WindowStanding, describe_empty, describe_pending
 from sluice.pipelines.util.units import DAY, HOUR, many, show_duration, show_window
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def describe_complete(s: WindowStanding, accounted: str = "") -> Text:
     """The line for a complete window: empty or `accounted` for, and its losses."""
     name = f"window {show_window(s.window)} is complete"
     if s.is_empty:
-        return good(f"{name} and empty: no record arrived in it")
+        return good(f"{name} and empty: {describe_empty(s.against)}")
     lacks = str(s.losses)
     return warn(f"{name}{accounted}, but {lacks}") if lacks else good(f"{name}{accounted}")
 

@@ -126,7 +126,7 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     refusals: tuple[Refusal, ...] = ()
     ends: dict[Key, int] = {}
     rounds = Rounds(feed, edges)
-    for_others, stopped, begins = 0, False, ""
+    for_others, reads, stopped, begins = 0, 0, False, ""
     refusal: BatchRefused | None = None
     while for_others < MAX_ROUNDS:
         run.report(Progress("plan", note=rounds.note))
@@ -136,7 +136,7 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
         shape = schema_changes.declare(feed, ledger)
         begins = begins or start_not_used(feed, snapshot)
         _pin_origins(ledger, snapshot)
-        _pin_boundaries(run, snapshot)
+        reads += _pin_boundaries(run, snapshot)
         losses += _accept_losses(run, snapshot)
         batch, dead, refusals = _pin_plan(run, snapshot, rounds)
         if batch is None:
@@ -165,7 +165,7 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     complete += write_manifests(ledger, edges.lake, feed.name, feed.window)
     refused, on_hold = with_holders(run, refusals, snapshot), find_held_back(run, snapshot)
     results = tuple(done), refused, tuple(losses), tuple(complete), state.frontiers()
-    landed = Landed(*results, held=on_hold, stopped=stopped, start_not_used=begins)
+    landed = Landed(*results, held=on_hold, stopped=stopped, start_not_used=begins, boundary_reads=reads)
     landed = replace(landed, refused=refusal, overridden=schema_changes.describe_overridden(feed, state))
     return landed if landed.failures else replace(landed, left=_count_offsets_left(run, state, snapshot, stopped))
 
@@ -259,10 +259,13 @@ def _pin_origins(ledger: Ledger, snapshot: Survey) -> None:
     ledger.append(decide)
 
 
-def _pin_boundaries(run: LandingRun, snapshot: Survey) -> None:
-    """Pin every boundary that has passed. Each is clamped again on the state just below its entry."""
-    for entry in find_boundaries_due(run, run.ledger.read(), snapshot):
+def _pin_boundaries(run: LandingRun, snapshot: Survey) -> int:
+    """Pin every boundary that has passed, each clamped again on the state just below its entry. Returns the reads of
+    the logs that decided them."""
+    entries = find_boundaries_due(run, run.ledger.read(), snapshot)
+    for entry in entries:
         run.ledger.append(partial(windows.clamp_boundaries, entry=entry))
+    return sum(e.reads for e in entries)
 
 
 def _skip(run: LandingRun, skip: Skip) -> tuple[KeyRange, ...]:
@@ -274,7 +277,7 @@ def _skip(run: LandingRun, skip: Skip) -> tuple[KeyRange, ...]:
     partitions = {k: p for k, p in snapshot.partitions.items() if not only or k.tp in only}
     ends = {k: p.last_stable_offset for k, p in partitions.items()}
     if skip.to is not None:
-        hits = edges.cluster.offsets_at({k.tp: skip.to for k in partitions})
+        hits = edges.cluster.offsets_at({k.tp: skip.to for k in partitions}, run.feed.window.max_skew)
         ends = {k: min(end, hit.offset) if (hit := hits.get(k.tp)) else end for k, end in ends.items()}
     return origins.skip_to(ledger, ends, skip.reason)
 

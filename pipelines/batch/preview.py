@@ -57,6 +57,8 @@ class Preview:
     open_windows: OpenWindows | None = None
     start_not_used: str = ""
     """The reason why a run would ignore the feed's `start`; empty if it would not, or if the feed has begun."""
+    boundary_reads: int = 0
+    """Reads of the logs that decided the boundaries that a run would pin."""
 
 
 def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
@@ -69,8 +71,7 @@ def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
     lost_entries.check_names(ledger, snapshot.state, edges.lake.list(paths.staging_root(feed.name)))
     check_sound(snapshot, request)
     schema_changes.check_one_table(feed, schema_changes.find_shape(feed, snapshot.state), snapshot.state)
-    state = _with_origins(snapshot)
-    state = _with_boundaries(call, state, snapshot)
+    state, reads = _with_boundaries(call, _with_origins(snapshot), snapshot)
     replaced = find_receipts_replaced(call, snapshot, state)
     pending, refused = planning.find_pending_ranges(request, state, snapshot.partitions, feed.window, replaced)
     plan = plan_for(call, snapshot.cluster_id, pending, state, replaced, build_sizing(feed, edges))
@@ -89,6 +90,7 @@ def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
         find_held_back(call, snapshot),
         open_windows,
         start_not_used=start_not_used(feed, snapshot),
+        boundary_reads=reads,
     )
 
 
@@ -106,12 +108,16 @@ def _with_origins(snapshot: Survey) -> State:
     return snapshot.state.extend([OriginEntry(items=snapshot.new_origins)]) if snapshot.new_origins else snapshot.state
 
 
-def _with_boundaries(call: Call, state: State, snapshot: Survey) -> State:
-    """Returns the state with the boundaries that a run would pin, in memory only. Raises UsageError."""
-    for entry in find_boundaries_due(call, state, snapshot):
+def _with_boundaries(call: Call, state: State, snapshot: Survey) -> tuple[State, int]:
+    """Returns the state with the boundaries that a run would pin, in memory only, and the reads that decided them.
+
+    Raises UsageError.
+    """
+    entries = find_boundaries_due(call, state, snapshot)
+    for entry in entries:
         pinned = windows.clamp_boundaries(state, entry)
         state = state.extend([pinned]) if pinned else state
-    return state
+    return state, sum(e.reads for e in entries)
 
 
 def _find_conflicts(

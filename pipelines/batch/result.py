@@ -134,6 +134,8 @@ class Landed:
     """The error of the first batch of this request that was refused; everything else has landed."""
     start_not_used: str = ""
     """The reason why the feed's `start` was ignored; empty if it was not, or if the feed had begun before."""
+    boundary_reads: int = 0
+    """Reads of the logs that decided the boundaries of windows."""
 
     @property
     def failures(self) -> tuple[RangeFailure, ...]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from sluice.pipelines.batch.result import Call
-from sluice.pipelines.errors import KafkaUnavailable, SluiceError, UnknownTopic, UsageError, WindowHeld
+from sluice.pipelines.errors import ClockAhead, KafkaUnavailable, SluiceError, UnknownTopic, UsageError, WindowHeld
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode, Layout, OnLoss, StartKind
 from sluice.pipelines.feed.topic_selection import match
@@ -31,7 +31,7 @@ from sluice.pipelines.planning.origins import Refusal, find_key
 from sluice.pipelines.planning.plan import PendingRanges
 from sluice.pipelines.ports import Cluster, Ports
 from sluice.pipelines.publishing.manifest import read_receipts_meeting, with_sharers
-from sluice.pipelines.util.units import many
+from sluice.pipelines.util.units import many, show_instant
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,34 @@ def take_survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
         refusals = find_changed_logs(feed.name, state, partitions, edges.cluster)
     sound = [p for p in partitions if p.tp not in {r.tp for r in refusals}]
     keyed = {origins.find_key(state, p): p for p in sound}
-    began = origins.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
+    at = _check_clock(feed, edges.cluster, state, at)
+    began = origins.resolve_origins(state, sound, committed, feed, edges.cluster, edges.clock)
     began = with_first_windows(feed, edges.cluster, state, keyed, began, at)
-    began = windows.find_cuts(edges.cluster, keyed, began)
+    began = windows.find_cuts(edges.cluster, keyed, began, feed.window.max_skew)
     return Survey(edges.cluster.cluster_id(), state, keyed, committed, began, refusals, at)
+
+
+_LITTLE = 30_000
+"""A lead of this machine's clock (ms) that only delays the end of a window."""
+
+
+def _check_clock(feed: Feed, cluster: Cluster, state: State, at: int) -> int:
+    """Returns the time (ms) up to which boundaries may be pinned: no later than by the brokers' clock, if it is known.
+
+    Raises ClockAhead if this machine's clock would close a window that is open by theirs.
+    """
+    last = feed.window.last_boundary(at)
+    if state.boundary_times and state.boundary_times[-1] >= last:
+        return at
+    lead = max(cluster.get_clock_lead() or 0, 0)
+    if lead <= _LITTLE or feed.window.last_boundary(at - lead) == last:
+        return at - lead
+    raise ClockAhead(
+        f"this machine's clock says {show_instant(at)}, the brokers' about {show_instant(at - lead)}: windows would end"
+        f" before {show_instant(last)} that are still open",
+        remedy="set this machine's clock (NTP), then run again; if the brokers' is wrong, set theirs. `sluice doctor`"
+        " compares them",
+    )
 
 
 def start_not_used(feed: Feed, snapshot: Survey) -> str:
@@ -176,6 +200,9 @@ def find_boundaries_due(call: Call, state: State, snapshot: Survey) -> list[Boun
     due = windows.find_due(state, cluster, snapshot.at, partitions, feed.window)
     if request.window is None:
         return due
+    windows.check_window(
+        (request.until or request.window + feed.window.length) - feed.window.length, feed.window, snapshot.at
+    )
     before = windows.find_before(state, cluster, snapshot.at, partitions, feed.window, request.window)
     return [*before, *due]
 

@@ -6,6 +6,7 @@ ledger has the contract that the batch was checked with.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -56,7 +57,9 @@ class PartitionLag:
 
 @dataclass(frozen=True)
 class BatchAccount:
-    """One batch. `at` is when its publish entry was written (ms), None without one; `why` says why there is none."""
+    """One batch. `at` is when its publish entry was written (ms), None without one; `why` says why there is none.
+
+    `against`: boundaries of its windows (ms) that were decided against a record's stamp."""
 
     feed: str
     ledger_id: str
@@ -68,6 +71,7 @@ class BatchAccount:
     types: dict[str, str]
     past: tuple[PastBatch, ...]
     why: str = ""
+    against: tuple[int, ...] = ()
 
     @property
     def is_published(self) -> bool:
@@ -106,7 +110,13 @@ def read_account(
         types=shape.columns.texts() if shape.columns else {},
         past=(*_before(ledger, state, batch), _past(batch, entry.at if entry else None, receipts)),
         why=why,
+        against=_list_against(state, receipts),
     )
+
+
+def _list_against(state: State, receipts: Sequence[Receipt]) -> tuple[int, ...]:
+    starts, times = set(windows(receipts)), state.boundary_times
+    return tuple(t for t in sorted(state.against) if t in starts or times[bisect_left(times, t) - 1] in starts)
 
 
 def newest(state: State, feed: str) -> int:

@@ -207,6 +207,7 @@ def _provenance(a: BatchAccount) -> Html:
     facts = [
         ("request", str(a.plan.request)),
         ("windows", _windows(a)),
+        *([("against stamps", f"boundaries {', '.join(map(show_window, a.against))}")] if a.against else []),
         ("isolation", str(a.plan.isolation)),
         ("planned", show_instant(a.batch.planned_at)),
         ("published", "not published" if a.at is None else f"{show_instant(a.at)}, ledger entry {a.batch.published}"),

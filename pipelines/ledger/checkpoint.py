@@ -104,6 +104,7 @@ def dump_state(state: State) -> bytes:
             "boundaries": _dump_pins({index[k]: p for k, p in state.boundaries.items() if k in index and p}, times),
             "boundary_times": pack([state.boundary_times]),
             "by_marker": pack([state.by_marker.keys(), state.by_marker.values()]),
+            "against": pack([state.against.keys(), state.against.values()]),
         },
         separators=(",", ":"),
     ).encode()
@@ -135,7 +136,10 @@ def _state(raw: dict[str, Any]) -> State:
     keys = [_build_key(*k) for k in raw["keys"]]
     origins = {k: OriginItem(key=k, **item) for k, item in zip(keys, raw["origins"], strict=True)}
     times = unpack_all(raw["boundary_times"], 1)[0]
-    by_marker = [column.tolist() for column in unpack_all(raw["by_marker"], 2)]
+    by_marker, against = (
+        {int(t): int(n) for t, n in zip(*unpack_all(raw[name], 2), strict=True)} if name in raw else {}
+        for name in ("by_marker", "against")  # checkpoints of earlier builds lack the second
+    )
     boundaries = _load_boundaries(raw["boundaries"], times, keys)
     return State(
         number=raw["number"],
@@ -169,7 +173,8 @@ def _state(raw: dict[str, Any]) -> State:
         published_in=_load_published(raw["published_in"]),
         boundaries=boundaries,
         boundary_times=tuple(times.tolist()),
-        by_marker=dict(zip(*by_marker, strict=True)),
+        by_marker=by_marker,
+        against=against,
     )
 
 

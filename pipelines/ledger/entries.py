@@ -38,8 +38,8 @@ from sluice.pipelines.records.shape import READERS
 from sluice.pipelines.schema.schema import parse_schema
 
 FORMAT: Literal[1] = 1
-BOUNDARY_FORMAT: Literal[2] = 2
-"""A boundary entry with `by_marker`."""
+BOUNDARY_FORMAT: Literal[3] = 3
+"""A boundary entry with `against` and `reads`. Those of format 2 have `by_marker`."""
 
 PUBLISH_FORMAT: Literal[3] = 3
 """A publish entry with `engines` in its traffic, and `tail` in its receipts. Format 2 has `traffic`, and `shared` in
@@ -135,7 +135,8 @@ class Boundaries(_Model):
 
     `by_clock`: times for which no record, or only an absurdly stamped one, marked the boundary; the high watermark is
     used. `by_marker`: times for which transaction markers, far ahead of the record, hid it; it was searched for by
-    offset, and is the first record if stamps are in order there.
+    offset, and is the first record if stamps are in order there. `against`: times at or after which a record below the
+    offset is stamped, whose neighbours contradict it.
     """
 
     key: Key
@@ -143,23 +144,26 @@ class Boundaries(_Model):
     offsets: tuple[Int64, ...]
     by_clock: tuple[Int64, ...] = ()
     by_marker: tuple[Int64, ...] = ()
+    against: tuple[Int64, ...] = ()
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if len(self.times) != len(self.offsets) or not all(map(lt, self.times, self.times[1:])):
             raise ValueError("not one offset for each time, or the times do not increase")
-        if not set(self.times).issuperset((*self.by_clock, *self.by_marker)):
+        if not set(self.times).issuperset((*self.by_clock, *self.by_marker, *self.against)):
             raise ValueError("a time by the clock, or by a marker, that is none of the times")
         return self
 
 
 class BoundaryEntry(_Entry):
-    """Boundaries of several partitions. The first entry for a time wins."""
+    """Boundaries of several partitions. The first entry for a time wins. `reads`: reads of the logs that decided them,
+    and those of the entries behind it."""
 
     kind: Literal["boundary"] = "boundary"
     newest_format: ClassVar[int] = BOUNDARY_FORMAT
-    format: Literal[1, 2] = BOUNDARY_FORMAT
+    format: Literal[1, 2, 3] = BOUNDARY_FORMAT
     items: tuple[Boundaries, ...]
+    reads: int = 0
 
 
 class PlanEntry(_Entry):

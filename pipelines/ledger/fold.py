@@ -94,6 +94,8 @@ class State:
     """All times at which any partition has a boundary, in order."""
     by_marker: dict[int, int] = field(default_factory=dict)
     """By time, the number of partitions in which transaction markers hid the boundary: it was searched by offset."""
+    against: dict[int, int] = field(default_factory=dict)
+    """By time, the number of partitions in which the boundary was decided against a record's stamp."""
     floors: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """By key, (window, end) of the plan's offsets in its open window: later boundaries cannot lie below `end`."""
     published_in: Published = field(default_factory=Published)
@@ -259,8 +261,9 @@ class State:
     def _boundary(self, entry: BoundaryEntry) -> None:
         for item in entry.items:
             if self.current.get(item.key.tp) == item.key:
-                for time in self._fresh(item.key, item.by_marker):
-                    self.by_marker[time] = self.by_marker.get(time, 0) + 1
+                for counts, times in ((self.by_marker, item.by_marker), (self.against, item.against)):
+                    for time in self._fresh(item.key, times):
+                        counts[time] = counts.get(time, 0) + 1
                 self._pin(item.key, item.times, item.offsets)
 
     def _fresh(self, key: Key, times: Iterable[int]) -> list[int]:

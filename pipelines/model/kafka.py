@@ -233,11 +233,15 @@ class OffsetAtTime:
 
     `by_marker` is set where transaction markers hide the record and it was searched for by offset. The offset is then
     exact if stamps are in order there, else near, and `timestamp` may be the requested time instead of a record's.
+    `against` is set where records stamped so late lie before it, which their neighbours contradict.
     """
 
     offset: int
     timestamp: int
     by_marker: bool = False
+    against: bool = False
+    reads: int = field(default=0, compare=False)
+    """Reads of the log that decided it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,7 +249,7 @@ def _find_cluster_starts(
 ) -> dict[TopicPartition, int]:
     """Returns the offsets at which the feed goes on in another cluster."""
     if begin is not None:
-        starts = origins.find_starts(partitions, begin, edges.cluster, edges.clock)
+        starts = origins.find_starts(partitions, begin, edges.cluster, edges.clock, feed.window.max_skew)
         return {tp: offset for tp, (offset, _) in starts.items()}
     offsets = {p.tp: c.offset for p in partitions if (c := committed.get(p.tp)) and c.offset <= p.high_watermark}
     without = [str(p.tp) for p in partitions if p.tp not in offsets]
@@ -653,7 +653,7 @@ def _originate(
     if begun:
         keyed = {origins.find_key(remains.state, p): p for p in remains.partitions}
         begun = with_first_windows(feed, edges.cluster, ledger.read(), keyed, begun, edges.clock())
-        items = windows.find_cuts(edges.cluster, keyed, begun)
+        items = windows.find_cuts(edges.cluster, keyed, begun, feed.window.max_skew)
         ledger.append(lambda _: OriginEntry(items=items))
 
 
@@ -713,9 +713,9 @@ def _takeover(feed: Feed, edges: Ports, state: State, group: _ForeignGroup, begi
         _check_of_this_log(feed.name, state, marks, by_tp)
     theirs = {mark.tp for mark in marks}
     counted = {tp: c for tp, c in group.committed.items() if begin is Begin.COMMITTED or tp not in theirs}
-    began = origins.resolve_origins(state, partitions, counted, feed.start, edges.cluster, edges.clock)
+    began = origins.resolve_origins(state, partitions, counted, feed, edges.cluster, edges.clock)
     began = with_first_windows(feed, edges.cluster, state, keyed, began, edges.clock())
-    began = windows.find_cuts(edges.cluster, keyed, began)
+    began = windows.find_cuts(edges.cluster, keyed, began, feed.window.max_skew)
     offsets = {mark.tp: mark.offset for mark in marks}
     newest = {m.ledger: max(n.number for n in marks if n.ledger == m.ledger) for m in marks}
     return TakeEntry(

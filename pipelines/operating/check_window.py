@@ -117,7 +117,8 @@ class WindowCheck:
     """The result of a check. `window` is the start and `length` the length (ms).
 
     `reasons` say why the window is not complete. `rows` is None if a file is missing or damaged. `unchecked` names the
-    questions to Kafka that got no answer.
+    questions to Kafka that got no answer. `clocks` is the note on boundaries that were decided against a record's
+    stamp, empty without one.
     """
 
     feed: str
@@ -130,6 +131,7 @@ class WindowCheck:
     rows: WindowRows | None
     files: tuple[File, ...]
     unchecked: tuple[str, ...] = ()
+    clocks: str = ""
 
     @property
     def complete(self) -> bool:
@@ -212,6 +214,7 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
             if p.kind is kind and p.path not in wrong
         ),
         unchecked,
+        windows.describe_against(state, start, settings),
     )
 
 

@@ -18,6 +18,7 @@ from sluice.pipelines.errors import (
     TopicRecreated,
     UsageError,
 )
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import Start, StartKind
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyRange, OriginItem, SkipEntry
@@ -155,14 +156,14 @@ def resolve_origins(
     state: State,
     partitions: Sequence[PartitionState],
     committed: Committed,
-    start: Start,
+    feed: Feed,
     cluster: Cluster,
     clock: Clock,
 ) -> tuple[OriginItem, ...]:
     """Returns an origin for each partition without one. Raises UsageError if `start: fail` forbids it."""
     new = find_missing_origins(state, partitions)
     by_policy = [p for p in new if committed.get(p.tp) is None and not state.origins]
-    starts = find_starts(by_policy, start, cluster, clock)
+    starts = find_starts(by_policy, feed.start, cluster, clock, feed.window.max_skew)
     known_topics = {(k.topic, k.topic_id) for k in state.origins}
     return tuple(_build_origin(p, committed.get(p.tp), starts.get(p.tp), known_topics) for p in new)
 
@@ -184,7 +185,7 @@ def _build_origin(
 
 
 def find_starts(
-    partitions: Sequence[PartitionState], start: Start, cluster: Cluster, clock: Clock
+    partitions: Sequence[PartitionState], start: Start, cluster: Cluster, clock: Clock, max_skew: int
 ) -> dict[TopicPartition, tuple[int, str]]:
     """Returns the offset at which each partition begins, and why. Raises UsageError for `fail`."""
     if not partitions:
@@ -202,7 +203,7 @@ def find_starts(
                 remedy="commit offsets for the group, or choose start: earliest, latest, a time or a look-back",
             )
     time = start.resolve(clock())
-    hits = cluster.offsets_at({p.tp: time for p in partitions})
+    hits = cluster.offsets_at({p.tp: time for p in partitions}, max_skew)
     return {p.tp: (_at_time(p, hits), why) for p in partitions}
 
 

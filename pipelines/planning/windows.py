@@ -1,8 +1,9 @@
 """Windows tile each partition by pinned boundaries, in whatever order windows run (docs/developers/design/windows.md).
 
-`boundary(T)` is the first offset whose record is stamped at or after T, over all records. If there is none, or its
-timestamp lies absurdly far ahead, the high watermark serves (`by_clock`). If transaction markers hide that record and
-it is far away, it was searched by offset (`by_marker`). A boundary is resolved once, after the grace period, and then
+`boundary(T)` is the first offset whose record is stamped at or after T, over all records that their neighbours do not
+contradict (`boundary_search`; `against`: one stamped so late lies before it). If there is none, or its timestamp lies
+absurdly far ahead of the clock, the high watermark serves (`by_clock`). If transaction markers hide that record and it
+is far away, it was searched by offset (`by_marker`). A boundary is resolved once, after the grace period, and then
 pinned in the ledger: the first resolution wins. Boundaries of a partition never decrease, because each is clamped
 between its neighbours on the state that it is appended to. A late record belongs to the window that its offset is in.
 """
@@ -136,27 +137,33 @@ def find_opening(
 ) -> tuple[OriginItem, ...]:
     """The first plan's origins, with the window that opens the feed: the earliest in which any partition begins.
 
-    A partition begins in the newest window before which no record from its origin on is stamped. If the origin is the
-    log's first record, that is this record's window; otherwise it is found by bisecting over time.
+    A partition begins in the newest window before which no believable record from its origin on is stamped. If the
+    origin is the log's first record, that is this record's window; otherwise it is found by bisecting over time.
     """
     newest = now // settings.length
     offsets = {item.key: item.offset for item in origins}
     firsts = cluster.offsets_at({key.tp: 0 for key in offsets})
     bounds = {key: _bound_first_window(firsts.get(key.tp), offset, newest, settings) for key, offset in offsets.items()}
-    while open_ := {k: (a + b + 1) // 2 for k, (a, b) in bounds.items() if a < b}:
-        hits = cluster.offsets_at({k.tp: middle * settings.length for k, middle in open_.items()})
+    open_ = {k: a for k, (a, b) in bounds.items() if a == b}  # the first record's window, if its neighbours agree
+    while open_ := open_ or {k: (a + b + 1) // 2 for k, (a, b) in bounds.items() if a < b}:
+        times = {k.tp: middle * settings.length for k, middle in open_.items()}
+        hits = cluster.offsets_at(times, settings.max_skew)
         for key, middle in open_.items():
             hit, (low, high) = hits.get(key.tp), bounds[key]
             first = partitions[key].high_watermark if hit is None else hit.offset
-            bounds[key] = (middle, high) if first <= offsets[key] else (low, middle - 1)
+            below = (low if low < high else 0), max(middle - 1, 0)
+            bounds[key] = (middle, high) if first <= offsets[key] else below
+        open_ = {}
     opens = min(a for a, _ in bounds.values()) * settings.length
     return tuple(item.model_copy(update={"opens": opens}) for item in origins)
 
 
-def find_cuts(cluster: Cluster, partitions: Partitions, origins: Sequence[OriginItem]) -> tuple[OriginItem, ...]:
+def find_cuts(
+    cluster: Cluster, partitions: Partitions, origins: Sequence[OriginItem], max_skew: int
+) -> tuple[OriginItem, ...]:
     """The origins, with `cuts` where the log has records of the feed's first window below them."""
     times = {o.key.tp: o.opens for o in origins if o.opens is not None and o.offset > partitions[o.key].log_start}
-    hits = cluster.offsets_at(times) if times else {}
+    hits = cluster.offsets_at(times, max_skew) if times else {}
     cuts = {o.key: hit.offset for o in origins if (hit := hits.get(o.key.tp)) and hit.offset < o.offset}
     return tuple(o.model_copy(update={"cuts": cuts.get(o.key)}) for o in origins)
 
@@ -187,7 +194,7 @@ def find_due(
     times = _list_times(state, settings, since, last)
     if not times:
         return []  # the clock jumped back: the others' newest boundary is ahead of it
-    look = _Lookup(state, cluster, behind, now + settings.max_skew)
+    look = _Lookup(state, cluster, behind, now, settings.max_skew)
     look.search_between(times)
     return look.entries()
 
@@ -207,7 +214,7 @@ def find_before(
         return []
     oldest = {k: p for k, p in partitions.items() if _from_the_first(state, k)}
     times = range(window, settings.start_of(first - 1) + settings.length, settings.length)
-    look = _Lookup(state, cluster, oldest, now + settings.max_skew)
+    look = _Lookup(state, cluster, oldest, now, settings.max_skew)
     look.among(times)
     ends = ((t, k, boundary) for t in times[1:] for k, boundary in look.at(t).items())
     below = any(state.boundaries[k][0][1] > p.log_start for k, p in oldest.items())
@@ -251,20 +258,22 @@ def _list_times(state: State, settings: WindowSettings, since: int, last: int) -
 
 
 class _BoundaryAnswer(NamedTuple):
-    """A boundary from Kafka's answer. `by_clock` and `by_marker` are those of the ledger."""
+    """A boundary from Kafka's answer. `by_clock`, `by_marker` and `against` are those of the ledger."""
 
     offset: int
     by_clock: bool
     by_marker: bool
+    against: bool
 
 
 class _Lookup:
     """Looks up boundaries in one view of the partitions. None lies beyond the high watermark in that view."""
 
-    def __init__(self, state: State, cluster: Cluster, partitions: Partitions, latest: int) -> None:
-        self._state, self._cluster, self._latest = state, cluster, latest
+    def __init__(self, state: State, cluster: Cluster, partitions: Partitions, now: int, max_skew: int) -> None:
+        self._state, self._cluster, self._latest, self._max_skew = state, cluster, now + max_skew, max_skew
         self._partitions = partitions
         self._found: dict[int, dict[Key, _BoundaryAnswer]] = {}
+        self._reads: list[int] = []
 
     def search_between(self, times: Sequence[int]) -> None:
         # A first run often finds all records in the first window: the rest need not be bisected then.
@@ -289,13 +298,14 @@ class _Lookup:
         """Returns all looked-up boundaries, oldest first."""
         times = sorted(self._found)
         step = max(_ENTRY // max(len(self._partitions), 1), 1)
-        return [self._entry(times[at : at + step]) for at in range(0, len(times), step)]
+        entries = [self._entry(times[at : at + step]) for at in range(0, len(times), step)]
+        return [entries[0].model_copy(update={"reads": sum(self._reads)}), *entries[1:]]
 
     def _entry(self, times: Sequence[int]) -> BoundaryEntry:
         items = []
         looked = zip(*(self._found[time].values() for time in times), strict=True)  # each in the partitions' order
         for key, there in zip(self._partitions, looked, strict=True):
-            offsets, by_clock, by_marker = zip(*there, strict=True)
+            offsets, by_clock, by_marker, against = zip(*there, strict=True)
             items.append(
                 Boundaries(
                     key=key,
@@ -303,6 +313,7 @@ class _Lookup:
                     offsets=offsets,
                     by_clock=tuple(compress(times, by_clock)),
                     by_marker=tuple(compress(times, by_marker)),
+                    against=tuple(compress(times, against)),
                 )
             )
         return BoundaryEntry(items=tuple(items))
@@ -317,7 +328,8 @@ class _Lookup:
             spans = [half for a, middle, b in halves for half in ((a, middle), (middle, b))]
 
     def _look(self, time: int) -> None:
-        hits = self._cluster.offsets_at({k.tp: time for k in self._partitions})
+        hits = self._cluster.offsets_at({k.tp: time for k in self._partitions}, self._max_skew)
+        self._reads.append(sum(hit.reads for hit in hits.values() if hit))
         answers = {k: _interpret_answer(p, hits.get(k.tp), self._latest) for k, p in self._partitions.items()}
         self._found[time] = {k: b._replace(offset=clamp(self._state, k, time, b.offset)) for k, b in answers.items()}
 
@@ -326,17 +338,19 @@ class _Lookup:
 
 
 def _interpret_answer(p: PartitionState, hit: OffsetAtTime | None, latest: int) -> _BoundaryAnswer:
-    by_marker = hit is not None and hit.by_marker
-    if hit is None or hit.timestamp > latest or hit.offset > p.high_watermark:
-        return _BoundaryAnswer(p.high_watermark, True, by_marker)
-    return _BoundaryAnswer(hit.offset, False, by_marker)
+    if hit is None:
+        return _BoundaryAnswer(p.high_watermark, True, by_marker=False, against=False)
+    end, is_far = p.high_watermark, hit.timestamp > latest
+    if is_far or hit.offset > end or (hit.against and hit.offset == end):
+        return _BoundaryAnswer(end, True, hit.by_marker, hit.against or (is_far and hit.offset < end))
+    return _BoundaryAnswer(hit.offset, False, hit.by_marker, hit.against)
 
 
 def clamp_boundaries(state: State, entry: BoundaryEntry) -> BoundaryEntry | None:
     """The resolved boundaries that this state has not pinned yet, clamped; None when there are none."""
     current = (item for item in entry.items if state.current.get(item.key.tp) == item.key)
     items = tuple(unpinned for item in current if (unpinned := _find_unpinned(state, item)).times)
-    return BoundaryEntry(items=items) if items else None
+    return entry.model_copy(update={"items": items}) if items else None
 
 
 def _find_unpinned(state: State, resolved: Boundaries) -> Boundaries:
@@ -353,9 +367,10 @@ def _find_unpinned(state: State, resolved: Boundaries) -> Boundaries:
         at = bisect_left(have, time)
         if (at or began) and (at == len(have) or have[at] != time):
             fresh[time] = minimum = near.clamp(at, time, max(offset, minimum))
-    by_clock, by_marker = (tuple(t for t in by if t in fresh) for by in (resolved.by_clock, resolved.by_marker))
-    times, offsets = tuple(fresh), tuple(fresh.values())
-    return Boundaries(key=key, times=times, offsets=offsets, by_clock=by_clock, by_marker=by_marker)
+    by = {
+        name: tuple(t for t in getattr(resolved, name) if t in fresh) for name in ("by_clock", "by_marker", "against")
+    }
+    return Boundaries(key=key, times=tuple(fresh), offsets=tuple(fresh.values()), **by)
 
 
 def clamp(state: State, key: Key, time: int, offset: int) -> int:
@@ -504,6 +519,16 @@ def find_known_range(state: State, key: Key, window: int, settings: WindowSettin
 def count_marker_searches(state: State, window: int, settings: WindowSettings) -> int:
     """Returns the number of partitions in which a boundary of the window was searched by offset."""
     return max(state.by_marker.get(time, 0) for time in (window, window + settings.length))
+
+
+def describe_against(state: State, window: int, settings: WindowSettings) -> str:
+    """Returns a note if a boundary of the window was decided against a record's stamp; else empty."""
+    number = max(state.against.get(time, 0) for time in (window, window + settings.length))
+    return (
+        f"in {many(number, 'partition')}, records stamped ahead of their neighbours moved no boundary of the window"
+        if number
+        else ""
+    )
 
 
 def find_range_between(state: State, key: Key, start: int, end: int) -> Range | None:

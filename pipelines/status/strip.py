@@ -137,7 +137,8 @@ def _standing(
     if standing is Standing.LANDED and is_retired(state, window, settings.length):
         standing = Standing.RETIRED
     batch = {Standing.RUNNING: outside.running, Standing.FAILED: outside.failed}.get(standing, {}).get(window)
-    return WindowStanding(window, standing, done, span, pending, batch, windows.find_losses(state, window, settings))
+    losses, against = windows.find_losses(state, window, settings), windows.describe_against(state, window, settings)
+    return WindowStanding(window, standing, done, span, pending, batch, losses, bool(against))
 
 
 def _is_cut_off(origin: OriginItem, o: PendingPart, window: int, settings: WindowSettings) -> bool:

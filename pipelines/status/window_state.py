@@ -46,7 +46,7 @@ class WindowStanding:
     """One window by its start (ms): `done` of its `span` offsets are accounted for.
 
     `span` is None while a boundary is not resolved. `batch` is the one that works on the window, or failed. Offsets of
-    former lives are in `losses` only.
+    former lives are in `losses` only. `against`: a boundary was decided against a record's stamp.
     """
 
     window: int
@@ -56,11 +56,17 @@ class WindowStanding:
     pending: tuple[PendingPart, ...] = ()
     batch: int | None = None
     losses: Losses = NO_LOSSES
+    against: bool = False
 
     @property
     def is_empty(self) -> bool:
         """Returns whether the window is complete and no record arrived in it, in any life of its partitions."""
         return self.standing is Standing.LANDED and self.span == 0 and self.losses == NO_LOSSES
+
+
+def describe_empty(against: bool) -> str:
+    """Returns why a window has no offsets. `against`: a boundary of it was decided against a record's stamp."""
+    return "by most records' stamps, no record arrived in it" if against else "no record arrived in it"
 
 
 def describe_pending(pending: Sequence[PendingPart], limit: int = 3) -> str:

@@ -27,6 +27,7 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake.parquet import check_rows, read_batches, wrap_read_errors
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.schema_changes import describe_overridden, find_columns
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import published_files as reading
@@ -163,12 +164,18 @@ class Windows:
     files: tuple[File, ...] = field(repr=False)
     standing: pa.Schema = field(repr=False)
     """The schema of rows as they would land now."""
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    """Notes on the windows' boundaries: clocks that were ahead."""
 
     @classmethod
     def of(cls, feed: Feed, ledger: Ledger, lake: Lake, starts: Sequence[int], kind: PartKind) -> Windows:
         """Windows by their starts. Raises WindowIncomplete, WindowRetired, UsageError for one that the feed lacks."""
         files = reading.list_files(ledger, lake, starts, feed.window, kind)
-        return cls(feed, tuple(starts), kind, files, _standing(feed, ledger.read(), kind))
+        state = ledger.read()
+        notes = [
+            f"{show_window(w)}: {note}" for w in starts if (note := windows.describe_against(state, w, feed.window))
+        ]
+        return cls(feed, tuple(starts), kind, files, _standing(feed, state, kind), tuple(notes))
 
     def __repr__(self) -> str:
         """In UTC: `Windows(orders, 2026-11-20T14:00, 5 files, 12,000 rows)`."""

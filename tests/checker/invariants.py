@@ -937,6 +937,8 @@ class _Stamps:
         """
         latest = -1 if skew is None else pin.at - skew
         for r in self.records[: bisect_left(self.offsets, pin.offset)]:
+            if pin.against and any(later.offset > r.offset and later.stamp < r.stamp for later in self.records):
+                continue
             if r.stamp >= pin.time and r.before <= r.stamp and not (pin.by_clock and r.stamp > latest):
                 return None if pin.by_marker and not self._is_in_order(r, pin) else r
         return None

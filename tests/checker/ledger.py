@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tests.checker.facts import EvidenceError, Life
 
-FORMATS = {"boundary": (1, 2), "publish": (1, 2, 3), "schema": (1, 2, 3, 4, 5)}
+FORMATS = {"boundary": (1, 2, 3), "publish": (1, 2, 3), "schema": (1, 2, 3, 4, 5)}
 """Known formats of entries by kind; 1 for all others. In a publish entry of format 2 offset ranges may share files. A
 schema entry of format 4 names the prefix of folders' keys; one of format 5 has columns with other names in records.
 """
@@ -47,7 +47,8 @@ class Pin(NamedTuple):
     """A boundary of one partition, pinned at `at` by the clock of its run.
 
     `by_clock`: by its entry, no record marks the boundary. `by_marker`: by its entry, the boundary was searched for
-    behind transaction markers, and need not be the first record of its time.
+    behind transaction markers, and need not be the first record of its time. `against`: by its entry, a record of its
+    time or later lies below it, which others contradict.
     """
 
     time: int
@@ -56,6 +57,7 @@ class Pin(NamedTuple):
     at: int
     by_clock: bool
     by_marker: bool
+    against: bool = False
 
 
 class Span(NamedTuple):
@@ -256,10 +258,10 @@ def _apply_boundary(book: Book, number: int, entry: dict[str, Any]) -> None:
     for item in entry["items"]:
         life = Life(*item["key"])
         if book.current.get(life.tp) == life:
-            clock, marker = set(item.get("by_clock", ())), set(item.get("by_marker", ()))
+            flags = [set(item.get(name, ())) for name in ("by_clock", "by_marker", "against")]
             for time, offset in zip(item["times"], item["offsets"], strict=True):
                 if time not in book.pins.setdefault(life, {}):
-                    pin = Pin(time, offset, number, entry["at"], time in clock, time in marker)
+                    pin = Pin(time, offset, number, entry["at"], *(time in flag for flag in flags))
                     book.pins[life][time], book.resolved.setdefault(life, {})[time] = offset, pin
 
 

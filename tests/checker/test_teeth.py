@@ -370,6 +370,10 @@ def boundary_searched_for_in_vain(s: Sound) -> None:
     move_boundary(s, 17, "by_marker")
 
 
+def decide_boundary_against_a_stamp(s: Sound) -> None:
+    move_boundary(s, 17, "against")
+
+
 def markers_taken_for_records(s: Sound) -> None:
     """Let a transactional producer lag, and Kafka answer look-ups by time with markers."""
     s.world.topic.takes_markers = True
@@ -439,6 +443,7 @@ BROKEN: list[tuple[int, Plant, Where]] = [
     (16, boundary_too_high, {"offset": 15, "number": 11}),
     (16, boundary_too_high_by_the_clock, {"offset": 15, "number": 11}),
     (16, boundary_searched_for_in_vain, {"offset": 15, "number": 11}),
+    (16, decide_boundary_against_a_stamp, {"offset": 15, "number": 11}),
     (16, markers_taken_for_records, {"offset": 21}),
 ]
 

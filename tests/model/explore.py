@@ -36,13 +36,14 @@ from tests.model.world import DLQ, HOUR, START, World
 class Scenario:
     """A world and the programs that run on it. `actors` are kinds of programs and their arguments; `budgets` limit how
     often a fault or an event may happen. `prelude` runs first, in sequence: programs, `("event", label)` for an event
-    of the world, `("until", words, program)` for a program that dies before the first effect with those words.
+    of the world, `("until", words, program)` for a program that dies before the first effect with those words. `stamps`
+    are hours, or pairs: the hour in which a record arrives, and by how many its producer's clock is ahead.
     """
 
     name: str
     actors: tuple[Spec, ...]
     logs: tuple[str, ...] = ("cc",)
-    stamps: tuple[tuple[int, ...], ...] = ()
+    stamps: tuple[tuple[int | tuple[int, int], ...], ...] = ()
     committed: tuple[int | None, ...] = ()
     hours: int = 1
     prelude: tuple[Spec, ...] = ()

@@ -23,6 +23,9 @@ SIDE = ("cc", "ct")
 PIECES: tuple[Spec, ...] = (("bf", 0, 0, 1), ("bf", 0, 1, 2))
 """Two small parts in a complete window."""
 
+SKEWED = ((0, 0), (0, 20), (0, 0), (1, 0), (1, 0), (1, 2), (1, 0), (2, 0))
+"""The hour in which each record arrives, and by how many its producer's clock is ahead."""
+
 
 def _make(name: str, actors: tuple[Spec, ...], more: Mapping[str, int] | None = None, **how: Any) -> Scenario:
     return Scenario(name, actors, budgets=more or {"crash": 1}, **how)
@@ -69,6 +72,24 @@ SCENARIOS = (
     _make("windows out of order", (("win", 0), ("win", 2)), {"late": 1, "crash": 1}, hours=4, by_windows=True),
     _make("a window and a catch-up", (("win", 0), ("catch",)), {"append": 1, "tick": 1}, hours=2, by_windows=True),
     _make("the future", (("win", 0), ("win", 1)), {"future": 1, "crash": 1}, hours=3, by_windows=True),
+    _make(
+        "fast clocks",
+        (("win", 1), ("catch",)),
+        {"append": 1},
+        logs=("c" * 8,),
+        stamps=(SKEWED,),
+        hours=4,
+        by_windows=True,
+    ),
+    _make(
+        "fast clocks, late",
+        (("win", 2), ("win", 1)),
+        {"late": 1},
+        logs=("c" * 8,),
+        stamps=(SKEWED,),
+        hours=4,
+        by_windows=True,
+    ),
     _make("late records", (("win", 1), ("catch",)), {"late": 1}, stamps=((0, 1),), hours=3, by_windows=True),
     _make(
         "lagging transactions", (("win", 1), ("catch",)), logs=("ttt",), stamps=((0, 1, 2),), hours=4, by_windows=True

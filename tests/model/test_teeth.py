@@ -24,6 +24,7 @@ violation.
 | – | a replay writes its ranges again, not those that share a file with them | rows without a range |
 | – | only replaced parts that the state still remembers count as replaced | deleted files reappear |
 | – | windows count as declared although their manifests were never written | complete windows are not declared |
+| – | records that are ahead end windows | records outside of their window |
 | – | look-ups by time take markers for records, as Kafka's do (a port's rule) | records outside of their window |
 
 The model's other rules live in ports (`link`, `generation`, `tidcheck`), or hold by construction and cannot be removed
@@ -48,6 +49,7 @@ from sluice.pipelines.ledger.entries import dump
 from sluice.pipelines.model.kafka import Key, OffsetAtTime, find_contiguous_end
 from sluice.pipelines.operating import acceptance
 from sluice.pipelines.planning import plan, windows
+from sluice.pipelines.planning.boundary_search import Sample
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine import dead_letters
 from tests.model.explore import Violation, explore_scenario
@@ -226,23 +228,27 @@ def beside(patch: Patch) -> None:
     patch.setattr(manifest, "with_sharers", lambda ledger, state, receipts: list(receipts))
 
 
-def forgotten(patch: Patch) -> None:
+def forget_replaced(patch: Patch) -> None:
     def list_replaced(self: Ledger, files: Iterable[str], state: State | None = None) -> frozenset[str]:
         return frozenset((state or self.read()).replaced).intersection(files)
 
     patch.setattr(Ledger, "list_replaced", list_replaced)
 
 
-def undeclared(patch: Patch) -> None:
+def declare_nothing(patch: Patch) -> None:
     patch.setattr(manifest._Declared, "since", lambda self, state, settings: set())
 
 
-def markers(patch: Patch) -> None:
+def take_markers(patch: Patch) -> None:
     def find_first(self: Kafka, tp: Any, time: int) -> OffsetAtTime | None:
         records = p.records if (p := self._world.get_partition(tp)) else ()
         return next((OffsetAtTime(o, r.stamp) for o, r in enumerate(records) if r.stamp >= time), None)
 
     patch.setattr(Kafka, "first", find_first)
+
+
+def believe(patch: Patch) -> None:
+    patch.setattr(Sample, "is_ahead", lambda *_: False)
 
 
 TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
@@ -266,13 +272,14 @@ TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (widened, "side by side, again", "I1|I2"),
     (whole_files, "side by side, again while retention takes", "I1|I2"),
     (beside, "side by side, replayed and landed again", "I1|I2"),
-    (forgotten, "again, slow copies", "I1|I2"),
-    (undeclared, "windows out of order", "W"),
-    (markers, "lagging transactions", "I16"),
+    (forget_replaced, "again, slow copies", "I1|I2"),
+    (declare_nothing, "windows out of order", "W"),
+    (take_markers, "lagging transactions", "I16"),
+    (believe, "fast clocks", "I16"),
 )
 
 
-LONG = (forgotten, lossfirst)
+LONG = (forget_replaced, lossfirst)
 """Rules whose absence is found only after thousands of schedules; they run with the soak tests."""
 
 

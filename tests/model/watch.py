@@ -217,11 +217,16 @@ class Watch:
         return ""
 
     def _check_boundary(self, book: Book, number: int) -> str:
-        """Check 16: no record in order of time lies above a boundary that it belongs below, in a complete log."""
+        """Check 16: no record in order of time lies above a boundary that it belongs below, in a complete log; where it
+        is known when records arrived, each lies on its side of the boundary."""
         for life, pins in book.resolved.items():
             now, current = self.world.get_partition(_to_key(life).tp), book.current.get(life.tp) == life
             logs = self.world.list_logs(_to_key(life)) if current and now and now.topic_id == life.topic_id else []
             for pin in pins.values() if len(logs) == 1 and not logs[0].start else ():
+                records = [(o, r) for o, r in enumerate(logs[0].records) if r.arrived is not None]
+                wrong = [o for o, r in records if (o < pin.offset) != ((r.arrived or 0) < pin.time)]
+                if pin.number == number and wrong:
+                    return f"I16: {life}:{wrong[0]} arrived on the other side of {(pin.time - START) // HOUR} h"
                 data = [(o, r.stamp) for o, r in enumerate(logs[0].records) if r.marker is None]
                 late = next((o for o, _ in data if o >= pin.offset), None)
                 apart = any(p.offset > pin.offset if p.time < pin.time else p.by_clock for p in pins.values())

@@ -61,7 +61,7 @@ FAR = START + 10 * 365 * 24 * HOUR
 
 class LogEntry(NamedTuple):
     """One offset of a log: a record, or a marker. `producer` is −1 outside of transactions. `compacted`: no batch has
-    the offset any more.
+    the offset any more. `arrived` is known in worlds with skewed producers.
     """
 
     stamp: int
@@ -69,6 +69,7 @@ class LogEntry(NamedTuple):
     producer: int = -1
     marker: int | None = None
     compacted: bool = False
+    arrived: int | None = None
 
 
 @lru_cache(4096)
@@ -184,7 +185,7 @@ class Coordinator:
 class World:
     """The environment of all runs. `watch` checks each change; `dead` has the names of dead runs."""
 
-    def __init__(self, feed: Feed, logs: Sequence[str] = ("cc",), stamps: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(self, feed: Feed, logs: Sequence[str] = ("cc",), stamps: Sequence[Sequence[Any]] = ()) -> None:
         self.feed, self.stage, self.now = feed, Stage(), START + HOUR
         self.partitions = [self._build_partition(n, kinds, stamps[n] if stamps else ()) for n, kinds in enumerate(logs)]
         self.past: list[Partition] = []
@@ -198,16 +199,20 @@ class World:
         self.watch: Any = None
         self.broken = ""
 
-    def _build_partition(self, number: int, kinds: str, stamps: Sequence[int]) -> Partition:
+    def _build_partition(self, number: int, kinds: str, stamps: Sequence[Any]) -> Partition:
         p = Partition(number)
         for at, kind in enumerate(kinds):
-            stamp = START + (stamps[at] if stamps else 0) * HOUR
+            hour = stamps[at] if stamps else 0
+            arrived, ahead = hour if isinstance(hour, tuple) else (hour, 0)
+            stamp = START + (arrived + ahead) * HOUR
             if kind == "t":
                 p = p.with_record(stamp, "o").with_transaction_end(stamp + LAG, 100 + p.end, COMMIT)
             elif kind == "a":
                 p = p.with_record(stamp, "o").with_transaction_end(stamp + LAG, 100 + p.end, ABORT)
             else:
                 p = p.with_record(stamp, kind)
+            if isinstance(hour, tuple):
+                p = replace(p, records=(*p.records[:-1], p.records[-1]._replace(arrived=START + arrived * HOUR)))
         return p
 
     def clone(self) -> World:
@@ -397,9 +402,15 @@ class Kafka(MemoryCluster):
         self._world.stage.point("ask for partitions")
         return self._record(tuple(p.state() for p in self._world.partitions))
 
-    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
+    def offsets_at(
+        self, times: Mapping[TopicPartition, int], max_skew: int | None = None
+    ) -> Mapping[TopicPartition, OffsetAtTime | None]:
         self._world.stage.point("look up times")
-        return self._record(super().offsets_at(times))
+        return self._record(super().offsets_at(times, max_skew))
+
+    def list_stamps(self, tp: TopicPartition) -> Iterable[tuple[int, int]]:
+        p = self._world.get_partition(tp)
+        return [(o, r.stamp) for o, r in enumerate(p.records) if o >= p.start and r.marker is None] if p else []
 
     def first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
         p = self._world.get_partition(tp)

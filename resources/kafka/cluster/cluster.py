@@ -32,6 +32,7 @@ from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Patience, Wire
 from sluice.resources.kafka.fetch.broker_sessions import WAIT_MS, find_local_starts, parts_of
 from sluice.resources.kafka.protocol import messages
+from sluice.resources.kafka.protocol.admin_api import ask_quorum, read_clock
 from sluice.resources.kafka.protocol.kafka_errors import Location, is_passing
 from sluice.resources.kafka.protocol.messages import EARLIEST, LATEST, ClusterView, Code, FetchAsk, Leadership
 
@@ -70,6 +71,13 @@ class KafkaCluster:
     def get_age(self) -> int:
         """Return 0: `partitions` always asks Kafka for positions."""
         return 0
+
+    def get_clock_lead(self) -> int | None:
+        """Return by how many ms this machine's clock is ahead of the brokers', at least; None if unknown."""
+        with contextlib.suppress(SluiceError):
+            lead = self._wire.run("asking for the time", measure_lead, self._wire.send)
+            return None if lead is None else int(lead * 1000)
+        return None
 
     def cluster_id(self) -> str:
         """Return the cluster's own id, from the last metadata response if there was one."""
@@ -146,8 +154,11 @@ class KafkaCluster:
         fresh = listed if time.monotonic() - at < _MOMENT else None
         return fresh if fresh and all(name in fresh.topics for name in names) else None
 
-    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
-        """Return the first record at or after each time (ms), under read_uncommitted; None if there is none.
+    def offsets_at(
+        self, times: Mapping[TopicPartition, int], max_skew: int | None = None
+    ) -> Mapping[TopicPartition, OffsetAtTime | None]:
+        """Return the first record at or after each time (ms), under read_uncommitted; None if there is none. With
+        `max_skew`, return the boundary (`ports.Cluster.offsets_at`).
 
         A time before 1970 is taken as 1970: negative times have another meaning in Kafka. The leaders are those that
         `partitions` found last; they are looked up again when one refuses because it leads no more. Kafka itself may
@@ -159,7 +170,7 @@ class KafkaCluster:
             listed = self._listed_at({tp: time for tp, time in timestamps.items() if tp not in offsets})
             offsets |= {tp: None for tp, hit in listed.items() if hit is None}
             offsets |= self._markers.skip_markers(
-                timestamps, {tp: hit for tp, hit in listed.items() if hit is not None}
+                timestamps, {tp: hit for tp, hit in listed.items() if hit is not None}, max_skew
             )
             if len(offsets) == len(timestamps):
                 return offsets
@@ -444,6 +455,19 @@ class KafkaCluster:
                 topic=topic,
             )
         return topic_id
+
+
+async def measure_lead(send: Callable[[int | None, Any], Awaitable[Any]]) -> float | None:
+    """Return by how many seconds this machine's clock is ahead of the brokers', at least; None if unknown.
+
+    Zero if the brokers' time lies between request and answer. Needs DESCRIBE on the cluster.
+    """
+    sent_at = time.time()
+    response = await send(None, ask_quorum())
+    answered, there = time.time(), read_clock(response)
+    if there is None:
+        return None
+    return min(0.0, answered - there / 1000) or max(0.0, sent_at - there / 1000)
 
 
 def _estimate_log_bytes(local_bytes: int | None, start: int, local_start: int, end: int) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 from kafka.errors import OffsetOutOfRangeError
 
 from sluice.pipelines.model.kafka import Isolation, OffsetAtTime, TopicPartition
-from sluice.resources.kafka.cluster.offsets_by_time import Answer, Finding, PartitionLog, StampSearch, Want
+from sluice.resources.kafka.cluster.offsets_by_time import WALK_BYTES, Answer, Finding, PartitionLog, StampSearch, Want
 from sluice.resources.kafka.fetch.broker_sessions import WAIT_MS, find_local_starts, parts_of
 from sluice.resources.kafka.protocol import messages
 from sluice.resources.kafka.protocol.kafka_errors import NoRecordsReturned
@@ -28,6 +28,7 @@ only because the batch does not fit, and no marker is that large."""
 BUDGET_BYTES = 64 << 20
 """Bytes read behind markers in one look-up, for all partitions together; the bounds below hold for each."""
 _LEAST, _MOST = 64 << 10, 1 << 20
+_LEAST_NEAR = 4 << 10
 _GROWTH = 8
 _LARGEST = 8 << 20
 _EMPTY_FOR_THE_END = 2
@@ -56,26 +57,31 @@ class Markers:
             self._seen, self._local_starts = {}, {}
 
     def skip_markers(
-        self, times: Mapping[TopicPartition, int], hits: Mapping[TopicPartition, OffsetAtTime]
+        self,
+        times: Mapping[TopicPartition, int],
+        hits: Mapping[TopicPartition, OffsetAtTime],
+        max_skew: int | None = None,
     ) -> dict[TopicPartition, OffsetAtTime | None]:
-        """Return the first record at or after each time, starting from Kafka's answers.
+        """Return the first record at or after each time, starting from Kafka's answers; with `max_skew`, the boundary.
 
         Partitions whose log now starts later are left out. One search runs at a time; waiting threads reuse its reads.
         """
         with self._one_look:
-            return self._skip_markers(times, hits)
+            return self._skip_markers(times, hits, max_skew)
 
     def _skip_markers(
-        self, times: Mapping[TopicPartition, int], hits: Mapping[TopicPartition, OffsetAtTime]
+        self,
+        times: Mapping[TopicPartition, int],
+        hits: Mapping[TopicPartition, OffsetAtTime],
+        max_skew: int | None,
     ) -> dict[TopicPartition, OffsetAtTime | None]:
         offsets: dict[TopicPartition, OffsetAtTime | None] = {}
         if sum(log.size for log in self._seen.values()) > _MEMORY:
             self._seen = {}
         budget = min(max(BUDGET_BYTES // max(len(hits), 1), _LEAST), _MOST)
-        searches = {
-            tp: StampSearch(self._seen.setdefault(tp, PartitionLog(tp)), times[tp], hit, budget).run()
-            for tp, hit in hits.items()
-        }
+        logs = {tp: self._seen.setdefault(tp, PartitionLog(tp)) for tp in hits}
+        near = max(min(REQUEST_BYTES // max(len(hits), 1), WALK_BYTES), _LEAST_NEAR)
+        searches = {tp: StampSearch(logs[tp], times[tp], hit, budget, near, max_skew).run() for tp, hit in hits.items()}
         heard: dict[TopicPartition, Answer | None] = dict.fromkeys(searches)
         while wants := _advance(searches, heard, offsets):
             heard = dict(self._of_leaders(list(wants), _Round(wants, self._send, self._local_starts).ask))
@@ -179,7 +185,8 @@ def _answer_of(o: _PendingRead, part: FetchPart, *, first: bool, room: int) -> t
         return None, None
     if part.error:
         return part.error, None
-    heard = Answer(part.records, part.high_watermark, end=o.want.position >= part.high_watermark)
+    end = o.want.position >= part.high_watermark
+    heard = Answer(part.records, part.high_watermark, end, part.log_start)
     # The first one's batch is whole: one that is smaller than expected was compacted since its header was read.
     enough = o.want.size if o.want.complete and not first else 1
     if heard.end or len(part.records) >= enough:

@@ -13,6 +13,7 @@ decompressed for them, and no checksum computed.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
 from sluice.pipelines.model.kafka import OffsetAtTime, TopicPartition
+from sluice.pipelines.planning.boundary_search import VOTERS, Sample, search_boundary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +43,8 @@ class Unreadable(Exception):
 class Header:
     """A batch of offsets `base` to `last` that takes `size` bytes.
 
-    `latest` is its largest stamp, `first` that of its first record; None: only its records have it.
+    `latest` is its largest stamp, `first` that of its first record; None: only its records have it. `by_broker`: its
+    stamps are the broker's (`LogAppendTime`).
     """
 
     base: int
@@ -50,6 +53,7 @@ class Header:
     control: bool
     first: int | None
     latest: int
+    by_broker: bool = False
 
 
 def headers(records: memoryview, position: int) -> list[Header]:
@@ -91,7 +95,8 @@ def _one(records: memoryview, at: int, position: int) -> Header:
         raise Unreadable
     # A batch that compaction marked for later removal has that time in place of its first stamp (KIP-534).
     timestamp = latest if attributes & _APPEND_TIME else None if attributes & _HORIZON else first
-    return Header(base, base + delta, size + _OVERHEAD, bool(attributes & _CONTROL), timestamp, latest)
+    control, by_broker = bool(attributes & _CONTROL), bool(attributes & _APPEND_TIME)
+    return Header(base, base + delta, size + _OVERHEAD, control, timestamp, latest, by_broker)
 
 
 def _message(records: memoryview, at: int, position: int) -> Header:
@@ -109,6 +114,8 @@ PROBE_BYTES = 256
 """Room for a marker (78 bytes) and the header behind it. A larger batch is no marker."""
 WALK_BYTES = 64 << 10
 """Bytes requested at once while reading on in a partition."""
+SAMPLE_BYTES = 512 << 10
+"""Limit on the bytes of a sample, beyond which no further batch is read for it."""
 _QUESTIONS = 200
 """Limit on the reads of one search, which takes some 20 for a log of a billion records; it stops endless answers."""
 
@@ -129,6 +136,7 @@ class Answer(NamedTuple):
     records: memoryview
     high_watermark: int
     end: bool = False
+    log_start: int = 0
 
 
 class BatchStamps(NamedTuple):
@@ -141,17 +149,22 @@ class BatchStamps(NamedTuple):
 @dataclass
 class PartitionLog:
     """The known part of one partition's log: by position the batch there or next, positions that hold no marker, the
-    records of batches (by base), and the high watermark."""
+    records of batches (by base), samples by position, its start and high watermark. `by_broker`: its stamps are the
+    broker's."""
 
     tp: TopicPartition
     batches: dict[int, Header] = field(default_factory=dict)
     records: set[int] = field(default_factory=set)
     rows: dict[int, BatchStamps] = field(default_factory=dict)
+    samples: dict[int, Sample] = field(default_factory=dict)
+    start: int = 0
     high: int = 0
+    by_broker: bool = False
 
     @property
     def size(self) -> int:
-        return len(self.batches) + len(self.records) + sum(len(r.offsets) for r in self.rows.values())
+        rows = sum(len(r.offsets) for r in self.rows.values()) + sum(len(s.offsets) for s in self.samples.values())
+        return len(self.batches) + len(self.records) + rows
 
     def learn(self, position: int, records: memoryview) -> None:
         """Add the headers of `records`, which start at `position`. Raises Unreadable."""
@@ -174,21 +187,53 @@ class _NotReadOn(Exception):
 
 Asking = Generator[Want, Answer, Header | None]
 Finding = Generator[Want, Answer, OffsetAtTime | None]
+Sampling = Generator[Want, Answer, Sample]
 
 
 class StampSearch:
     """Searches one partition for the first record stamped at or after `time`. `hit`: Kafka's answer; `budget` in
-    bytes."""
+    bytes; `near`: bytes of one read of a sample."""
 
-    def __init__(self, log: PartitionLog, time: int, hit: OffsetAtTime, budget: int) -> None:
+    def __init__(
+        self,
+        log: PartitionLog,
+        time: int,
+        hit: OffsetAtTime,
+        budget: int,
+        near: int = WALK_BYTES,
+        max_skew: int | None = None,
+    ) -> None:
         self._seen, self._time, self._hit, self._budget = log, time, hit, budget
+        self._near, self._max_skew = near, max_skew
         self._low = hit.offset
-        self._asked = 0
+        self._asked = self._reads = 0
         self._typical = PROBE_BYTES
 
     def run(self) -> Finding:
         """Search, and return the record, or None if there is none. With `by_marker`, the stamp may be the requested
-        time instead of a record's."""
+        time instead of a record's. With `max_skew`, return the boundary (`search_boundary`)."""
+        first = yield from self._find_record()
+        if first is None or self._max_skew is None or self._seen.by_broker:
+            return first
+        try:
+            return (yield from self._find_boundary(first, self._max_skew))
+        except (_NotReadOn, Unreadable, CorruptBatch, UnsupportedBatch):  # landing reports it, with the remedy
+            return first
+
+    def _find_boundary(self, hit: OffsetAtTime, max_skew: int) -> Finding:
+        search, self._asked = search_boundary(self._time, max_skew, hit, self._seen.high), 0
+        position = next(search)
+        while True:
+            sample = yield from self._sample(max(position, self._seen.start))
+            if self._seen.by_broker:
+                return hit
+            try:
+                position = search.send(sample)
+            except StopIteration as end:
+                boundary: OffsetAtTime = end.value
+                return replace(boundary, by_marker=hit.by_marker, reads=self._reads)
+
+    def _find_record(self) -> Finding:
         if (yield from self._is_record()):
             return self._hit
         try:
@@ -208,6 +253,9 @@ class StampSearch:
     def _is_record(self) -> Generator[Want, Answer, bool]:
         """Return whether Kafka's answer is a record. An unreadable batch counts as one and is left to landing."""
         position, log = self._hit.offset, self._seen
+        if self._max_skew is not None and not log.by_broker and not log.knows(position):
+            with contextlib.suppress(Unreadable, CorruptBatch, UnsupportedBatch, _NotReadOn):
+                yield from self._sample(position)
         if not log.knows(position):
             heard = yield from self._hear(Want(position, PROBE_BYTES, may_lack=True))
             try:
@@ -225,10 +273,36 @@ class StampSearch:
     def _hear(self, want: Want) -> Generator[Want, Answer, Answer]:
         if self._asked == _QUESTIONS:
             raise _NotReadOn
-        self._asked += 1
+        self._asked, self._reads = self._asked + 1, self._reads + 1
         heard = yield want
-        self._seen.high = max(self._seen.high, heard.high_watermark)
+        self._seen.high, self._seen.start = max(self._seen.high, heard.high_watermark), heard.log_start
         return heard
+
+    def _sample(self, position: int) -> Sampling:
+        """Return the records from the position on, as `search_boundary` needs them, and learn their headers."""
+        import numpy as np
+
+        log, end, read = self._seen, position, 0
+        offsets = stamps = bases = np.empty(0, np.int64)
+        while position not in log.samples:
+            heard, length = (yield from self._hear(Want(end, max(self._near, read)))), 0
+            if (first := next(iter(headers(heard.records, end)), None)) and first.size > len(heard.records):
+                heard = yield from self._hear(Want(end, first.size, complete=True))
+            log.learn(end, heard.records)
+            for header in headers(heard.records, end):
+                if length + header.size > len(heard.records) or read + length >= SAMPLE_BYTES:
+                    break
+                length, end, bases = length + header.size, header.last + 1, np.append(bases, header.base)
+                log.by_broker = header.by_broker
+            read += length
+            rows = _decode_stamps(log.tp, position, end, heard.records[:length])
+            offsets, stamps = np.append(offsets, rows.offsets), np.append(stamps, rows.stamps)
+            sample = Sample.take(
+                offsets, stamps, bases.searchsorted(offsets, side="right"), end if length else max(end, log.high)
+            )
+            if len(sample.offsets) == VOTERS or not length or read >= SAMPLE_BYTES or log.by_broker:
+                log.samples[position] = sample
+        return log.samples[position]
 
     def _find(self) -> Finding:
         batch, self._low = None, self._hit.offset
@@ -279,7 +353,7 @@ class StampSearch:
         if batch.base not in self._seen.rows:
             heard = yield from self._hear(Want(batch.base, batch.size, complete=True))
             try:
-                self._seen.rows[batch.base] = _decode_stamps(self._seen.tp, batch, heard.records)
+                self._seen.rows[batch.base] = _decode_stamps(self._seen.tp, batch.base, batch.last + 1, heard.records)
             except (CorruptBatch, UnsupportedBatch):  # landing reports it, with the remedy
                 self._low = batch.base
                 raise _NotReadOn from None
@@ -331,8 +405,8 @@ class StampSearch:
         return None
 
 
-def _decode_stamps(tp: TopicPartition, batch: Header, records: memoryview) -> BatchStamps:
-    """Return offsets and timestamps of the batch's records. Raises CorruptBatch, UnsupportedBatch."""
+def _decode_stamps(tp: TopicPartition, start: int, end: int, records: memoryview) -> BatchStamps:
+    """Return offsets and timestamps of the records in [start, end). Raises CorruptBatch, UnsupportedBatch."""
     import numpy as np
     import pyarrow as pa
 
@@ -340,7 +414,7 @@ def _decode_stamps(tp: TopicPartition, batch: Header, records: memoryview) -> Ba
     from sluice.pipelines.schema.arrays import fill_int64s, int64s
 
     options = DecodeOptions(read_committed=False)
-    decoder = BatchDecoder(tp.topic, tp.partition, batch.base, batch.last + 1, options)
+    decoder = BatchDecoder(tp.topic, tp.partition, start, end, options)
     chunks = [*decoder.feed(records), *decoder.finish()]
     nothing = np.empty(0, np.int64)
     offsets = np.concatenate([nothing, *(int64s(c.column("offset")) for c in chunks)])

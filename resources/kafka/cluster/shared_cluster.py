@@ -91,6 +91,7 @@ class _Question:
     """A look-up by time, and Kafka's answer once there is one; `failed`: there is none for the combined request."""
 
     times: Mapping[TopicPartition, int]
+    max_skew: int | None
     answer: Mapping[TopicPartition, OffsetAtTime | None] | None = None
     failed: bool = False
 
@@ -147,7 +148,9 @@ class SharedKafka:
                 self._settings = time.monotonic(), cached
             return cached
 
-    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None] | None:
+    def offsets_at(
+        self, times: Mapping[TopicPartition, int], max_skew: int | None = None
+    ) -> Mapping[TopicPartition, OffsetAtTime | None] | None:
         """Look up as KafkaCluster does, if the last snapshot has the partitions; return None if Kafka is slow or fails.
 
         While Kafka answers one look-up, those of other feeds wait, and are then combined. After None each feed asks by
@@ -155,7 +158,7 @@ class SharedKafka:
         """
         if time.monotonic() < self._apart:
             return None
-        mine = _Question(times)
+        mine = _Question(times, max_skew)
         self._questions.append(mine)
         try:
             if self._asking.acquire(timeout=PATIENCE):
@@ -174,15 +177,16 @@ class SharedKafka:
 
     def _ask_together(self) -> None:
         began = time.monotonic()
-        questions, merged = list[_Question](), dict[TopicPartition, int]()
+        questions, merged, max_skew = list[_Question](), dict[TopicPartition, int](), None
         for question in [*self._questions]:
-            if merged.keys().isdisjoint(question.times):
+            if (not questions or question.max_skew == max_skew) and merged.keys().isdisjoint(question.times):
                 merged |= question.times
+                max_skew = question.max_skew
                 questions.append(question)
                 self._withdraw(question)
         try:
             self._cluster.begin(self.look().layout)
-            offsets = self._cluster.offsets_at(merged)
+            offsets = self._cluster.offsets_at(merged, max_skew)
             for question in questions:
                 question.answer = {tp: offsets[tp] for tp in question.times}
         except SluiceError:
@@ -260,6 +264,9 @@ class SharedCluster:
         look = self._look()
         return 0 if look is None else int((_read_clock() - look.began) * 1000) + 1
 
+    def get_clock_lead(self) -> int | None:
+        return self._own.get_clock_lead()
+
     def _look(self) -> Look | None:
         if self._by_itself:
             return None
@@ -284,12 +291,14 @@ class SharedCluster:
             return self._own.partitions(names, isolation)
         return tuple(_under(isolation, p) for name in names for p in look.partitions[name])
 
-    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
+    def offsets_at(
+        self, times: Mapping[TopicPartition, int], max_skew: int | None = None
+    ) -> Mapping[TopicPartition, OffsetAtTime | None]:
         look = self._look()
         offsets = None
         if look is not None and all(tp.topic in look.partitions for tp in times):
-            offsets = self._shared.offsets_at(times)
-        return self._own.offsets_at(times) if offsets is None else offsets
+            offsets = self._shared.offsets_at(times, max_skew)
+        return self._own.offsets_at(times, max_skew) if offsets is None else offsets
 
     def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
         return self._own.open_transactions(partitions)

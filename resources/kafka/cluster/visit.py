@@ -7,7 +7,6 @@ internal topics for groups and transactions if they do not exist yet, as every c
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from functools import partial
@@ -17,7 +16,7 @@ from kafka.errors import KafkaError
 
 from sluice.pipelines.model.consumer_groups import Broker, GroupView
 from sluice.pipelines.model.kafka import BrokerConfig
-from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.cluster.cluster import KafkaCluster, measure_lead
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess, KafkaAddress
 from sluice.resources.kafka.connection.connections import Coordinators, Wire
 from sluice.resources.kafka.group.all_groups import KafkaGroups
@@ -26,10 +25,8 @@ from sluice.resources.kafka.protocol.admin_api import (
     TopicSeen,
     ask_cluster_rights,
     ask_group_rights,
-    ask_quorum,
     ask_to_write,
     ask_topics,
-    read_clock,
     read_cluster_rights,
     read_group_rights,
     read_topics,
@@ -71,7 +68,7 @@ class KafkaVisit:
 
         Zero if the brokers' time lies between request and answer. Needs DESCRIBE on the cluster.
         """
-        return self._wire.run("asking for the time", self._ahead)
+        return self._wire.run("asking for the time", measure_lead, self._wire.send)
 
     def topics(self) -> Mapping[str, str]:
         """Return every visible topic, name → id (empty for brokers too old to have ids)."""
@@ -121,14 +118,6 @@ class KafkaVisit:
             return cluster.configs(()).broker
 
     # -- on the background thread
-
-    async def _ahead(self) -> float | None:
-        sent_at = time.time()
-        response = await self._wire.send(None, ask_quorum())
-        answered, there = time.time(), read_clock(response)
-        if there is None:
-            return None
-        return min(0.0, answered - there / 1000) or max(0.0, sent_at - there / 1000)
 
 
 def _hasty(access: KafkaAccess) -> KafkaAddress:

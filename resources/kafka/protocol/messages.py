@@ -314,6 +314,7 @@ class FetchPart:
     replica: int
     aborted: tuple[tuple[int, int], ...]
     records: memoryview
+    log_start: int = 0
 
 
 @dataclass(slots=True)
@@ -407,7 +408,7 @@ def _topic(data: memoryview, at: int, version: int) -> tuple[str, int]:
 
 
 def _partition(data: memoryview, at: int) -> tuple[int, FetchPart, int]:
-    number, code, high_watermark, last_stable_offset, _log_start = _PARTITION.unpack_from(data, at)
+    number, code, high_watermark, last_stable_offset, start = _PARTITION.unpack_from(data, at)
     count, at = _count(data, at + _PARTITION.size)
     aborted = []
     for _ in range(count):
@@ -416,7 +417,7 @@ def _partition(data: memoryview, at: int) -> tuple[int, FetchPart, int]:
     (replica,) = _INT32.unpack_from(data, at)
     size, at = _count(data, at + _INT32.size)
     records = _slice(data, at, size)
-    part = FetchPart(error_of(code), high_watermark, last_stable_offset, replica, tuple(aborted), records)
+    part = FetchPart(error_of(code), high_watermark, last_stable_offset, replica, tuple(aborted), records, start)
     return number, part, _skip_tags(data, at + size)
 
 

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.model.kafka import (
     Configs,
@@ -19,6 +21,7 @@ from sluice.pipelines.model.kafka import (
 )
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import TaskTraffic
+from sluice.pipelines.planning.boundary_search import Sample, search_boundary
 from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.testing.logs import Log
 
@@ -42,12 +45,16 @@ class MemoryCluster:
     settings: Configs = field(default_factory=Configs)
     logs: dict[TopicPartition, Log] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)
+    clock_lead: int | None = None
 
     def forget(self) -> None:
         """No-op: answers are never cached."""
 
     def get_age(self) -> int:
         return 0
+
+    def get_clock_lead(self) -> int | None:
+        return self.clock_lead
 
     def cluster_id(self) -> str:
         self.requests["Metadata"] += 1
@@ -64,9 +71,29 @@ class MemoryCluster:
         self._ask_leaders("DescribeLogDirs", chosen)
         return tuple(map(self.state, chosen))
 
-    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
+    def offsets_at(
+        self, times: Mapping[TopicPartition, int], max_skew: int | None = None
+    ) -> Mapping[TopicPartition, OffsetAtTime | None]:
         self._ask_leaders("ListOffsets", times)
-        return {tp: self.first(tp, time) for tp, time in times.items()}
+        hits = {tp: self.first(tp, time) for tp, time in times.items()}
+        if max_skew is None:
+            return hits
+        return {tp: hit and self._search(tp, times[tp], hit, max_skew) for tp, hit in hits.items()}
+
+    def _search(self, tp: TopicPartition, time: int, hit: OffsetAtTime, max_skew: int) -> OffsetAtTime:
+        offsets, stamps = np.array([*self.list_stamps(tp)], np.int64).reshape(-1, 2).T
+        if not len(offsets):
+            return hit
+        high = int(offsets[-1]) + 1
+        search = search_boundary(time, max_skew, hit, high)
+        position = next(search)
+        while True:
+            rest = offsets >= position
+            try:
+                position = search.send(Sample.take(offsets[rest], stamps[rest], offsets[rest], high))
+            except StopIteration as stop:
+                boundary: OffsetAtTime = stop.value
+                return replace(boundary, by_marker=hit.by_marker)
 
     def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
         return {tp: self.open[tp] for tp in partitions if tp in self.open}
@@ -111,6 +138,12 @@ class MemoryCluster:
             return self.at.get(tp)
         matches = ((o, s) for o, s in self.logs[tp].stamps() if s >= time and o >= self.states[tp].log_start)
         return next((OffsetAtTime(o, s) for o, s in matches), None)
+
+    def list_stamps(self, tp: TopicPartition) -> Iterable[tuple[int, int]]:
+        """Returns (offset, timestamp) of each record, in order."""
+        return (
+            (pair for pair in self.logs[tp].stamps() if pair[0] >= self.state(tp).log_start) if tp in self.logs else ()
+        )
 
     def epoch_end(self, tp: TopicPartition) -> int | None:
         """Returns the end of the requested leader epoch, or None if it is unknown."""

@@ -349,7 +349,7 @@ ENTERS_ANOTHER = (
         (b'{"format":1,"kind":"schema","shape":"s","columns":null,"contract":"["}', LedgerCorrupt),
         (b'{"format":1,"kind":"schema","shape":"s","columns":null,"contract":"[{}]"}', LedgerCorrupt),
         (b'{"format":2,"kind":"origin","items":[]}', LedgerTooNew),
-        (b'{"format":3,"kind":"boundary","items":[]}', LedgerTooNew),
+        (b'{"format":4,"kind":"boundary","items":[]}', LedgerTooNew),
         (b'{"format":1,"kind":"origin","items":[],"added":null}', LedgerTooNew),
         (
             b'{"format":2,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[2],"offsets":[0],"added":[]}]}',

@@ -20,7 +20,14 @@ from sluice.pipelines.ledger.entries import (
     PublishEntry,
     SkipEntry,
 )
-from sluice.pipelines.model.kafka import BrokerConfig, Key, OffsetAtTime, Range, TopicConfig, TopicPartition
+from sluice.pipelines.model.kafka import (
+    BrokerConfig,
+    Key,
+    OffsetAtTime,
+    Range,
+    TopicConfig,
+    TopicPartition,
+)
 from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Counts, Receipt
 from sluice.pipelines.status import forecast, outlook
@@ -56,7 +63,9 @@ class Stamped(MemoryCluster):
     stamps: tuple[int, ...] = ()
     questions: int = 0
 
-    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
+    def offsets_at(
+        self, times: Mapping[TopicPartition, int], max_skew: int | None = None
+    ) -> Mapping[TopicPartition, OffsetAtTime | None]:
         self.questions += 1
         (time,) = times.values()
         return {KEY.tp: next((OffsetAtTime(o, s) for o, s in enumerate(self.stamps) if s >= time), None)}

@@ -109,7 +109,7 @@ class Brokers:
         limit = max(limit, size) if first else limit
         while size <= limit and len(data) < limit and at < len(index.lasts):
             data, at = data + index.log.batches[at].data, at + 1
-        return FetchPart(None, end, end, -1, (), memoryview(data[:limit]))
+        return FetchPart(None, end, end, -1, (), memoryview(data[:limit]), self.starts.get(tp, 0))
 
 
 @dataclass(frozen=True)

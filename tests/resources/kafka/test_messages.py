@@ -115,6 +115,7 @@ def _build_expected(part) -> FetchPart:
         part["preferred_read_replica"],
         tuple(part["aborted"] or ()),
         memoryview(part["records"] or b""),
+        part["log_start_offset"],
     )
 
 

@@ -111,7 +111,7 @@ def test_concurrent_lookups_by_time_are_combined(feeds, requests, monkeypatch):
         assert [t.result(60) for t in answers] == alone
         assert (requests - look)["ListOffsets"] <= 2
 
-        def raise_unavailable(times: object) -> None:
+        def raise_unavailable(times: object, max_skew: object) -> None:
             raise KafkaUnavailable("one of them has no leader")
 
         monkeypatch.setattr(shared_kafka._cluster, "offsets_at", raise_unavailable)
@@ -162,7 +162,7 @@ def test_slow_settings_request_serves_all_waiting_feeds(feeds, monkeypatch):
 def test_hanging_lookup_of_one_feed_does_not_delay_other_feeds(feeds, monkeypatch):
     hangs, hung = threading.Event(), threading.Event()
 
-    def hang(times: object) -> None:
+    def hang(times: object, max_skew: object) -> None:
         hung.set()
         assert hangs.wait(60)
         raise KafkaUnavailable("its broker does not answer")
