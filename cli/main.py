@@ -133,13 +133,11 @@ def _as_sluice_error(error: Exception) -> SluiceError:
         return describe_usage(error)
     if isinstance(error, ModuleNotFoundError) and (lacking := extras.explain_import_error(error)):
         return lacking
-    if memory := explain_memory_error(error):
-        return memory
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and error.errno != errno.ENOMEM:
         where = f": {error.filename}" if error.filename else ""
         remedy = _REMEDIES.get(error.errno or 0, "fix it")
         return Failed(f"{error.strerror or error}{where}", remedy=f"{remedy}, and run the command again")
-    return Failed(
+    return explain_memory_error(error) or Failed(
         f"unexpected {type(error).__name__}: {error}",
         remedy="report this bug with the traceback of --debug; to check the lake: sluice audit FEED --strict",
     )

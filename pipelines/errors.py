@@ -61,7 +61,7 @@ An error carries topic, partition and range as fields. Its `remedy` gives the ne
 
 from __future__ import annotations
 
-import re
+import resource
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -344,21 +344,23 @@ def is_transient(error: object) -> bool:
 
 
 def explain_memory_error(error: BaseException) -> Failed | None:
-    """Returns the error of a process that got no memory, or no thread, with its limit (`ulimit -v`), else None."""
-    import resource
+    """Returns the error of a process that got no memory, else None.
 
+    Under a limit on address space (`ulimit -v`), any unforeseen error may come from it: libraries report it as errors
+    of threads, locks, imports and others.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    has_limit = limit != resource.RLIM_INFINITY
-    no_thread = has_limit and isinstance(error, (RuntimeError, OSError, ImportError))
-    if not (isinstance(error, MemoryError) or (no_thread and _MEMORY.search(str(error)))):
-        return None
-    if has_limit:
-        message = f"this process may use {limit / 2**30:.1f} GiB of addresses (ulimit -v), which is not enough"
-        return Failed(message, remedy="raise or remove that limit: ulimit -v unlimited")
-    return Failed("memory ran out", remedy="give the machine or container more memory, or lower `tuning.task_memory`")
-
-
-_MEMORY = re.compile(r"start new thread|allocate lock|allocate memory|map segment|out of memory", re.IGNORECASE)
+    if limit != resource.RLIM_INFINITY:
+        return Failed(
+            f"unexpected {type(error).__name__}: {error}; this process may use {limit / 2**30:.1f} GiB of addresses"
+            " (ulimit -v)",
+            remedy="raise or remove that limit, and run the command again: ulimit -v unlimited",
+        )
+    if isinstance(error, MemoryError):
+        return Failed(
+            "memory ran out", remedy="give the machine or container more memory, or lower `tuning.task_memory`"
+        )
+    return None
 
 
 def choose_exit_code(errors: Iterable[SluiceError]) -> int:
