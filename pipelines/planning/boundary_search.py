@@ -173,7 +173,7 @@ def _find_ahead(stamps: NDArray[np.int64], max_skew: int) -> NDArray[np.bool_]:
     """Returns for each record whether most of the next ones, up to some number, contradict its stamp.
 
     In a topic with few records the next two are all that is known of the time at which it arrived: they contradict it
-    if neither is later.
+    if neither is later, and the first of them is earlier. If only the second is, that one is late.
     """
     import numpy as np
 
@@ -183,8 +183,8 @@ def _find_ahead(stamps: NDArray[np.int64], max_skew: int) -> NDArray[np.bool_]:
     next_two = (numbers > 0) & (numbers <= 2) & (count[:, None] < len(stamps) - 2)
     is_later = (stamps > stamps[:, None]) & next_two
     is_contradicted = (2 * earlier.cumsum(axis=1) > numbers) & (numbers > 2)
-    is_alone = (earlier & next_two).any(axis=1) & ~is_later.any(axis=1)
-    return np.logical_or(is_contradicted.any(axis=1), is_alone)
+    by_next_two = (earlier & (numbers == 1)).any(axis=1) & next_two.any(axis=1) & ~is_later.any(axis=1)
+    return np.logical_or(is_contradicted.any(axis=1), by_next_two)
 
 
 def _place(stamps: NDArray[np.int64], time: int, max_skew: int) -> tuple[int, int]:
