@@ -183,8 +183,8 @@ def _find_ahead(stamps: NDArray[np.int64], max_skew: int) -> NDArray[np.bool_]:
     next_two = (numbers > 0) & (numbers <= 2) & (count[:, None] < len(stamps) - 2)
     is_later = (stamps > stamps[:, None]) & next_two
     is_contradicted = (2 * earlier.cumsum(axis=1) > numbers) & (numbers > 2)
-    by_next_two = (earlier & (numbers == 1)).any(axis=1) & next_two.any(axis=1) & ~is_later.any(axis=1)
-    return np.logical_or(is_contradicted.any(axis=1), by_next_two)
+    by_next_two: NDArray[np.bool_] = (earlier & (numbers == 1)).any(axis=1) & next_two.any(axis=1)
+    return is_contradicted.any(axis=1) | (by_next_two & ~is_later.any(axis=1))
 
 
 def _place(stamps: NDArray[np.int64], time: int, max_skew: int) -> tuple[int, int]:
