@@ -86,8 +86,14 @@ def _mail_server(settings: EmailSettings, deadline: web.Deadline) -> smtplib.SMT
         def _get_socket(self, host: str, port: int, _: float) -> socket.socket:
             return deadline.connect((host, port))
 
-    class Tls(smtplib.SMTP_SSL, Plain):
-        pass
+    class Tls(smtplib.SMTP_SSL):
+        def _get_socket(self, host: str, port: int, _: float) -> ssl.SSLSocket:
+            line = deadline.connect((host, port))
+            try:
+                return self.context.wrap_socket(line, server_hostname=host)
+            except OSError:
+                line.close()  # some errors leave it open
+                raise
 
     if settings.security is MailSecurity.TLS:
         return Tls(settings.server, settings.at, context=ssl.create_default_context())
