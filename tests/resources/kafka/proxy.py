@@ -30,9 +30,9 @@ class Proxy:
 
     A lost answer: the broker gets the request, the client gets no answer, and the connection is cut. `delay`: seconds
     before each answer is passed on. `hold` keeps connections but stops all traffic, or only requests with the API keys
-    `only` (of one `client` id), before the broker gets them; `held` lists those. `mute` passes all requests, held ones
-    included, and holds the answers. `cut` ends all connections and accepts no new one. `requests` counts requests by
-    API key.
+    `only` (of one `client` id; with `committed`, only fetches of committed records), before the broker gets them.
+    `held` lists those. `mute` passes all requests, held ones included, and holds the answers. `cut` ends all
+    connections and accepts no new one. `requests` counts requests by API key.
     """
 
     def __init__(self, folder: Path, broker: Callable[[], tuple[str, int]]) -> None:
@@ -43,7 +43,7 @@ class Proxy:
         self._flowing.set()
         self._answering.set()
         self._only: frozenset[int] = frozenset()
-        self._client = b""
+        self._client, self._committed = b"", False
         self._held: list[int] = []
         self._clients: set[socket.socket] = set()
         self.certificate = folder / "ca.pem"
@@ -60,8 +60,8 @@ class Proxy:
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
-    def hold(self, *only: int, client: str = "") -> None:
-        self._only, self._client = frozenset(only), client.encode()
+    def hold(self, *only: int, client: str = "", committed: bool = False) -> None:
+        self._only, self._client, self._committed = frozenset(only), client.encode(), committed
         self._flowing.clear()
 
     def mute(self) -> None:
@@ -103,7 +103,7 @@ class Proxy:
                 for request in _read_frames(client):
                     (key,) = struct.unpack_from(">h", request, 4)
                     self.requests[key] += 1
-                    self._pass(key, _read_client_id(request))
+                    self._pass(key, request)
                     broker.sendall(request)
                     answer = next(_read_frames(broker), b"")
                     time.sleep(self.delay)
@@ -116,9 +116,10 @@ class Proxy:
                         return
                     client.sendall(answer)
 
-    def _pass(self, key: int, client: bytes) -> None:
+    def _pass(self, key: int, request: bytes) -> None:
         """Wait while requests of this kind are held."""
-        waits = not self._only or (key in self._only and self._client in (b"", client))
+        waits = not self._only or (key in self._only and self._client in (b"", _read_client_id(request)))
+        waits &= not self._committed or key != FETCH or _reads_committed(request)
         if not self._flowing.is_set() and waits:
             self._held.append(key)
             self._flowing.wait()
@@ -137,6 +138,13 @@ def _read_client_id(request: bytes) -> bytes:
     """Returns the client id in a request's header."""
     (size,) = struct.unpack_from(">h", request, 12)
     return request[14 : 14 + max(size, 0)]
+
+
+def _reads_committed(request: bytes) -> bool:
+    """Returns whether a fetch has the isolation level `read_committed`, in any version from 4 on (KIP-98, KIP-903)."""
+    version, size = struct.unpack_from(">h4xh", request, 6)
+    tags, replica = 1 if version >= 12 else 0, 4 if version < 15 else 0
+    return request[14 + max(size, 0) + tags + replica + 12] == 1
 
 
 def _read_frames(source: socket.socket) -> Iterator[bytes]:
