@@ -81,7 +81,7 @@ def produce_lagging(field: Field, seconds: int, draw: Random) -> None:
 def hold_in_mid_read(field: Field, leaders: int = 1) -> Iterator[Running]:
     """Start a run and hold its fetches until the block ends. At least `leaders` leaders hold one before the block."""
     for proxy in field.arena.proxies.values():
-        proxy.hold(FETCH)
+        proxy.hold(FETCH, committed=True)
     running = field.start()
     try:
         wait_until(
