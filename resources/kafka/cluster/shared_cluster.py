@@ -32,6 +32,7 @@ from sluice.pipelines.model.kafka import (
     OffsetAtTime,
     OpenTransaction,
     PartitionState,
+    Tail,
     TopicPartition,
 )
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
@@ -311,6 +312,9 @@ class SharedCluster:
         look = self._look()
         lasting = {tp: leadership.leader_epoch for tp, leadership in look.layout.leaders.items()} if look else {}
         return self._own.epoch_ends({tp: e for tp, e in epochs.items() if lasting.get(tp) != e})
+
+    def read_checksums(self, tails: Mapping[TopicPartition, Tail]) -> Mapping[TopicPartition, int]:
+        return self._own.read_checksums(tails)
 
     def configs(self, topics: Iterable[str]) -> Configs:
         wanted = set(topics)

@@ -16,6 +16,7 @@ import pytest
 from sluice.pipelines.errors import KafkaUnavailable, UnknownTopic
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import CommittedOffset, Configs, Isolation, TopicPartition
+from sluice.pipelines.ports import Cluster
 from sluice.resources.kafka.cluster import shared_cluster
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.cluster.shared_cluster import SharedKafka, _Failed
@@ -286,3 +287,9 @@ def test_unreachable_kafka_is_contacted_once_for_all_feeds(tmp_path):
             errors.append(caught.value)
     assert len({e.message for e in errors}) == 1
     assert len({id(e) for e in errors}) == len(errors)
+
+
+def test_shared_cluster_has_every_method_of_the_port() -> None:
+    """The wiring takes either class, so no type checker compares this one with the port."""
+    methods = {name for name in vars(Cluster) if not name.startswith("_")}
+    assert {name for name in methods if not callable(getattr(shared_cluster.SharedCluster, name, None))} == set()
