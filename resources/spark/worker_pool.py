@@ -260,15 +260,17 @@ class _Pool:
                 self.load()
                 load_modules(SPARK_MODULES)
                 if os.fork() == 0:
-                    self._run_child(partial(_run_daemon, connection, streams, *json.loads(body)))
+                    # By SIGTERM the daemon ends its workers, too; killed, it leaves those that wait for Kafka.
+                    self._run_child(partial(_run_daemon, connection, streams, *json.loads(body)), signal.SIGTERM)
             finally:
                 for stream in streams:
                     os.close(stream)
 
-    def _run_child(self, body: Callable[[], None]) -> NoReturn:
-        """Call it in the forked process, without the pool's sockets. The process ends with it, or with the pool."""
+    def _run_child(self, body: Callable[[], None], end: signal.Signals = signal.SIGKILL) -> NoReturn:
+        """Call it in the forked process, without the pool's sockets. The process ends with it, or gets the signal at
+        the pool's end."""
         try:
-            ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+            ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, end, 0, 0, 0)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()
