@@ -20,7 +20,7 @@ from sluice.pipelines.ledger.entries import (
     OriginItem,
 )
 from sluice.pipelines.ledger.marks import Committed, check_marks, check_owner
-from sluice.pipelines.model.kafka import Key, PartitionState, Range, TopicPartition
+from sluice.pipelines.model.kafka import Key, PartitionState, TopicPartition
 from sluice.pipelines.model.plans import Assignor, Plan, Request, RequestKind
 from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.planning import held_back, origins, windows
@@ -159,8 +159,8 @@ def find_changed_logs(
     epochs = {p.tp: state.epochs[k][1] for p in partitions if (k := state.current.get(p.tp)) in state.epochs}
     ends = cluster.epoch_ends({tp: epoch for tp, epoch in epochs.items() if epoch >= 0})
     refusals = {p.tp: r for p in partitions if (r := origins.check_incarnation(state, p, ends, feed))}
-    unread = {p.tp: p for p in partitions if p.tp not in refusals}
-    return *refusals.values(), *_find_restored_logs(feed, state, unread, cluster)
+    others = {p.tp: p for p in partitions if p.tp not in refusals}
+    return *refusals.values(), *_find_restored_logs(feed, state, others, cluster)
 
 
 def _find_restored_logs(
@@ -171,9 +171,11 @@ def _find_restored_logs(
     Its broker was restored from a copy, and the log has since grown beyond the landed offsets. Compaction changes
     batches, too, so topics with another policy than deletion, or an unknown one, are not compared.
     """
-    tails = {tp: t for tp, p in partitions.items() if (t := state.tails.get(origins.find_key(state, p)))}
-    grown = {tp: Range(p.log_start, p.high_watermark - 1) for tp, p in partitions.items()}
-    tails = {tp: t for tp, t in tails.items() if grown[tp].start <= t.offset < grown[tp].end}
+    tails = {
+        tp: tail
+        for tp, p in partitions.items()
+        if (tail := state.tails.get(origins.find_key(state, p))) and p.log_start <= tail.offset < p.high_watermark - 1
+    }
     changed = [tp for tp, now in cluster.read_checksums(tails).items() if now != tails[tp].checksum] if tails else []
     policies = cluster.configs({tp.topic for tp in changed}).topics if changed else {}
     unchanging = [tp for tp in changed if (policy := policies.get(tp.topic)) and policy.only_deletes]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import struct
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from sluice.pipelines.model.kafka import (
     TopicPartition,
 )
 from sluice.resources.kafka.cluster.markers import BUDGET_BYTES, REQUEST_BYTES, Markers
+from sluice.resources.kafka.cluster.offsets_by_time import Unreadable, headers
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Patience, Wire
 from sluice.resources.kafka.fetch.broker_sessions import WAIT_MS, find_local_starts, parts_of
@@ -229,8 +229,8 @@ class KafkaCluster:
         within = itertools.accumulate(tails[tp].size for tp in by_size)
         wanted = {tp: None for tp, total in zip(by_size, within, strict=True) if total <= BUDGET_BYTES}
 
-        async def ask(leader: int, leaderships: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[bytes]]:
-            answers: dict[TopicPartition, Answer[bytes]] = {}
+        async def ask(leader: int, leaderships: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[int]]:
+            answers: dict[TopicPartition, Answer[int]] = {}
             while asks := [
                 FetchAsk(o, tails[o.tp].offset, tails[o.tp].size) for o in leaderships if o.tp not in answers
             ]:
@@ -238,14 +238,13 @@ class KafkaCluster:
                 for i, part in enumerate(parts_of(await self._wire.send(leader, request), asks)):
                     code = None if part.error is OffsetOutOfRangeError else part.error
                     if i == 0 or code or part.records:  # the others may not have fitted: only the first always does
-                        answers[asks[i].leadership.tp] = code, bytes(part.records[: _HEADER.size])
+                        answers[asks[i].leadership.tp] = code, _read_checksum(part.records, asks[i].position)
             return answers
 
         doing = "comparing the last landed batches"
         if not wanted:
             return {}
-        headers = self._wire.run(doing, self._of_leaders, _topics(wanted), set(wanted), ask, self._known)
-        checksums = {tp: _read_checksum(header, tails[tp].offset) for tp, header in headers.items()}
+        checksums = self._wire.run(doing, self._of_leaders, _topics(wanted), set(wanted), ask, self._known)
         return {tp: checksum for tp, checksum in checksums.items() if checksum is not None}
 
     def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
@@ -481,13 +480,8 @@ def _topics(wanted: Mapping[TopicPartition, Any]) -> list[str]:
     return sorted({tp.topic for tp in wanted})
 
 
-_HEADER = struct.Struct(">qiibIhi")
-"""The first 27 bytes of a batch: base offset, length, leader epoch, format, checksum, attributes, last offset delta."""
-
-
-def _read_checksum(header: bytes, offset: int) -> int | None:
-    """Return the checksum in a batch's header; None if it is of an older format, or has not this offset."""
-    if len(header) < _HEADER.size:
-        return None
-    base, _, _, magic, checksum, _, delta = _HEADER.unpack(header)
-    return checksum if magic == 2 and base <= offset <= base + delta else None
+def _read_checksum(records: memoryview, offset: int) -> int | None:
+    """Return the checksum of the batch that has the offset; None if there is none, or in an older format."""
+    with contextlib.suppress(Unreadable):
+        return next((batch.checksum for batch in headers(records, offset)[:1] if batch.base <= offset), None)
+    return None

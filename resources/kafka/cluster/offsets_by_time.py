@@ -44,7 +44,7 @@ class Header:
     """A batch of offsets `base` to `last` that takes `size` bytes.
 
     `latest` is its largest stamp, `first` that of its first record; None: only its records have it. `by_broker`: its
-    stamps are the broker's (`LogAppendTime`).
+    stamps are the broker's (`LogAppendTime`). `checksum` is that of format v2.
     """
 
     base: int
@@ -54,6 +54,7 @@ class Header:
     first: int | None
     latest: int
     by_broker: bool = False
+    checksum: int | None = None
 
 
 def headers(records: memoryview, position: int) -> list[Header]:
@@ -90,13 +91,13 @@ def _one(records: memoryview, at: int, position: int) -> Header:
         return _message(records, at, position)
     if magic > 2:
         raise Unreadable
-    base, size, _, _, _, attributes, delta, first, latest = _BATCH.unpack_from(records, at)
+    base, size, _, _, checksum, attributes, delta, first, latest = _BATCH.unpack_from(records, at)
     if size < _LEAST_BATCH or delta < 0:
         raise Unreadable
     # A batch that compaction marked for later removal has that time in place of its first stamp (KIP-534).
     timestamp = latest if attributes & _APPEND_TIME else None if attributes & _HORIZON else first
     control, by_broker = bool(attributes & _CONTROL), bool(attributes & _APPEND_TIME)
-    return Header(base, base + delta, size + _OVERHEAD, control, timestamp, latest, by_broker)
+    return Header(base, base + delta, size + _OVERHEAD, control, timestamp, latest, by_broker, checksum)
 
 
 def _message(records: memoryview, at: int, position: int) -> Header:
