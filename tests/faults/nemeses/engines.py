@@ -119,7 +119,7 @@ def _list_sockets(ports: set[int]) -> set[str]:
 def hold_requests(field: Field, partitions: int, key: int = FETCH) -> None:
     """Hold requests with the API key at the leaders of the first partitions until `release_requests`.
 
-    Of fetches, only those of tasks: a plan's own, which look at stamps and at the last landed batch, pass.
+    Of fetches, only those of tasks: a plan's own, which read stamps and the last landed batch, pass.
     """
     leaders = field.arena.find_leaders(field.topic)
     for broker in {leaders[p] for p in range(partitions)}:
