@@ -79,6 +79,10 @@ class TableFault:
     blocks: bool = True
 
 
+def build_forged_mark(forged: int, mark: int) -> TableFault:
+    return TableFault(f"its mark was set to entry {forged - 1}, and it ends at {mark - 1}", Remedy.SYNC)
+
+
 @dataclass(frozen=True, slots=True)
 class TableChange:
     """One atomic change: files in and files out, by address, and the mark afterwards.

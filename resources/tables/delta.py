@@ -42,6 +42,7 @@ from sluice.pipelines.model.tables import (
     TableFile,
     TableHead,
     TableOperation,
+    build_forged_mark,
 )
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.util import extras
@@ -85,6 +86,8 @@ class DeltaLakeTable:
         self._lake, self._root, self._options = lake, root, dict(options)
         self._table: DeltaTable | None = None
         self._version = -1
+        self._forged: int | None = None
+        self._mark = 0
         self._listed: frozenset[str] | None = None
         self._outcomes = Outcomes(self.name, "log", feed)
 
@@ -143,7 +146,11 @@ class DeltaLakeTable:
         with self._asking():
             self._table = self._open_table()
             self._version = -1 if self._table is None else self._table.version()
-            return None if self._table is None else self._head(self._table)
+            if self._table is None:
+                return None
+            head = self._head(self._table)
+            self._mark, self._forged = head.mark, head.forged
+            return head
 
     def files(self) -> Mapping[str, TableFile]:
         with self._asking():
@@ -218,6 +225,8 @@ class DeltaLakeTable:
 
     def _find_faults(self, table: DeltaTable, columns: Mapping[str, str]) -> Iterator[TableFault]:
         protocol, properties = table.protocol(), table.metadata().configuration
+        if self._forged is not None:
+            yield build_forged_mark(self._forged, self._mark)
         if unknown := sorted({*(protocol.writer_features or ())} - _WRITABLE):
             yield TableFault(f"it has {', '.join(unknown)}, which deltalake does not write")
         if properties.get("delta.appendOnly") == "true":
@@ -237,20 +246,26 @@ class DeltaLakeTable:
 
     def repair(self, columns: Mapping[str, str], *, undo: bool = False) -> bool:
         """Earlier tables do not name the columns that have bounds, and deltalake takes it that all have. Files that
-        lack some of these bounds are described again, and then the columns are named. Nor do they guard files."""
+        lack some of these bounds are described again, and then the columns are named. Nor do they guard files. A mark
+        that another client set becomes that of our newest commit again."""
         table = self._known
+        if forged := self._forged is not None:
+            with self._changing():
+                self._write(table, [], _commit({MARK: str(self._mark)}, (_application(table), self._mark)))
+            self._load(table, self._version + 1)
+            self._forged = None
         if guards := {k: v for k, v in _GUARDS.items() if k not in table.metadata().configuration}:
             with self._changing():
                 self._put(guards)
                 self._load(table, self._version + 1)
         if _BOUNDED in table.metadata().configuration:
-            return bool(guards)
+            return bool(guards) or forged
         bounded = list_bounded(json.loads(table.schema().to_json())["fields"])
         with self._changing():
             lacking = [f for f in _live(table).to_pylist() if not says_all(f, bounded)]
             if lacking:
                 actions = [self._action(self._address(f["path"]), bounded, changes=False) for f in lacking]
-                self._write(table, actions, _commit({MARK: str(_mark(table))}))
+                self._write(table, actions, _commit({MARK: str(self._mark)}))
                 self._load(table, self._version + 1)
             self._put({_BOUNDED: _join_columns(bounded)})
             self._load(table, self._version + 1)
@@ -259,7 +274,7 @@ class DeltaLakeTable:
     def _put(self, properties: Mapping[str, str]) -> None:
         """Set properties in a commit of their own."""
         table = self._known
-        entries = _commit({MARK: str(_mark(table))})
+        entries = _commit({MARK: str(self._mark)})
         table.alter.set_table_properties(dict(properties), raise_if_not_exists=False, commit_properties=entries)
 
     def _load(self, table: DeltaTable, version: int) -> None:
@@ -326,7 +341,7 @@ class DeltaLakeTable:
         except ValueError as error:
             raise self._outcomes.make_refused(str(error)) from None
         if lacking:
-            properties = {MARK: str(_mark(table))}
+            properties = {MARK: str(self._mark)}
             fields = [Field.from_json(json.dumps(f)) for f in lacking]
             table.alter.add_columns(
                 fields, commit_properties=_commit(properties), post_commithook_properties=_build_hooks()
@@ -354,9 +369,12 @@ class DeltaLakeTable:
         properties, log, live = table.metadata().configuration, self._log(), _live(table)
         newest = log.of_rows(self._version)
         own = str(newest.get(MARK, ""))
+        mark = int(table.transaction_version(_application(table)) or 0)
+        ours = str(log.read_own_commit(self._version).get(MARK, mark))
+        is_forged = ours.isdecimal() and int(ours) != mark
         return TableHead(
             properties.get(LEDGER, ""),
-            _mark(table),
+            int(ours) if is_forged else mark,
             self._version,
             int(own) if own.isdecimal() else None,
             str(newest.get(BATCHES, "")).rpartition(" ")[2],
@@ -366,6 +384,7 @@ class DeltaLakeTable:
             self._version - log.oldest + 1,
             _count_deletes(table),
             properties.get(COMPLETE, ""),
+            mark if is_forged else None,
         )
 
     def _log(self) -> _Log:
@@ -449,6 +468,12 @@ class _Log:
             version -= 1
         return self.read_commit_info(version)
 
+    def read_own_commit(self, version: int) -> dict[str, Any]:
+        """Returns the commit information of our newest commit up to the version; empty if it was deleted."""
+        while self._actions(version) and version > self.oldest and MARK not in self.read_commit_info(version):
+            version -= 1
+        return self.read_commit_info(version)
+
     def _at(self, version: int) -> int:
         return int(self.read_commit_info(version).get("timestamp", 0))
 
@@ -520,10 +545,6 @@ def _split_names(listed: str) -> tuple[str, ...]:
 def _application(table: DeltaTable) -> str:
     """The application whose transactions tell the mark: this ledger's."""
     return f"sluice/{table.metadata().configuration.get(LEDGER, '')}"
-
-
-def _mark(table: DeltaTable) -> int:
-    return int(table.transaction_version(_application(table)) or 0)
 
 
 def _commit(about: Mapping[str, str], mark: tuple[str, int] | None = None) -> CommitProperties:

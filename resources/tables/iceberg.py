@@ -44,6 +44,7 @@ from sluice.pipelines.model.tables import (
     TableFile,
     TableHead,
     TableOperation,
+    build_forged_mark,
 )
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import arrow_type
@@ -203,9 +204,7 @@ class IcebergTable:
         if spec := ", ".join(f.name for f in table.spec().fields):
             yield TableFault(f"it is partitioned by {spec}, and landed files have rows of several partitions")
         if (head := _head(table)).forged is not None:
-            yield TableFault(
-                f"its mark was set to entry {head.forged - 1}, and it ends at {head.mark - 1}", Remedy.SYNC
-            )
+            yield build_forged_mark(head.forged, head.mark)
         if _is_mapping_incomplete(metadata):
             yield TableFault("its name mapping is not complete, so readers find no values", Remedy.SYNC)
         transaction = without_history(table)

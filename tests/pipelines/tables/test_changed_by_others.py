@@ -70,6 +70,8 @@ CHANGES: dict[str, tuple[type[TableWorld], Change, str, str]] = {
     "names unset": (IcebergWorld, lambda w: w.drop_property("schema.name-mapping.default"), "name mapping", SYNC),
     "file twice": (IcebergWorld, lambda w: w.list_again(w.list_table_files()[0]), "1 file is listed twice", REPAIR),
     "mark forged": (IcebergWorld, lambda w: w.put_mark(99999), "mark was set to entry 99998", SYNC),
+    "mark forged in a log": (DeltaWorld, lambda w: w.put_mark(99999), "mark was set to entry 99998", SYNC),
+    "mark forged backwards": (DeltaWorld, lambda w: w.put_mark(1), "mark was set to entry 0", SYNC),
     "commit timestamps": (DeltaWorld, _turn_on_commit_timestamps, "inCommitTimestamp", REBUILD),
     "append-only": (DeltaWorld, lambda w: w.put_property("delta.appendOnly", "true"), "append-only", REBUILD),
 }

@@ -223,11 +223,11 @@ class DeltaWorld(TableWorld):
         del metadata["configuration"][name]
         (log / f"{table.version() + 1:020}.json").write_text(json.dumps({"metaData": metadata}) + "\n")
 
-    def put_mark(self, mark: int) -> None:
+    def put_mark(self, mark: int, about: dict[str, str] | None = None) -> None:
         from deltalake import CommitProperties, Transaction
 
         table = self.delta
-        marks = CommitProperties(app_transactions=[Transaction(f"sluice/{self.state().ledger_id}", mark)])
+        marks = CommitProperties(about, app_transactions=[Transaction(f"sluice/{self.state().ledger_id}", mark)])
         table.create_write_transaction([], mode="append", schema=table.schema(), commit_properties=marks)
 
     def append(self, rows: pa.Table) -> None:
