@@ -123,10 +123,11 @@ def _format_overview(
     room = len(ordered) if everything else max(_FEWEST, terminal.height - len(findings) - _AROUND)
     names = ("feed", "windows", "lag", "behind", "uncommitted", "last batch", "")
     wide = terminal.width >= _WIDE
-    selected = [True] * 4 + [wide or any(f.uncommitted for f in statuses)] + [True] * 2
+    has_last, length = terminal.width >= _NARROW, _strip_length(terminal)
+    selected = [True] * 4 + [wide or any(f.uncommitted for f in statuses), has_last, True]
     rows = [[c for c, keep in zip(_build_row(f, terminal), selected, strict=True) if keep] for f in ordered[:room]]
     columns = [n for n, keep in zip(names, selected, strict=True) if keep]
-    every = [w for f in ordered[:room] for w in f.windows[-_STRIP:]]
+    every = [w for f in ordered[:room] for w in f.windows[-length:]]
     legend = [Text(), window_options.legend(every, fancy=terminal.fancy)] if every else []
     return [
         *findings,
@@ -138,14 +139,17 @@ def _format_overview(
 
 _PATIENCE = 0.05
 """Seconds: a quick feed, in a lake on a local disk, takes half of it on a busy machine."""
-_STRIP = 24
-"""Windows of each feed in the overview."""
-_WIDE = 120
-"""The width from which on the overview says more about the last batch."""
-_FEWEST, _AROUND = 8, 7
-"""The feeds that the overview shows at least, and the lines around them."""
+_NARROW, _WIDE = 80, 120
+"""The widths from which on the overview has a column for the last batch, and more in it."""
+_FEWEST, _AROUND = 3, 7
+"""The feeds that the overview shows at least, and the lines around them and the findings."""
 _NAMED = 3
 """How many further feeds with the same kind of finding are named."""
+
+
+def _strip_length(terminal: CommandOutput) -> int:
+    """Returns the number of windows of each feed in the overview."""
+    return 24 if terminal.width >= _NARROW else 12
 
 
 def _rank(f: FeedStatus) -> tuple[int, int, str]:
@@ -162,7 +166,7 @@ def _count_others(others: Sequence[FeedStatus]) -> Iterator[Text]:
 
 def _build_row(f: FeedStatus, terminal: CommandOutput) -> tuple[str | Text, ...]:
     age = f.outlook.age if f.outlook else None
-    strip = window_options.strip(f.windows[-_STRIP:], fancy=terminal.fancy)
+    strip = window_options.strip(f.windows[-_strip_length(terminal) :], fancy=terminal.fancy)
     last = _format_batch(f.last, brief=terminal.width < _WIDE)
     return f.feed, strip, count(f.lag), outlooks.short(age), count(f.uncommitted), last, _state(f)
 
@@ -174,26 +178,32 @@ def _list_kinds(statuses: list[FeedStatus], terminal: CommandOutput) -> Iterator
         for f in statuses:
             for finding in (x for x in f.findings if x.severe is severe):
                 kinds.setdefault(finding.kind, []).append((f.feed, finding))
-    brief = 2 * len(kinds) > terminal.height // 2
-    for findings in kinds.values():
-        feed, first = findings[0]
-        others = [name for name in dict.fromkeys(name for name, _ in findings) if name != feed]
-        more = (
-            f" (also {', '.join(others[:_NAMED])}{' …' if len(others) > _NAMED else ''}: {len(others)})"
-            if others
-            else ""
-        )
-        text, remedy = first.text.splitlines()[0], first.remedy.splitlines()[0]
-        if brief:
-            text, remedy = f"{LABELS.get(first.kind, first.kind)}{more}: {text}", ""
-        else:
-            text += more
-        lines = list(outlooks.show_problem(text, remedy, severe=first.severe, where=f"{feed}: "))[: 1 if brief else 2]
-        lines[0].truncate(terminal.width if brief else 2 * terminal.width, overflow="ellipsis")
-        yield from lines
-    if brief:
-        yield Text("  → sluice status FEED prints the remedies", style="dim")
+    full = [list(_format_kind(findings, terminal.width, brief=False)) for findings in kinds.values()]
+    if sum(-(-len(line) // terminal.width) for lines in full for line in lines) <= terminal.height // 2:
+        yield from (line for lines in full for line in lines)
+    else:
+        room = max(_FEWEST, terminal.height - _AROUND - _FEWEST - 2)
+        for findings in list(kinds.values())[:room]:
+            yield from _format_kind(findings, terminal.width, brief=True)
+        more = f"{many(len(kinds) - room, 'more kind')} of findings; " if len(kinds) > room else ""
+        yield Text(f"  {more}→ sluice status FEED prints the remedies", style="dim")
     yield from [Text()] if kinds else []
+
+
+def _format_kind(findings: Sequence[tuple[str, Finding]], width: int, *, brief: bool) -> Iterator[Text]:
+    """Yields the first finding of a kind and the other feeds that have one; if `brief`, on one line without remedy."""
+    feed, first = findings[0]
+    others = [name for name in dict.fromkeys(name for name, _ in findings) if name != feed]
+    names = f"{', '.join(others[:_NAMED])}{' …' if len(others) > _NAMED else ''}"
+    more = f" (also {names}: {len(others)})" if others else ""
+    text, remedy = first.text.splitlines()[0], first.remedy.splitlines()[0]
+    if brief:
+        text, remedy = f"{LABELS.get(first.kind, first.kind)}{more}: {text}", ""
+    else:
+        text += more
+    lines = list(outlooks.show_problem(text, remedy, severe=first.severe, where=f"{feed}: "))[: 1 if brief else 2]
+    lines[0].truncate(width if brief else 2 * width, overflow="ellipsis")
+    yield from lines
 
 
 LABELS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,10 @@ from sluice.pipelines.errors import QuarantineExceeded
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.model.kafka import BrokerConfig, Configs, Isolation, OpenTransaction, TopicConfig
 from sluice.pipelines.model.plans import OffsetRange, Plan, Task
+from sluice.pipelines.operating.feed_status import FeedStatus
+from sluice.pipelines.operating.findings import Finding
+from sluice.pipelines.status.outlook import Outlook
+from sluice.pipelines.status.window_state import Standing, WindowStanding
 from sluice.testing.engine import owner
 from tests.assets.world import CATCH_UP, HOUR, P0, P1, World, at_hour, in_hour
 from tests.cli.conftest import Invoke
@@ -198,3 +203,49 @@ def test_expiring_committed_offsets_are_reported_with_nothing_to_do(world: World
     assert "nothing to do" in result.text
     assert "transactional id" not in result.text, "that is far away"
     assert "compacted" in result.text
+
+
+KINDS = list(status.LABELS)[:12]
+
+
+def _make_statuses() -> dict[str, FeedStatus]:
+    """Returns 50 feeds: feed 10 has two severe findings, 24 others one of 12 kinds each, and 25 are healthy."""
+    statuses = {}
+    for i in range(50):
+        findings = [Finding(f"{KINDS[i % 12]} x", f"trouble {i} " * 30, f"remedy {i}", severe=i % 2 == 0)][: i < 25]
+        findings += [Finding("cluster", "another Kafka", "accept it", severe=True)] if i == 10 else []
+        windows = tuple(WindowStanding(hour * HOUR, Standing.LANDED, 1, 1) for hour in range(24))
+        statuses[f"f{i:02}"] = FeedStatus(
+            f"f{i:02}", (), (), None, None, HOUR, windows, outlook=Outlook(0), findings=tuple(findings)
+        )
+    return statuses
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(60, 24), (80, 24), (120, 40)])
+def test_fifty_feeds_fit_one_screen_and_the_worst_come_first(
+    columns: int, lines: int, world: World, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = _make_statuses()
+    source = (world.project.root / "feeds" / "orders.yaml").read_text()
+    (world.project.root / "feeds" / "orders.yaml").unlink()
+    for name in statuses:
+        (world.project.root / "feeds" / f"{name}.yaml").write_text(source)
+    monkeypatch.setattr(status, "try_read_status", lambda ports, feed, last: statuses[feed.name])
+    for name, value in {"COLUMNS": columns, "LINES": lines, "FORCE_COLOR": 1, "NO_COLOR": 1}.items():
+        monkeypatch.setenv(name, str(value))
+
+    def show(everything: bool) -> list[str]:
+        text = invoke(status.status, everything=everything).text
+        return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
+
+    screen = show(everything=False)
+    rows = [line.split()[0] for line in screen if re.match(r"  f\d\d ", line)]
+    assert len(screen) < lines
+    assert max(map(len, screen)) <= columns
+    assert rows[0] == "f10"
+    assert rows == sorted(
+        rows, key=lambda n: (-sum(f.severe for f in statuses[n].findings), -len(statuses[n].findings), n)
+    )
+    assert all(any(status.LABELS[kind] in line for line in screen) for kind in KINDS)
+    assert "25 healthy feeds: sluice status --all lists them" in " ".join(" ".join(screen).split())
+    assert len({line.split()[0] for line in show(everything=True) if re.match(r"  f\d\d ", line)}) == 50
