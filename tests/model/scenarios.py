@@ -18,6 +18,7 @@ MORE: tuple[Spec, ...] = (("catch",), A_RECORD)
 LOST: tuple[Spec, ...] = (*MORE, ("catch",), ("event", "the ledger loses its newest 3"))
 REMOVED: tuple[Spec, ...] = (("catch",), ("event", "the lake is removed"), A_RECORD)
 NO_NOTE: Spec = ("event", "the note of the newest entry is gone")
+RESTORED: tuple[Spec, ...] = (("catch",), ("event", "0: restored at 1"))
 SIDE = ("cc", "ct")
 """Two partitions whose offset ranges are read by one task."""
 PIECES: tuple[Spec, ...] = (("bf", 0, 0, 1), ("bf", 0, 1, 2))
@@ -108,6 +109,7 @@ SCENARIOS = (
     _make("truncated", (("catch",), ("accept",)), {"trunc": 1, "append": 1}, prelude=LANDED),
     _make("truncated, accepted twice", (("accept",), ("accept",)), {"trunc": 1}, prelude=LANDED),
     _make("truncated on the way", TWICE, {"trunc": 1, "append": 1, "crash": 1}),
+    _make("restored from a copy", (("catch",), ("accept",)), {"append": 1, "crash": 1}, prelude=RESTORED),
     # -- committed offsets
     _make("commits", TWICE, {"kick": 1}, logs=("c",), prelude=MORE),
     _make("commits and crashes", TWICE, {"kick": 1, "append": 1, "crash": 1}, prelude=MORE),

@@ -251,6 +251,10 @@ def believe(patch: Patch) -> None:
     patch.setattr(Sample, "is_ahead", lambda *_: False)
 
 
+def trust_copies(patch: Patch) -> None:
+    patch.setattr(survey, "_find_restored_logs", lambda *_: [])
+
+
 TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (recheck, "two runs", "I2|I4|I12"),
     (floor, "again while retention takes", "I2"),
@@ -276,6 +280,7 @@ TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (declare_nothing, "windows out of order", "W"),
     (take_markers, "lagging transactions", "I16"),
     (believe, "fast clocks", "I16"),
+    (trust_copies, "restored from a copy", "I3"),
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -87,6 +87,8 @@ class Watch:
             for r in book.receipts:
                 if r.number == number and (bad := self._check_rows(r) or self._check_not_lost(r)):
                     return bad
+            if bad := self._check_one_log(book, {r.life for r in book.receipts if r.number == number}):
+                return bad
             if bad := self._check_shared_files(book) or self._check_no_row_is_lost(book, number):
                 return bad
         if entry["kind"] == "loss":
@@ -115,9 +117,25 @@ class Watch:
                 return f"I6: offsets of {part.path} do not increase"
             rows += mine
         values = sorted((row[2], row[3]) for row in rows)
-        logs = self.world.list_logs(_to_key(r.life))
-        if not any(r.end <= p.end and values == sorted(list_committed(p.records, r.start, r.end)) for p in logs):
+        if not self._list_versions(r, values):
             return f"I1/I3: the rows of {r} (entry {r.number}) are {values}, not the committed records of that range"
+        return ""
+
+    def _list_versions(self, r: Receipt, values: Sequence[tuple[int, bytes]]) -> set[int]:
+        """Return the versions of the partition's log whose committed records in the offset range are these."""
+        logs = [p for p in self.world.list_logs(_to_key(r.life)) if r.end <= p.end]
+        return {p.version for p in logs if list(values) == sorted(list_committed(p.records, r.start, r.end))}
+
+    def _check_one_log(self, book: Book, lives: Collection[Life]) -> str:
+        """Check 3: the live rows of an incarnation are of one log, not of what a truncation or a copy made of it."""
+        for life in lives:
+            versions = list[set[int]]()
+            for r in (r for r in book.list_live_receipts() if r.life == life):
+                files = [(p, self.world.files.get(p.staged) or self.world.files.get(p.path) or b"") for p in r.parts]
+                values = sorted((row[2], row[3]) for p, data in files if data for row in read_own_rows(data, p))
+                versions.append(self._list_versions(r, values))
+            if versions and not set.intersection(*versions):
+                return f"I3: rows of {life} ({life.incarnation}) are of several logs"
         return ""
 
     def _check_shared_files(self, book: Book) -> str:

@@ -32,11 +32,13 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import (
     CommittedOffset,
+    Configs,
     FetchLimits,
     Isolation,
     Key,
     OffsetAtTime,
     PartitionState,
+    TopicConfig,
     TopicPartition,
 )
 from sluice.pipelines.model.plans import OffsetRange
@@ -97,7 +99,8 @@ def list_committed(records: tuple[LogEntry, ...], start: int, end: int) -> tuple
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition. `version` counts truncations of its log, `ends` has the end offset of each leader epoch."""
+    """One partition. `version` counts truncations and restored copies of its log, `ends` has the end offset of each
+    leader epoch: a copy begins none."""
 
     number: int
     topic_id: str = "id-1"
@@ -144,7 +147,8 @@ class Partition:
         return self.ends[epoch] if epoch < len(self.ends) else self.end
 
     def state(self) -> PartitionState:
-        return PartitionState(TOPIC, self.number, self.topic_id, 1, self.version, self.start, self.stable, self.end)
+        epoch = len(self.ends)
+        return PartitionState(TOPIC, self.number, self.topic_id, 1, epoch, self.start, self.stable, self.end)
 
 
 @dataclass
@@ -309,6 +313,7 @@ class World:
         yield Event(f"{n}: recreated", "recreate", lambda: self._recreate(p))
         if p.end > p.start + 1 and not p.open:
             yield Event(f"{n}: truncated at {p.end - 1}", "trunc", lambda: self._truncate(p))
+            yield Event(f"{n}: restored at {p.end - 1}", "restore", lambda: self._restore(p))
 
     def _deliver(self, path: str, data: bytes) -> None:
         self.delayed.remove((path, data))
@@ -349,6 +354,12 @@ class World:
         cut = p.end - 1
         new = replace(p, version=p.version + 1, records=p.records[:cut], ends=(*p.ends, cut))
         self.partitions[p.number] = new.with_record(self.now)
+
+    def _restore(self, p: Partition) -> None:
+        """Take back the last record, as the copy of a broker's volume does, and refill the log beyond it."""
+        self.past.append(p)
+        new = replace(p, version=p.version + 1, records=p.records[: p.end - 1])
+        self.partitions[p.number] = _fill(new, 2, self.now)
 
     def _abort(self) -> None:
         self.group.pending = None
@@ -418,11 +429,20 @@ class Kafka(MemoryCluster):
         records = ((at, r) for at, r in entries if p and at >= p.start and r.marker is None and not r.compacted)
         return next((OffsetAtTime(at, r.stamp) for at, r in records if r.stamp >= time), None)
 
+    def log(self, tp: TopicPartition) -> Log | None:
+        return build_log(p.records) if (p := self._world.get_partition(tp)) else None
+
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
         if epochs:
             self._world.stage.point("ask for epochs")
         ends = {tp: p.get_epoch_end(e) for tp, e in epochs.items() if (p := self._world.get_partition(tp))}
         return self._record(ends)
+
+    def configs(self, topics: Iterable[str]) -> Configs:
+        """Return the policy: deletion, unless a record was compacted away."""
+        logs = [*self._world.past, *self._world.partitions]
+        compacted = any(r.compacted for p in logs for r in p.records)
+        return Configs({TOPIC: TopicConfig(compacts=compacted)})
 
     def _record(self, answer: Any) -> Any:
         self._world.stage.record(answer)
