@@ -1,6 +1,9 @@
 """Check and build a release: `make release-check`. The workflow release.yml runs the same.
 
-    python infra/release.py [--tag vX.Y.Z]      default: the tag of this commit, if it has one
+    python infra/release.py [--tag vX.Y.Z] [--keys BRANCH]
+
+Without --tag, the tag of this commit is checked, if it has one. Only the keys below infra/keys/ of BRANCH (default:
+origin/main) may have signed it: those of the tagged commit would come from its author.
 
 Builds a wheel and a source distribution in dist/, checks that both have the same modules, installs the wheel into an
 empty environment below build/release/, runs the README and the tutorial with it word by word, and writes the bill of
@@ -18,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,9 +41,11 @@ class StepFailed(Exception):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tag", default="", help="the release's tag (default: the signed tag of this commit)")
-    tag = parser.parse_args().tag or _find_tag()
+    parser.add_argument("--keys", default="origin/main", help="the branch whose infra/keys/ is trusted")
+    options = parser.parse_args()
+    tag = options.tag or _find_tag()
     steps: Mapping[str, Callable[[], str]] = {
-        "version and changelog": lambda: check_version(tag),
+        "version and changelog": lambda: check_version(tag, options.keys),
         "wheel and source distribution": build_packages,
         "empty environment": install_wheel,
         "README and tutorial": follow_pages,
@@ -55,8 +61,8 @@ def main() -> None:
     sys.exit(failed)
 
 
-def check_version(tag: str) -> str:
-    """Compare the tag, the version in the code and the changelog."""
+def check_version(tag: str, keys: str) -> str:
+    """Compare the tag, its signature, the version in the code and the changelog. `keys`: a branch."""
     version = _read_version()
     changelog = (ROOT / "CHANGELOG.md").read_text()
     if not tag:
@@ -68,9 +74,36 @@ def check_version(tag: str) -> str:
         raise StepFailed(f"CHANGELOG.md has no line `## [{version}] - YYYY-MM-DD`: give *Unreleased* the version")
     if _ask_git("rev-parse", "--verify", f"refs/tags/{tag}^{{commit}}") != _ask_git("rev-parse", "HEAD"):
         raise StepFailed(f"{tag} is no tag of this commit: git tag --sign {tag}")
-    if subprocess.run(["git", "-C", ROOT, "tag", "--verify", tag], capture_output=True, check=False).returncode:
-        raise StepFailed(f"{tag} has no valid signature: git tag --sign {tag}")
+    if subprocess.run(["git", "-C", ROOT, "merge-base", "--is-ancestor", "HEAD", keys], check=False).returncode:
+        raise StepFailed(f"{tag} is no commit of {keys}: merge it first")
+    check_signature(tag, keys)
     return f"{version}, signed"
+
+
+def check_signature(tag: str, keys: str) -> None:
+    """Verify the tag with the keys below infra/keys/ of a branch, and no others. Raises StepFailed."""
+    names = _ask_git("ls-tree", "--name-only", "--full-tree", keys, "infra/keys/").splitlines()
+    names = [name for name in names if name.endswith(".asc")]
+    if not names:
+        raise StepFailed(
+            f"{keys} has no infra/keys/*.asc, so no signature is trusted: a maintainer adds a key there by a pull "
+            "request (gpg --armor --export FINGERPRINT >infra/keys/NAME.asc), before the release"
+        )
+    with tempfile.TemporaryDirectory() as ring:
+        env = os.environ | {"GNUPGHOME": ring}
+        for name in names:
+            key = subprocess.run(["git", "-C", ROOT, "show", f"{keys}:{name}"], capture_output=True, check=True).stdout
+            imported = subprocess.run(
+                ["gpg", "--batch", "--import"], input=key, env=env, capture_output=True, check=False
+            )
+            if imported.returncode:
+                raise StepFailed(f"{name} of {keys} is no public key: gpg --show-keys {name}")
+        # `gpg.program` and the format of signatures could be set in a configuration; these are the defaults.
+        verify = ["git", "-C", ROOT, "-c", "gpg.format=openpgp", "-c", "gpg.program=gpg", "verify-tag", tag]
+        if subprocess.run(verify, env=env, capture_output=True, check=False).returncode:
+            raise StepFailed(
+                f"{tag} has no valid signature by a key of infra/keys/ of {keys}: git tag --sign --force {tag}"
+            )
 
 
 def build_packages() -> str:

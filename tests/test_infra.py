@@ -5,10 +5,12 @@ Schemas and linters are run by `make check` (infra/deployments.sh).
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import shutil
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -166,6 +168,21 @@ def test_image_lock_matches_the_checkout_lock() -> None:
     extras = re.search(r"^IMAGE := (.*)$", (ROOT / "Makefile").read_text(), re.M)
     assert extras
     assert {*extras[1].split()} < {*PROJECT["optional-dependencies"]}
+
+
+def test_packages_with_a_copyleft_are_those_of_the_page() -> None:
+    """All packages of the image that are installed here, which those of other platforms are not."""
+    copyleft = dict[str, str]()
+    for name in read_pins(INFRA / "image/requirements.lock"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            metadata = importlib.metadata.metadata(name)
+            fields = (metadata.get_all(key) or [] for key in ("License-Expression", "License", "Classifier"))
+            licenses = [text for field in fields for text in field if not text.startswith(("Topic", "Intended"))]
+            if kind := re.search(r"\b(A?L?GPL|General Public|MPL|Mozilla|EPL|Eclipse|CDDL)", " ".join(licenses)):
+                copyleft[name] = kind[1]
+    assert copyleft.keys() == {"crc32c", "psycopg2-binary", "certifi", "tqdm"}
+    page = (INFRA / "image/README.md").read_text()
+    assert all(f"`{name}`" in page for name in copyleft)
 
 
 def list_secrets(file: str) -> Iterator[str]:
