@@ -191,7 +191,7 @@ def _list_kinds(statuses: list[FeedStatus], terminal: CommandOutput) -> Iterator
 
 
 def _format_kind(findings: Sequence[tuple[str, Finding]], width: int, *, brief: bool) -> Iterator[Text]:
-    """Yields the first finding of a kind and the other feeds that have one; if `brief`, on one line without remedy."""
+    """Yields the first finding of a kind, and the other feeds that have one. If `brief`: one line, without remedy."""
     feed, first = findings[0]
     others = [name for name in dict.fromkeys(name for name, _ in findings) if name != feed]
     names = f"{', '.join(others[:_NAMED])}{' …' if len(others) > _NAMED else ''}"

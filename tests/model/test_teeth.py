@@ -73,7 +73,7 @@ def recheck(patch: Patch) -> None:
     patch.setattr(Ledger, "append", append)
 
 
-def floor(patch: Patch) -> None:
+def drop_floor(patch: Patch) -> None:
     unreadable = plan._explain_unreadable
     patch.setattr(
         plan, "_explain_unreadable", lambda request, *rest: unreadable(replace(request, replace=False), *rest)
@@ -257,7 +257,7 @@ def trust_copies(patch: Patch) -> None:
 
 TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (recheck, "two runs", "I2|I4|I12"),
-    (floor, "again while retention takes", "I2"),
+    (drop_floor, "again while retention takes", "I2"),
     (allow_fewer, "again while compaction takes", "I1"),
     (allow_fewer, "the rest again while compaction takes", "I1"),
     (lossfirst, "retention and a take-over", "I4"),

@@ -127,7 +127,7 @@ class Watch:
         return {p.version for p in logs if list(values) == sorted(list_committed(p.records, r.start, r.end))}
 
     def _check_one_log(self, book: Book, lives: Collection[Life]) -> str:
-        """Check 3: the live rows of an incarnation are of one log, not of what a truncation or a copy made of it."""
+        """Check 3: the live rows of an incarnation are of one log, not also of its truncated or restored form."""
         for life in lives:
             versions = list[set[int]]()
             for r in (r for r in book.list_live_receipts() if r.life == life):
