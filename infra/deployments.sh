@@ -8,8 +8,8 @@ status=0
 .venv/bin/hadolint infra/image/Containerfile || status=1
 said="$(.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec infra/compose/compose.yaml)" ||
     { echo "$said" >&2; status=1; }
-.venv/bin/kubernetes-validate --strict --quiet infra/kubernetes/account.yaml infra/kubernetes/metrics.yaml \
-    infra/kubernetes/namespace.yaml infra/kubernetes/network.yaml infra/kubernetes/spark/*.yaml || status=1
+.venv/bin/kubernetes-validate --strict --quiet infra/kubernetes/account.yaml infra/kubernetes/executors.yaml \
+    infra/kubernetes/metrics.yaml infra/kubernetes/namespace.yaml infra/kubernetes/network.yaml infra/kubernetes/spark/*.yaml || status=1
 if [ -x .venv/bin/promtool ]; then  # installed by infra/prometheus.sh
     .venv/bin/promtool check rules infra/prometheus/alerts.yaml >/dev/null || status=1
 else

@@ -33,6 +33,7 @@ IMAGE = (INFRA / "image/Containerfile").read_text()
 COMPOSE = yaml.safe_load((INFRA / "compose/compose.yaml").read_text())
 VALUES = yaml.safe_load((INFRA / "kubernetes/values.yaml").read_text())
 (CODE,) = VALUES["dagster-user-deployments"]["deployments"]
+CODE_ACCOUNT = VALUES["dagster-user-deployments"]["serviceAccount"]["name"]
 RUNS = VALUES["runLauncher"]["config"]["k8sRunLauncher"]
 _FILES = sorted(p for p in (INFRA / "kubernetes").glob("*.yaml") if p.stem != "values")
 MANIFESTS = [m for p in _FILES for m in yaml.safe_load_all(p.read_text())]
@@ -136,6 +137,15 @@ def test_no_process_runs_as_root_or_with_extra_privileges() -> None:
                 "capabilities": {"drop": ["ALL"]},
             }
             assert container["resources"]["limits"]["memory"]
+    run = RUNS["runK8sConfig"]["containerConfig"]
+    for process in (
+        VALUES["dagsterWebserver"],
+        VALUES["dagsterDaemon"],
+        CODE,
+        run | {"volumeMounts": RUNS["volumeMounts"]},
+    ):
+        assert process["securityContext"]["readOnlyRootFilesystem"]
+        assert {"/tmp", "/srv/dagster"} <= {m["mountPath"] for m in process["volumeMounts"]}
     for name, service in COMPOSE["services"].items():
         if name != "postgres":
             assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
@@ -213,6 +223,18 @@ def test_each_process_gets_only_the_secrets_that_it_needs() -> None:
     assert {"name": "DAGSTER_PG_PASSWORD", "valueFrom": {"secretKeyRef": secret}} in metrics_container["env"]
     mounts = {m["mountPath"]: m for m in metrics_container["volumeMounts"]}
     assert mounts["/srv/dagster/dagster.yaml"] in CODE["volumeMounts"]
+
+
+def test_each_container_mounts_only_its_own_keys_and_folders() -> None:
+    """A mounted folder is readable as a whole: no container has another one's key, or feeds that it does not read."""
+    mounts = {name: {v.partition(":")[0] for v in s.get("volumes", [])} for name, s in COMPOSE["services"].items()}
+    keys = {name: [m for m in sources if m.startswith("./private")] for name, sources in mounts.items()}
+    brokers = [name for name in mounts if name.startswith("kafka-")]
+    own = {name: [f"./private/{name}"] for name in [*brokers, "admin"]}
+    shared = {name: ["./private/sluice"] for name in ("code", "metrics", "spark-worker")}
+    assert {name: folders for name, folders in keys.items() if folders} == own | shared
+    assert [name for name, sources in mounts.items() if "${SLUICE_FEEDS" in sources] == ["code", "metrics"]
+    assert mounts["web"] == mounts["daemon"] == {"../dagster.yaml", "../workspace.yaml", "dagster"}
 
 
 def test_missing_database_error_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,10 +339,12 @@ def test_run_pod_matches_the_pod_of_the_code_server() -> None:
     kubernetes_validate.validate(job, kubernetes_validate.latest_version(), strict=True)
     run = job["spec"]["template"]["spec"]
     assert run["securityContext"] == CODE["podSecurityContext"] == load_pods()["metrics"]["securityContext"]
-    assert run["serviceAccountName"] == load_pods()["metrics"]["serviceAccountName"] == "sluice"
+    assert run["serviceAccountName"] == "sluice-run"
+    assert CODE_ACCOUNT == load_pods()["metrics"]["serviceAccountName"] == "sluice"
     (worker,) = run["containers"]
-    assert worker["securityContext"].items() <= CODE["securityContext"].items()
+    assert worker["securityContext"] == CODE["securityContext"]
     mount_paths = {m["mountPath"] for m in worker["volumeMounts"]}
+    assert len(mount_paths) == len(worker["volumeMounts"]), "Kubernetes refuses a path that is mounted twice"
     assert mount_paths == {m["mountPath"] for m in CODE["volumeMounts"]}
     assert "/var/cache/sluice" not in mount_paths, "the image's compiled loops"
     assert worker["envFrom"] == [{"secretRef": {"name": "sluice-feeds"}}]
@@ -364,6 +388,25 @@ def test_web_server_probe_uses_the_port_of_the_service() -> None:
 
 
 def test_network_policy_selects_run_pods() -> None:
-    policy = next(m for m in MANIFESTS if m["kind"] == "NetworkPolicy" and m["metadata"]["name"] == "sluice-run")
+    policies = {m["metadata"]["name"]: m["spec"] for m in MANIFESTS if m["kind"] == "NetworkPolicy"}
     labels = build_job()["spec"]["template"]["metadata"]["labels"]
-    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policies["sluice-run"]["podSelector"]["matchLabels"].items() <= labels.items()
+    ((_, run),) = (rule["from"] for rule in policies["sluice-executors"]["ingress"])
+    assert run["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_runs_have_rights_in_the_namespace_of_executors_alone() -> None:
+    """No role can be limited to pods with a label: in one namespace, runs could delete the daemon."""
+    roles = [m for m in MANIFESTS if m["kind"] in ("Role", "ClusterRole")]
+    bindings = [m for m in MANIFESTS if m["kind"] in ("RoleBinding", "ClusterRoleBinding")]
+    namespaces = [m["metadata"]["name"] for m in MANIFESTS if m["kind"] == "Namespace"]
+    assert [(m["kind"], m["metadata"]["namespace"]) for m in roles] == [("Role", "sluice-executors")]
+    assert [(m["kind"], m["metadata"]["namespace"]) for m in bindings] == [("RoleBinding", "sluice-executors")]
+    (subject,) = bindings[0]["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": "sluice-run", "namespace": "sluice"}
+    assert {"sluice", "sluice-executors"} == {*namespaces}
+    assert "secrets" not in roles[0]["rules"][0]["resources"]
+    policy = next(m for m in MANIFESTS if m["metadata"]["name"] == "sluice-run" and m["kind"] == "NetworkPolicy")
+    (source,) = policy["spec"]["ingress"][0]["from"]
+    assert source["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "sluice-executors"}
+    assert "spark.kubernetes.namespace: sluice-executors" in (ROOT / "docs/spark.md").read_text()

@@ -4,14 +4,15 @@
 #
 #   private/          mode 700: no other user of this host can read it; containers see only the folder that they mount
 #   private/ca.key    for this script alone
-#   private/brokers/  certificates of the brokers and of the administrator
+#   private/kafka-1/  certificate of this broker; so for kafka-2 and kafka-3
+#   private/admin/    certificate of the administrator
 #   private/sluice/   certificate of Sluice
 set -eu
 umask 022
 cd "$(dirname "$0")"
 mkdir -p private && chmod 700 private
 cd private
-mkdir -p brokers sluice
+mkdir -p kafka-1 kafka-2 kafka-3 admin sluice
 days=825
 kind="ec -pkeyopt ec_paramgen_curve:prime256v1"
 
@@ -19,8 +20,9 @@ if ! [ -e ca.key ]; then
     # shellcheck disable=SC2086
     openssl req -x509 -newkey $kind -nodes -days "$days" -subj "/CN=sluice-ca" -keyout ca.key -out ca.pem 2>/dev/null
 fi
-cp ca.pem brokers/ca.pem
-cp ca.pem sluice/ca.pem
+for folder in kafka-1 kafka-2 kafka-3 admin sluice; do
+    cp ca.pem "$folder/ca.pem"
+done
 
 # signed NAME: NAME.key and NAME.crt
 signed() {
@@ -34,9 +36,17 @@ signed() {
 }
 
 for name in kafka-1 kafka-2 kafka-3 admin; do
-    [ -e "brokers/$name.pem" ] && continue
+    # For Kafka's tools: a broker's own health check, and the administrator.
+    cat >"$name/client.properties" <<END
+security.protocol=SSL
+ssl.truststore.type=PEM
+ssl.truststore.location=/etc/kafka/secrets/ca.pem
+ssl.keystore.type=PEM
+ssl.keystore.location=/etc/kafka/secrets/$name.pem
+END
+    [ -e "$name/$name.pem" ] && continue
     signed "$name"
-    cat "$name.key" "$name.crt" >"brokers/$name.pem"
+    cat "$name.key" "$name.crt" >"$name/$name.pem"
     rm "$name.key" "$name.crt"
 done
 if ! [ -e sluice/sluice.key ]; then
@@ -44,14 +54,6 @@ if ! [ -e sluice/sluice.key ]; then
     mv sluice.crt sluice/sluice.pem
     mv sluice.key sluice/sluice.key
 fi
-# For Kafka's tools in a broker's container.
-cat >brokers/admin.properties <<END
-security.protocol=SSL
-ssl.truststore.type=PEM
-ssl.truststore.location=/etc/kafka/secrets/ca.pem
-ssl.keystore.type=PEM
-ssl.keystore.location=/etc/kafka/secrets/admin.pem
-END
 # Containers run as different users, none of them root.
-chmod 644 brokers/* sluice/*
+chmod 644 kafka-*/* admin/* sluice/*
 chmod 600 ca.key

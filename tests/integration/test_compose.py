@@ -52,7 +52,7 @@ def build_properties(name: str, private: Path, ports: dict[tuple[str, int], int]
     text = "".join(f"{key}={value}\n" for key, value in lines.items())
     text = re.sub(r"(kafka-\d):(\d+)", lambda m: f"127.0.0.1:{ports[m[1], int(m[2])]}", text)
     text = re.sub(r"://:(\d+)", lambda m: f"://127.0.0.1:{ports[name, int(m[1])]}", text)
-    return text.replace("/etc/kafka/secrets", str(private / "brokers"))
+    return text.replace("/etc/kafka/secrets", str(private / name))
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def run_brokers(private: Path) -> Iterator[str]:
 
 def build_client_settings(private: Path, user: str) -> dict[str, Any]:
     """Build kafka-python's settings for a user; both users authenticate by certificate."""
-    folder = private / ("sluice" if user == "sluice" else "brokers")
+    folder = private / user
     key = folder / ("sluice.key" if user == "sluice" else f"{user}.pem")
     files = {"ssl_cafile": str(folder / "ca.pem"), "ssl_certfile": str(folder / f"{user}.pem"), "ssl_keyfile": str(key)}
     return {"security_protocol": "SSL", **files}
@@ -86,7 +86,8 @@ def build_client_settings(private: Path, user: str) -> dict[str, Any]:
 def test_other_users_of_the_host_cannot_read_the_keys(private: Path) -> None:
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert stat.S_IMODE((private / "ca.key").stat().st_mode) == 0o600
-    assert {p.name for p in (private / "sluice").iterdir()} == {"ca.pem", "sluice.pem", "sluice.key"}
+    keys = {p.relative_to(private).as_posix() for p in private.glob("*/*") if "KEY" in p.read_text()}
+    assert keys == {"sluice/sluice.key", "admin/admin.pem", *(f"{name}/{name}.pem" for name in BROKERS)}
 
 
 def test_configured_brokers_admit_only_authorized_clients(private: Path, tmp_path: Path) -> None:
