@@ -325,7 +325,9 @@ def recall_all(files: FeedFiles, specs: Mapping[str, AssetSpecs], session: RunSe
     the first one that Dagster's storage has, or where the feed's `start` points."""
     recalled, errors = recall_feeds(files, session.open_lake)
     if errors:
-        firsts = internals.find_first_partitions({name: specs[name].landed.key for name in errors})
+        firsts = internals.find_first_partitions(
+            {name: (specs[name].landed.key, files.feeds[name].window) for name in errors}
+        )
         recalled |= {name: Recalled(first_window=firsts.get(name)) for name in errors}
         name, error = next(iter(errors.items()))
         others = f" and {many(len(errors) - 1, 'other feed')}" if len(errors) > 1 else ""

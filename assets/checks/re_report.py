@@ -20,7 +20,7 @@ from sluice.assets.instance import internals
 from sluice.assets.instance.internals import PlannedEvaluation
 from sluice.assets.specs.asset_specs import Keys
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.util.units import parse_window, show_window
+from sluice.pipelines.util.units import show_window
 
 WHY = "reported again: a run over this window ended without reporting it, and by the ledger it is complete"
 
@@ -70,7 +70,10 @@ def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_books: Cal
 def find_unreported_windows(instance: dg.DagsterInstance, feed: Feed, keys: Keys) -> dict[dg.AssetKey, set[int]]:
     """Returns, by asset, the windows that a run had planned to materialize and did not."""
     assets = (*landed_metadata.list_reported_assets(feed, keys), keys.committed)
-    return {key: set(internals.parse_windows(internals.unmaterialized_partitions(instance, key))) for key in assets}
+    return {
+        key: set(internals.parse_windows(internals.unmaterialized_partitions(instance, key), feed.window))
+        for key in assets
+    }
 
 
 def _report(instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey, windows: set[int]) -> set[int]:
@@ -123,7 +126,10 @@ def _evaluate(instance: dg.DagsterInstance, books: LedgerView, p: PlannedEvaluat
         return feed_checks.evaluate_feed(instance, key, name, feed_checks.report_unchecked(p.run))
     if p.partition is None:
         return None
-    window, target = parse_window(p.partition), internals.targets(instance, key, [p.partition]).get(p.partition)
+    window, target = (
+        books.feed.window.parse_name(p.partition),
+        internals.targets(instance, key, [p.partition]).get(p.partition),
+    )
     results = (
         {OFFSETS_COMMITTED: feed_checks.check_committed(books, window)}
         if name == OFFSETS_COMMITTED

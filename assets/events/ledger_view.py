@@ -111,13 +111,13 @@ class LedgerView:
         """Returns the window's lost and unseen records, and its offsets in former lives of partitions."""
         return windows.find_losses(self.state, window, self.feed.window)
 
-    def find_ending_windows(self, key: Key, after: int, until: int) -> range:
+    def find_ending_windows(self, key: Key, after: int, until: int) -> Sequence[int]:
         """The windows whose end in a partition is above the offset `after`, and not above `until`."""
         pinned, window = self.state.boundaries.get(key), self.feed.window
         if pinned is None:
-            return range(0)
+            return ()
         times = pinned.times[bisect_right(pinned.offsets, after) : bisect_right(pinned.offsets, until)]
-        return range(window.start_of(times[0]) - window.length, times[-1], window.length) if times else range(0)
+        return window.list_starts(window.before(window.start_of(times[0])), times[-1]) if times else ()
 
     def read_entry(self, batch: Batch) -> PublishEntry:
         """Returns the publish entry of a batch."""

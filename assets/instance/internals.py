@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import dagster as dg
 
+from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.util import logs
-from sluice.pipelines.util.units import parse_window
 from sluice.resources.project import Project
 
 PRIVATE = {
@@ -328,7 +328,7 @@ def list_materialized(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str
     return set(instance.get_materialized_partitions(key))
 
 
-def find_first_partitions(keys: Mapping[str, dg.AssetKey]) -> dict[str, int]:
+def find_first_partitions(keys: Mapping[str, tuple[dg.AssetKey, WindowSettings]]) -> dict[str, int]:
     """Returns the start (ms) of the earliest materialized window of each asset, by Dagster's storage; none without it.
 
     For definitions that load while the lake is away.
@@ -337,17 +337,17 @@ def find_first_partitions(keys: Mapping[str, dg.AssetKey]) -> dict[str, int]:
     if "DAGSTER_HOME" not in os.environ:
         return firsts
     with optional(), dg.DagsterInstance.get() as instance:
-        for name, key in keys.items():
-            if starts := [*parse_windows(list_materialized(instance, key) or ())]:
+        for name, (key, settings) in keys.items():
+            if starts := [*parse_windows(list_materialized(instance, key) or (), settings)]:
                 firsts[name] = min(starts)
     return firsts
 
 
-def parse_windows(partitions: Iterable[str]) -> Iterator[int]:
+def parse_windows(partitions: Iterable[str], settings: WindowSettings) -> Iterator[int]:
     """Yields the partitions that are windows: the feed may have had windows of another length."""
     for text in partitions:
         with suppress(ValueError):
-            yield parse_window(text)
+            yield settings.parse_name(text)
 
 
 # -- planned materializations

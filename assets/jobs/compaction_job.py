@@ -20,7 +20,7 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.maintenance.compaction import Compacted, compact
 from sluice.pipelines.model.receipts import count_files
 from sluice.pipelines.planning.windows import check_aligned
-from sluice.pipelines.util.units import parse_window, show_window
+from sluice.pipelines.util.units import show_window
 from sluice.resources.liveness import new_owner
 
 POOL = "sluice_compaction"
@@ -40,12 +40,12 @@ class CompactConfig(dg.Config):
         first, last = _parse_window(self.since, "since", settings), _parse_window(self.until, "until", settings)
         if first >= last:
             raise UsageError(f"no window lies between {self.since} and {self.until}", remedy="`until` must be later")
-        return list(range(first, last, settings.length))
+        return list(settings.list_starts(first, last))
 
 
 def _parse_window(text: str, name: str, settings: WindowSettings) -> int:
     try:
-        start = parse_window(text)
+        start = settings.parse_name(text)
     except ValueError as error:
         raise UsageError(f"{name}: {text!r} {error}", remedy="name both, or neither") from None
     check_aligned(start, settings)

@@ -29,7 +29,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.manifest import is_retired
-from sluice.pipelines.util.units import many, parse_window, show_window
+from sluice.pipelines.util.units import many, show_window
 from sluice.resources.project import Project
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
     """
     with session.step(context):
         report = load_report(session.project.root / "reports" / f"{name}.sql")
-        feed, window = session.feed(report.feed), parse_window(context.partition_key)
+        feed, key = session.feed(report.feed), context.partition_key
+        window = feed.window.parse_name(key)
         with session.open_ports(feed) as edges:
             books = LedgerView.open(feed, Ledger(edges.lake, feed.name, edges.clock), edges)
             rows, version = _read_rows(books, window), f"{report.version}/{books.format_window_version(window)}"
@@ -144,7 +145,7 @@ def _list_missing(books: LedgerView, report: str, window: int) -> list[int]:
     results = {*books.lake.list(f"reports/{report}")}
     length, state = books.feed.window.length, books.state
     missing = (w for w in books.complete if paths.report_path(report, w, length, state.folder_prefix) not in results)
-    return sorted(w for w in missing if w < window and not is_retired(state, w, length))
+    return sorted(w for w in missing if w < window and not is_retired(state, w, books.feed.window))
 
 
 def _describe_missing(report: str, missing: Sequence[int]) -> str:

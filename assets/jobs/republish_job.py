@@ -24,7 +24,6 @@ from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning.windows import check_aligned
 from sluice.pipelines.ports import Engine, Ports
 from sluice.pipelines.republishing import CODEC_NAMES
-from sluice.pipelines.util.units import parse_window
 
 if TYPE_CHECKING:  # only who sends needs them, not who loads definitions
     from sluice.pipelines.republishing.lanes import Sent
@@ -90,10 +89,14 @@ class RepublishConfig(dg.Config):
         if not self.window:
             raise UsageError("no rows are selected", remedy="name `window`, `window` and `until`, or `offsets`")
         first = _parse_window(self.window, feed)
-        last = _parse_window(self.until, feed) if self.until else feed.window.list_named(self.window).stop
+        last = (
+            _parse_window(self.until, feed)
+            if self.until
+            else feed.window.end_of(feed.window.list_named(self.window)[-1])
+        )
         if first >= last:
             raise UsageError(f"no window lies between {self.window} and {self.until}", remedy="`until` must be later")
-        return range(first, last, feed.window.length)
+        return feed.window.list_starts(first, last)
 
     @property
     def codec(self) -> int:
@@ -104,7 +107,7 @@ class RepublishConfig(dg.Config):
 
 def _parse_window(text: str, feed: Feed) -> int:
     try:
-        start = parse_window(text)
+        start = feed.window.parse_name(text)
     except ValueError as error:
         raise UsageError(f"{text!r} {error}", remedy="such as 2026-11-20T14:00") from None
     check_aligned(start, feed.window)

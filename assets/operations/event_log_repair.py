@@ -14,11 +14,12 @@ from sluice.assets.checks import re_report
 from sluice.assets.events import landed_metadata
 from sluice.assets.events.landed_metadata import list_reported_assets
 from sluice.assets.events.ledger_view import LedgerView
+from sluice.assets.instance import internals
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Reporter
 from sluice.pipelines.operating.repairs import RepairFinding, RepairKind, ends
 from sluice.pipelines.publishing.publish import format_request
-from sluice.pipelines.util.units import many, parse_window, show_window
+from sluice.pipelines.util.units import many
 
 
 def reconcile(
@@ -46,7 +47,7 @@ def _report_missing(
     if batches:
         text = many(len(batches), "published batch", "published batches")
         yield RepairFinding(RepairKind.UNTOLD, text, "reported to Dagster", items=tuple(str(b.id) for b in batches))
-    if names := tuple(show_window(w) for w in sorted(set().union(*windows.values()))):
+    if names := tuple(map(books.feed.window.name, sorted(set().union(*windows.values())))):
         text = f"{many(len(names), 'complete window')}, {ends(names)}"
         yield RepairFinding(RepairKind.UNTOLD, text, "reported to Dagster", items=names)
 
@@ -55,7 +56,7 @@ def _settle_windows(instance: dg.DagsterInstance, books: LedgerView, dry_run: bo
     unreported = re_report.find_unreported_windows(instance, books.feed, books.keys)
     if not dry_run:
         re_report.settle(instance, books.feed, books.keys, lambda: books)
-    if names := tuple(show_window(w) for w in sorted(unreported[books.keys.landed] & books.complete)):
+    if names := tuple(map(books.feed.window.name, sorted(unreported[books.keys.landed] & books.complete))):
         text = f"{many(len(names), 'complete window')} that ended runs left red, {ends(names)}"
         yield RepairFinding(RepairKind.UNTOLD, text, "reported to Dagster", items=names)
 
@@ -71,11 +72,11 @@ def _report_quarantined(instance: dg.DagsterInstance, books: LedgerView, windows
 def _find_unfounded(instance: dg.DagsterInstance, books: LedgerView) -> Iterator[RepairFinding]:
     """Partitions that are green without reason: their window is not complete by the ledger."""
     partitions = instance.get_materialized_partitions(books.keys.landed)
-    windows = sorted(w for w in map(_parse_window, partitions) if w is not None and not _is_founded(books, w))
+    windows = sorted(w for w in internals.parse_windows(partitions, books.feed.window) if not _is_founded(books, w))
     if windows:
-        names, name = tuple(map(show_window, windows)), books.feed.name
+        names, name = tuple(map(books.feed.window.name, windows)), books.feed.name
         text = f"{many(len(names), 'window')} green in Dagster and pending by the ledger, {ends(names)}"
-        end = windows[-1] + books.feed.window.length
+        end = books.feed.window.end_of(windows[-1])
         request = Request(RequestKind.WINDOW, window=windows[0], until=end)
         ways = (
             f"{format_request(name, request)}   lands pending windows",
@@ -86,11 +87,4 @@ def _find_unfounded(instance: dg.DagsterInstance, books: LedgerView) -> Iterator
 
 def _is_founded(books: LedgerView, window: int) -> bool:
     """Also true for windows that once had another length: the ledger cannot name them."""
-    return window in books.complete or bool(window % books.feed.window.length) or books.is_complete(window)
-
-
-def _parse_window(text: str) -> int | None:
-    try:
-        return parse_window(text)
-    except ValueError:
-        return None
+    return window in books.complete or not books.feed.window.is_start(window) or books.is_complete(window)

@@ -22,7 +22,7 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.ports import Clock
-from sluice.pipelines.util.units import parse_window, show_window
+from sluice.pipelines.util.units import show_window
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of `Config` themselves, not as text.
 
@@ -63,9 +63,10 @@ class LandConfig(dg.Config):
         ranges = tuple(AskedRange(o.topic, o.partition, o.start, o.end) for o in self.offsets)
         only = tuple(TopicPartition(p.topic, p.partition) for p in self.only)
         if self.window:
-            first, until = window_start(self.window), window_start(self.until) if self.until else None
-            if until is None and len(windows := (settings or WindowSettings()).list_named(self.window)) > 1:
-                until = windows.stop
+            settings = settings or WindowSettings()
+            first, until = (window_start(text, settings) if text else None for text in (self.window, self.until))
+            if until is None and len(windows := settings.list_named(self.window)) > 1:
+                until = settings.end_of(windows[-1])
             return Request(RequestKind.WINDOW, (), first, only, until, self.replace)
         if self.until:
             raise UsageError("`until` without `window`", remedy="say where to begin: window: 2026-11-20T14:00")
@@ -77,9 +78,9 @@ class LandConfig(dg.Config):
         return Skip.parse(self.skip_to, self.reason)
 
 
-def window_start(text: str) -> int:
+def window_start(text: str, settings: WindowSettings) -> int:
     try:
-        return parse_window(text)
+        return settings.parse_name(text)
     except ValueError as error:
         raise UsageError(f"{text!r} {error}") from None
 

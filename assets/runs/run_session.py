@@ -94,7 +94,7 @@ class PendingWindowCache:
         with self._lock:
             cached = self._cache.pop(feed.name, None)  # what fails below is read again the next time
         if cached is not None and cached.location == location and not _is_newer(cached, feed, edges):
-            closed = range(cached.until, until, feed.window.length)
+            closed = feed.window.list_starts(cached.until, until)
             fresh = _Cached(
                 location,
                 cached.ledger,

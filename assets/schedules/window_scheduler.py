@@ -279,7 +279,7 @@ class FeedScheduler(WindowScheduler):
         key = None if PARTITION_TAG in tags else first
         if len(group) == 1:
             return dg.RunRequest(f"{first} at {now}", partition_key=key, tags=dict(tags))
-        until = show_window(group[-1] + feed.window.length)
+        until = feed.window.name(feed.window.end_of(group[-1]))
         config = {"ops": {self.session.keys(feed.name).landed.to_python_identifier(): {"config": {"until": until}}}}
         return dg.RunRequest(f"{first} at {now}", partition_key=key, run_config=config, tags={**tags, UNTIL_TAG: until})
 
@@ -400,7 +400,7 @@ class FleetScheduler(WindowScheduler):
         windows = groups[0][:at_most]
         if len(windows) + blocked < len(pending) and not attempts.failures[feed.name, show_window(windows[0])]:
             self._more.add(feed.name)
-        until = windows[-1] + feed.window.length if len(windows) > 1 else None
+        until = feed.window.end_of(windows[-1]) if len(windows) > 1 else None
         return Request(RequestKind.WINDOW, window=windows[0], until=until)
 
     def _estimate_expiry(self, feed: str, request: Request) -> int:

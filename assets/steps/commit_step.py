@@ -27,7 +27,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.ports import Ports
-from sluice.pipelines.util.units import parse_window, show_window
+from sluice.pipelines.util.units import show_window
 from sluice.running import FeedRun
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
@@ -53,7 +53,7 @@ def _commit_and_report(context: Context, session: RunSession, name: str) -> Even
         yield failed_event(context, session, name, session.result.failure or error)
         raise
     if context.has_partition_key:
-        window = parse_window(context.partition_key)
+        window = books.feed.window.parse_name(context.partition_key)
         metadata = _build_metadata(books.feed.group, result)
         yield dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(books.version))
         yield dg.AssetCheckResult(check_name=OFFSETS_COMMITTED, **feed_checks.check_committed(books, window))
@@ -80,8 +80,8 @@ def partitions(context: Context, feed: Feed) -> Sequence[int]:
     """Returns the run's partitions: the starts (ms) of its windows."""
     if context.has_partition_key_range:
         first, last = context.partition_key_range
-        return range(parse_window(first), parse_window(last) + feed.window.length, feed.window.length)
-    return (parse_window(context.partition_key),) if context.has_partition_key else ()
+        return feed.window.list_starts(feed.window.parse_name(first), feed.window.end_of(feed.window.parse_name(last)))
+    return (feed.window.parse_name(context.partition_key),) if context.has_partition_key else ()
 
 
 def open_books(session: RunSession, feed: Feed, ledger: Ledger, edges: Ports) -> LedgerView:

@@ -14,7 +14,6 @@ from sluice.assets.runs.run_session import RunSession, as_failure
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.util.units import parse_window
 
 if TYPE_CHECKING:
     from sluice.reading import Windows
@@ -64,7 +63,7 @@ def load_rows(context: dg.InputContext, session: RunSession, name: str, kind: st
         ledger = Ledger(lake, feed.name, lambda: 0)
 
         def load(*keys: str) -> Any:
-            return convert(Windows.of(feed, ledger, lake, [parse_window(k) for k in keys], PartKind(kind)))
+            return convert(Windows.of(feed, ledger, lake, [feed.window.parse_name(k) for k in keys], PartKind(kind)))
 
         return {key: load(key) for key in keys} if by_key else load(*keys)
     except SluiceError as error:

@@ -95,8 +95,8 @@ def _build_request(context: Context, feed: Feed, until: str) -> Request:
     """Returns the request for the run's partitions, and for one partition those after it. Raises UsageError."""
     windows = commit_step.partitions(context, feed)
     if context.has_partition_key_range:
-        return Request(RequestKind.WINDOW, window=windows[0], until=windows[-1] + feed.window.length)
-    return Request(RequestKind.WINDOW, window=windows[0], until=window_start(until) if until else None)
+        return Request(RequestKind.WINDOW, window=windows[0], until=feed.window.end_of(windows[-1]))
+    return Request(RequestKind.WINDOW, window=windows[0], until=window_start(until, feed.window) if until else None)
 
 
 _PLANNED = 24
@@ -191,7 +191,7 @@ class LandStep:
     def _in_lineage(self) -> AbstractContextManager[None]:
         """Report the rows that the block lands to OpenLineage, if configured."""
         windows = list_requested(self.feed, self.request)
-        window = (windows[0], windows[-1] + self.feed.window.length) if windows else None
+        window = (windows[0], self.feed.window.end_of(windows[-1])) if windows else None
         landing = lineage.Landing(self.feed, self.context.run.run_id, window, self.session.alone)
         return lineage.report_landing(landing, lambda: self.session.result.landed)
 

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from sluice.pipelines.util.units import show_window
-
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger.tip import Facts
@@ -82,10 +80,10 @@ def complete_windows(ctx: typer.Context, incomplete: str) -> Iterator[str]:
     first = next((facts.first_window for facts in _call_within(WAIT, lambda: _read_facts(feed))), None)
     start = feed.window.last_boundary(time.time_ns() // 1_000_000)
     for _ in range(OFFERED):
-        start -= feed.window.length
+        start = feed.window.before(start)
         if first is not None and start < first:
             return
-        yield show_window(start)
+        yield feed.window.name(start)
 
 
 @_suppress_errors

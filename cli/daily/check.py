@@ -76,7 +76,7 @@ def check(session: Session, feed: FeedName, window: WindowArgument = None, key: 
 
 
 def _view(c: WindowCheck) -> Iterator[RenderableType]:
-    yield heading(f"{c.feed} {show_window(c.window)}", f"to {show_window(c.window + c.length)}, in arrival order")
+    yield heading(f"{c.feed} {show_window(c.window)}", f"to {show_window(c.end)}, in arrival order")
     yield from _list_verdict(c)
     yield facts(*_list_figures(c))
     if c.rows:

@@ -88,7 +88,7 @@ def _time(feed: Feed, text: str, now: int) -> int:
     except ValueError:
         pass
     try:
-        return parsing.window(text)
+        return parsing.window(text, feed.window)
     except UsageError as error:
         raise UsageError(f"{error.message}, or how long ago: 90d", remedy=error.remedy) from None
 

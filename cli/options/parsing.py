@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,12 +17,12 @@ __all__ = ["duration", "parse_offset_range", "parse_partition", "parse_record", 
 T = TypeVar("T")
 
 
-def window(text: str) -> int:
+def window(text: str, settings: WindowSettings) -> int:
     """`2026-11-20T14`: the start of a window, in ms. Raises UsageError."""
-    return _parse(units.parse_window, text)
+    return _parse(settings.parse_name, text)
 
 
-def windows(text: str, settings: WindowSettings) -> range:
+def windows(text: str, settings: WindowSettings) -> Sequence[int]:
     """The windows that text names, such as those of a day: `2026-11-20`. Raises UsageError."""
     return _parse(settings.list_named, text)
 

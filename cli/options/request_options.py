@@ -18,6 +18,7 @@ from sluice.pipelines.model.plans import Request, RequestKind
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.feed.sections import WindowSettings
     from sluice.pipelines.planning.windows import OpenWindows
 
 Offsets = Annotated[
@@ -100,14 +101,16 @@ class WorkOptions:
         if not self.windows.any:
             return RequestedWork((self._catch_up(only),))
         chosen = self.windows.choose(session, feed)
-        return RequestedWork(tuple(self._of_windows(chosen.settled, feed.window.length, only)), chosen.open_windows)
+        return RequestedWork(tuple(self._of_windows(chosen.settled, feed.window, only)), chosen.open_windows)
 
-    def _of_windows(self, settled: Sequence[int], length: int, only: tuple[TopicPartition, ...]) -> Iterator[Request]:
+    def _of_windows(
+        self, settled: Sequence[int], settings: WindowSettings, only: tuple[TopicPartition, ...]
+    ) -> Iterator[Request]:
         if self.per_run == 1:
             yield from (Request(RequestKind.WINDOW, (), w, only, replace=self.replace) for w in settled)
             return
         groups = (settled[at : at + self.per_run] for at in range(0, len(settled), self.per_run))
-        yield from (Request(RequestKind.WINDOW, (), g[0], only, g[-1] + length, self.replace) for g in groups)
+        yield from (Request(RequestKind.WINDOW, (), g[0], only, settings.end_of(g[-1]), self.replace) for g in groups)
 
     def _catch_up(self, only: tuple[TopicPartition, ...]) -> Request:
         if self.replace:

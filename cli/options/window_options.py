@@ -5,6 +5,7 @@ A window is named by its start, in UTC: `2026-11-20T14`, or with more or fewer f
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -119,14 +120,15 @@ class WindowOptions:
             return tuple(dict.fromkeys(w for text in self.window for w in parsing.windows(text, settings)))
         if self.start is None:
             raise UsageError("--to without --from", remedy="add the first window: --from 2026-11-20T00")
-        end = parsing.window(self.end) if self.end else settings.last_boundary(now)
-        return _list_between(settings, parsing.window(self.start), end, self.end)
+        end = parsing.window(self.end, settings) if self.end else settings.last_boundary(now)
+        return _list_between(settings, parsing.window(self.start, settings), end, self.end)
 
 
 def _keep_settled(requested: Sequence[int], settings: WindowSettings, now: int) -> Sequence[int]:
+    last = settings.last_boundary(now)
     if isinstance(requested, range):  # it may end in a far future
-        return requested[: max(0, (settings.last_boundary(now) - requested.start) // requested.step)]
-    return tuple(w for w in requested if settings.is_closed(w, now))
+        return requested[: bisect_left(requested, last)]
+    return tuple(w for w in requested if w < last)
 
 
 def _open_windows(requested: Sequence[int], settled: Sequence[int], settings: WindowSettings) -> OpenWindows | None:
@@ -158,19 +160,19 @@ def ledger_state(session: Session, feed: Feed) -> tuple[State, int]:
         return Ledger(edges.lake, feed.name, edges.clock).read(), edges.clock()
 
 
-def _list_between(settings: WindowSettings, start: int, end: int, text: str | None) -> range:
+def _list_between(settings: WindowSettings, start: int, end: int, text: str | None) -> Sequence[int]:
     from sluice.pipelines.planning import windows
 
     for bound in (start, end):
         windows.check_aligned(bound, settings)
     if text is None:
-        end = max(end, start + settings.length)
+        end = max(end, settings.end_of(start))
     if start >= end:
         raise UsageError(
-            f"no window between {show_window(start)} and {show_window(end)}",
+            f"no window between {settings.name(start)} and {settings.name(end)}",
             remedy="--to is exclusive and must be later than --from",
         )
-    return range(start, end, settings.length)
+    return settings.list_starts(start, end)
 
 
 # -- in words

@@ -180,7 +180,7 @@ def _choose_ranges(
         partitions = edges.cluster.partitions(topics, feed.isolation)
         for start in spans:
             for tp, span in find_window_ranges(
-                state, edges.cluster, partitions, start, start + feed.window.length
+                state, edges.cluster, partitions, start, feed.window.end_of(start)
             ).items():
                 ranges.setdefault(tp, []).append(span)
     if unknown := ranges.keys() - {p.tp for p in partitions}:

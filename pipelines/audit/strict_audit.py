@@ -183,19 +183,19 @@ def _manifests(
     """Check that exactly the complete windows have a manifest, with the pinned boundaries. Returns the problems and
     the tags of correct manifests. Manifests read by an earlier audit are not read again."""
     standing = {s.path: tag(s) for s in lake.stats(paths.manifest_folder(feed.name)) if not paths.is_ignored(s.path)}
-    problems, right, length = list[AuditProblem](), list[int](), feed.window.length
+    problems, right, length = list[AuditProblem](), list[int](), feed.window.length_of
     declared = set(map(paths.manifest_window, standing))
-    missing = [w for w in windows.list_manifest_windows(state, feed.window) if (w, length) not in declared]
+    missing = [w for w in windows.list_manifest_windows(state, feed.window) if (w, length(w)) not in declared]
     for window in windows.complete_of(state, missing, feed.window):
-        if not manifest.is_retired(state, window, length):
-            path = paths.window_path(feed.name, window, length)
+        if not manifest.is_retired(state, window, feed.window):
+            path = paths.window_path(feed.name, window, length(window))
             message = f"{path} is missing, and its window is complete"
             problems.append(AuditProblem(4, message, path, f"write it: sluice repair {feed.name}"))
     previous = set(before.manifests) if before else set()
     for path, now in sorted(standing.items()):
         lasts = paths.manifest_window(path)
         wrong = list(_stands_right(lake, path, state)) if now not in previous or lasts is None else []
-        if now in previous and lasts and manifest.is_retired(state, *lasts):
+        if now in previous and lasts and manifest.retires(state, *lasts):
             wrong = [AuditProblem(4, f"{path} stands, and rows of its window were retired")]
         problems += wrong
         right += [] if wrong else [now]
@@ -219,7 +219,7 @@ def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]
         remedy = f"remove that file, then: sluice repair {paths.feed_of(path)}   writes it again"
         yield AuditProblem(4, f"{path} cannot be read", path, remedy)
         return
-    if manifest.is_retired(state, *lasts):
+    if manifest.retires(state, *lasts):
         yield AuditProblem(4, f"{path} stands, and rows of its window were retired")
     for topic, partition, topic_id, start, end in boundaries:
         lives = [k for k in state.origins if (k.topic, k.partition, k.topic_id) == (topic, partition, topic_id)]

@@ -202,9 +202,7 @@ def find_boundaries_due(call: Call, state: State, snapshot: Survey) -> list[Boun
     due = windows.find_due(state, cluster, snapshot.at, partitions, feed.window)
     if request.window is None:
         return due
-    windows.check_window(
-        (request.until or request.window + feed.window.length) - feed.window.length, feed.window, snapshot.at
-    )
+    windows.check_window(windows.windows_of(request, feed.window)[-1], feed.window, snapshot.at)
     before = windows.find_before(state, cluster, snapshot.at, partitions, feed.window, request.window)
     return [*before, *due]
 

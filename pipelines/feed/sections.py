@@ -6,6 +6,7 @@ docs/feeds.md explains every key. Sizes are in bytes, durations in ms.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -31,7 +32,16 @@ from sluice.pipelines.feed.topic_selection import TopicName
 from sluice.pipelines.model.kafka import FetchLimits
 from sluice.pipelines.model.plans import Assignor
 from sluice.pipelines.util import units
-from sluice.pipelines.util.units import DAY, HOUR, MINUTE, parse_duration, parse_period, parse_size, sanitize
+from sluice.pipelines.util.units import (
+    DAY,
+    HOUR,
+    MINUTE,
+    parse_duration,
+    parse_period,
+    parse_size,
+    sanitize,
+    show_window,
+)
 
 
 def number(value: object) -> object:
@@ -517,17 +527,53 @@ class WindowSettings(Settings):
             return {("grace" if key == "settle" else key): one for key, one in value.items()}
         return value
 
-    def start_of(self, time: int) -> int:
-        """The start of the window that holds `time`. Windows are aligned to the epoch, in UTC."""
-        return time - time % self.length
+    def number_of(self, time: int) -> int:
+        """The number of the window that holds `time` (ms). The epoch lies in window 0. Windows are aligned to it."""
+        return time // self.length
 
-    def list_named(self, text: object) -> range:
+    def start_at(self, number: int) -> int:
+        """The start (ms) of the window of that number."""
+        return number * self.length
+
+    def start_of(self, time: int) -> int:
+        """The start of the window that holds `time`."""
+        return self.start_at(self.number_of(time))
+
+    def end_of(self, time: int) -> int:
+        """The end of the window that holds `time`, where the next one starts."""
+        return self.start_at(self.number_of(time) + 1)
+
+    def before(self, window: int) -> int:
+        """The start of the window before the one that starts at `window`."""
+        return self.start_of(window - 1)
+
+    def is_start(self, time: int) -> bool:
+        """Returns whether a window starts at `time`."""
+        return self.start_of(time) == time
+
+    def list_starts(self, first: int, end: int) -> Sequence[int]:
+        """The starts of the windows from `first`, a start, up to those before `end`."""
+        return range(first, end, self.length)
+
+    def list_named(self, text: object) -> Sequence[int]:
         """Returns the windows (their starts, ms) that text names: those of its day, of its hour, or one.
 
         Raises ValueError. The first may not be aligned.
         """
         start, length = parse_period(text)
-        return range(start, start + max(length, self.length), self.length)
+        return self.list_starts(start, max(start + length, self.end_of(start)))
+
+    def parse_name(self, text: object) -> int:
+        """Returns the start (ms) of the first window that text names. Raises ValueError. It may not be aligned."""
+        return self.list_named(text)[0]
+
+    def name(self, window: int) -> str:
+        """The window's name, which `parse_name` reads back."""
+        return show_window(window)
+
+    def length_of(self, window: int) -> int:
+        """How long (ms) the window that starts at `window` lasts."""
+        return self.end_of(window) - window
 
     @property
     def cron(self) -> str:
@@ -542,7 +588,7 @@ class WindowSettings(Settings):
 
     def is_closed(self, window: int, now: int) -> bool:
         """Returns whether the window that starts at `window` is past its grace period."""
-        return window + self.length <= self.last_boundary(now)
+        return self.end_of(window) <= self.last_boundary(now)
 
 
 BOOTSTRAP, LOCAL_KAFKA = "KAFKA_BOOTSTRAP", "SLUICE_LOCAL_KAFKA"

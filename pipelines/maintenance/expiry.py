@@ -26,7 +26,6 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Liveness
 from sluice.pipelines.publishing import manifest, publish, published_files
 from sluice.pipelines.publishing.publish import roll_forward
-from sluice.pipelines.util.units import show_window
 
 ENDLESS = 1 << 63
 
@@ -195,14 +194,14 @@ def _check_pinned(state: State, feed: str, before: int, settings: WindowSettings
     open_ = [k for k in keys if windows.find_boundary(state, k, before) is None]
     if not open_:
         return
-    earlier = (t for t in reversed(state.boundary_times) if t < before and t % settings.length == 0)
+    earlier = (t for t in reversed(state.boundary_times) if t < before and settings.is_start(t))
     nearest = next((t for t in earlier if all(windows.find_boundary(state, k, t) is not None for k in keys)), None)
     raise UsageError(
-        f"no window of feed {feed} has ended at {show_window(before)} yet, in {open_[0]}"
+        f"no window of feed {feed} has ended at {settings.name(before)} yet, in {open_[0]}"
         + (f" and {len(open_) - 1} more partitions" if len(open_) > 1 else ""),
         remedy="no window has ended in all partitions: there is nothing to retire"
         if nearest is None
-        else f"the nearest end of a window before it is {show_window(nearest)}",
+        else f"the nearest end of a window before it is {settings.name(nearest)}",
     )
 
 
@@ -234,9 +233,9 @@ def _asking(starts: Sequence[int], settings: WindowSettings) -> str:
     """The options that ask for the windows."""
     if not starts:
         return ""
-    if all(b - a == settings.length for a, b in pairwise(starts)) and len(starts) > 1:
-        return f"--from {show_window(starts[0])} --to {show_window(starts[-1] + settings.length)}"
-    return " ".join(f"--window {show_window(w)}" for w in starts[:5])
+    if all(b == settings.end_of(a) for a, b in pairwise(starts)) and len(starts) > 1:
+        return f"--from {settings.name(starts[0])} --to {settings.name(settings.end_of(starts[-1]))}"
+    return " ".join(f"--window {settings.name(w)}" for w in starts[:5])
 
 
 def _check_free(state: State, feed: str, ends: dict[Key, int], liveness: Liveness) -> None:

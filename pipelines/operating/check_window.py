@@ -39,7 +39,7 @@ from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.status import strip
 from sluice.pipelines.status.window_rows import WindowRows, read_rows
 from sluice.pipelines.status.window_state import Standing, WindowStanding, describe_pending
-from sluice.pipelines.util.units import many, show_instant, show_window
+from sluice.pipelines.util.units import many, show_instant
 
 _NAMED = 3
 """How many wrong files have a reason each."""
@@ -93,7 +93,7 @@ def _build_account(
     state: State, key: Key, settings: WindowSettings, window: int, counts: Mapping[Key, Counts]
 ) -> PartitionAccount:
     start = windows.find_boundary(state, key, window)
-    end = windows.find_boundary(state, key, window + settings.length)
+    end = windows.find_boundary(state, key, settings.end_of(window))
     if key in state.ended and (span := windows.find_known_range(state, key, window, settings)):
         start, end = span
 
@@ -114,7 +114,7 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True)
 class WindowCheck:
-    """The result of a check. `window` is the start and `length` the length (ms).
+    """The result of a check. `window` is the start and `end` the end (ms).
 
     `reasons` say why the window is not complete. `rows` is None if a file is missing or damaged. `unchecked` names the
     questions to Kafka that got no answer. `clocks` is the note on boundaries that were decided against a record's
@@ -123,7 +123,7 @@ class WindowCheck:
 
     feed: str
     window: int
-    length: int
+    end: int
     standing: WindowStanding
     reasons: tuple[Reason, ...]
     accounts: tuple[PartitionAccount, ...]
@@ -174,7 +174,7 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
     """
     ledger = Ledger(edges.lake, feed.name, edges.clock)
     state, settings = ledger.read(), feed.window
-    newest = settings.last_boundary(edges.clock()) - settings.length
+    newest = settings.before(settings.last_boundary(edges.clock()))
     start = max(newest, settings.start_of(state.first_window or 0)) if window is None else window
     windows.check_aligned(start, settings)
     windows.check_begun(feed.name, start, settings, state)
@@ -191,7 +191,7 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
         quarantine: tuple[QuarantineGroup, ...] = ()
         try:
             if not wrong:
-                rows = read_rows(edges.lake, landed, Range(start, start + settings.length), by, report)
+                rows = read_rows(edges.lake, landed, Range(start, settings.end_of(start)), by, report)
                 quarantine = listing(ledger, edges.lake, Filter(windows=frozenset([start])), settings).held
         except PartUnreadable as error:
             wrong, rows = {error.path: error}, None
@@ -201,7 +201,7 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
     return WindowCheck(
         feed.name,
         start,
-        settings.length,
+        settings.end_of(start),
         standing,
         (*_list_wrong_files(feed, edges, state, start, wrong, placed), *reasons),
         build_accounts(state, settings, start, receipts),
@@ -240,7 +240,7 @@ def _list_wrong_files(
     if staged := len(wrong) - len(damage):
         yield Reason(
             f"{many(staged, 'file')} of it are published and not visible yet",
-            f"wait for the run: sluice wait {feed.name} --window {show_window(window)}; if it is dead: sluice run"
+            f"wait for the run: sluice wait {feed.name} --window {feed.window.name(window)}; if it is dead: sluice run"
             f" {feed.name}",
         )
 
@@ -293,13 +293,13 @@ def _describe_retired(feed: Feed, ledger: Ledger, state: State, window: int) -> 
 def _describe_cut(feed: Feed, s: WindowStanding) -> Reason:
     return Reason(
         f"records of it below the feed's origins have not landed: {describe_pending(s.pending)}",
-        f"land them, if Kafka still has them: sluice run {feed.name} --window {show_window(s.window)}",
+        f"land them, if Kafka still has them: sluice run {feed.name} --window {feed.window.name(s.window)}",
     )
 
 
 def _describe_open(feed: Feed, window: int) -> Reason:
     pending = OpenWindows.of(window, 1, feed.window)
-    end = show_instant(window + feed.window.length)
+    end = show_instant(feed.window.end_of(window))
     return Reason(
         f"it is open until {end}, and lands from {show_instant(pending.lands_from)} on, after the grace period",
         pending.remedy(feed.name),
@@ -308,7 +308,7 @@ def _describe_open(feed: Feed, window: int) -> Reason:
 
 def _list_reasons(feed: Feed, ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Iterator[Reason]:
     """Yields the causes, and last the command that completes the window."""
-    name = show_window(s.window)
+    name = feed.window.name(s.window)
     pending = {o.key.tp for o in s.pending}
     if s.standing is Standing.RUNNING and s.batch is not None and (met := status.met.get(s.batch)):
         yield Reason(str(met), f"wait for it: sluice wait {feed.name} --window {name}")
@@ -353,7 +353,9 @@ def watch_window(feed: Feed, ports: Ports, start: int) -> LookAtWindow:
         window = strip.standing(state, feed.window, start, ports.clock())
         if window.standing is Standing.FROM_ORIGIN:
             reason = _describe_cut(feed, window)
-            raise WindowIncomplete(f"window {show_window(start)} is not complete: {reason.text}", remedy=reason.remedy)
+            raise WindowIncomplete(
+                f"window {feed.window.name(start)} is not complete: {reason.text}", remedy=reason.remedy
+            )
         if window.standing is not Standing.LANDED:
             return window, False
         parts = manifest.read_window_files(ledger, start, feed.window).parts

@@ -29,7 +29,7 @@ from sluice.pipelines.publishing.manifest import find_wrong_files
 from sluice.pipelines.status import strip
 from sluice.pipelines.status.outlook import Outlook, read_recent
 from sluice.pipelines.status.window_state import Standing, describe_pending
-from sluice.pipelines.util.units import many, show_about, show_duration, show_window
+from sluice.pipelines.util.units import many, show_about, show_duration
 
 if TYPE_CHECKING:
     from sluice.pipelines.batch.survey import Survey
@@ -269,14 +269,16 @@ def _find_hanging(status: FeedStatus) -> Iterator[Finding]:
 
 def _find_partial(feed: Feed, ledger: Ledger, state: State, survey: Survey, now: int) -> Iterator[Finding]:
     """Yields the oldest window that closed long ago and has landed only in part."""
-    closed = now - feed.alerts.partial - feed.window.grace - feed.window.length
-    late = [w for w in windows.list_pending_windows(state, feed.window, now) if w <= closed][:WINDOWS]
+    closed = now - feed.alerts.partial - feed.window.grace
+    late = [w for w in windows.list_pending_windows(state, feed.window, now) if feed.window.end_of(w) <= closed][
+        :WINDOWS
+    ]
     ends = {k: p.last_stable_offset for k, p in survey.partitions.items()}
     facts = strip.outside_facts(ledger, state, ends, {}, ()) if late else strip.LEDGER_ALONE
     unfinished = (s for s in strip.standings(state, feed.window, late, now, facts) if s.done or s.batch is not None)
     partial = [s for s in unfinished if s.standing in (Standing.PARTIAL, Standing.FAILED)]
     for s in partial[:1]:
-        name, end = show_window(s.window), s.window + feed.window.length
+        name, end = feed.window.name(s.window), feed.window.end_of(s.window)
         text = f"window {name} ended {show_about(now - end)} ago and is {s.standing}: {describe_pending(s.pending)}"
         remedy = f"sluice check {feed.name} {name} says why; then sluice run {feed.name} --window {name}"
         yield Finding("partial", text + _more("; ", partial, "window"), remedy, since=end)

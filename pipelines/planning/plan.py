@@ -187,7 +187,7 @@ def find_requested_ranges(
         if request.only and key.tp not in request.only:
             continue
         if request.window is not None:
-            yield key, _find_pinned_range(state, key, request.window, request.until or request.window + window.length)
+            yield key, _find_pinned_range(state, key, request.window, request.until or window.end_of(request.window))
         else:
             start = state.frontier(key)
             yield key, Range(start, max(start, partition.last_stable_offset))

@@ -42,19 +42,18 @@ class OpenWindows:
 
     @classmethod
     def of(cls, first: int, number: int, settings: WindowSettings) -> OpenWindows:
-        return cls(first, number, first + settings.length + settings.grace)
+        return cls(first, number, settings.end_of(first) + settings.grace)
 
     @classmethod
     def of_request(cls, request: Request, settings: WindowSettings) -> OpenWindows | None:
         """Returns all windows of a request; None if it has none."""
         if request.window is None:
             return None
-        end = request.until or request.window + settings.length
-        return cls.of(request.window, (end - request.window) // settings.length, settings)
+        return cls.of(request.window, len(windows_of(request, settings)), settings)
 
-    def windows(self, settings: WindowSettings) -> range:
+    def windows(self, settings: WindowSettings) -> Sequence[int]:
         """Their starts, if they are in a row."""
-        return range(self.first, self.first + self.number * settings.length, settings.length)
+        return settings.list_starts(self.first, settings.start_at(settings.number_of(self.first) + self.number))
 
     @property
     def text(self) -> str:
@@ -77,6 +76,13 @@ class OpenWindows:
         }
 
 
+def windows_of(request: Request, settings: WindowSettings) -> Sequence[int]:
+    """The windows (their starts, ms) that a request names."""
+    if request.window is None:
+        return ()
+    return settings.list_starts(request.window, request.until or settings.end_of(request.window))
+
+
 def split_settled(request: Request, settings: WindowSettings, now: int) -> tuple[Request, OpenWindows | None]:
     """Returns the request without windows in their grace period, and these.
 
@@ -84,7 +90,7 @@ def split_settled(request: Request, settings: WindowSettings, now: int) -> tuple
     """
     if request.window is None:
         return request, None
-    first, end = request.window, request.until or request.window + settings.length
+    first, end = request.window, request.until or settings.end_of(request.window)
     if end <= first:
         raise UsageError("the windows end before they begin", remedy="the end is the first window that is left out")
     check_window(first, settings, now)
@@ -92,14 +98,14 @@ def split_settled(request: Request, settings: WindowSettings, now: int) -> tuple
     last = settings.last_boundary(now)
     if end <= last:
         return request, None
-    return replace(request, until=last), OpenWindows.of(last, (end - last) // settings.length, settings)
+    return replace(request, until=last), OpenWindows.of(last, len(settings.list_starts(last, end)), settings)
 
 
 def check_window(window: int, settings: WindowSettings, now: int) -> None:
     """Raises UsageError for a window that is not aligned, WindowOpen for one whose grace period is not over."""
     check_aligned(window, settings)
     if not settings.is_closed(window, now):
-        when = show_instant(window + settings.length + settings.grace)
+        when = show_instant(settings.end_of(window) + settings.grace)
         raise WindowOpen(
             f"window {show_window(window)} is not closed yet",
             remedy=f"it can be landed from {when} on (end plus grace period); a catch-up lands the records so far",
@@ -108,7 +114,7 @@ def check_window(window: int, settings: WindowSettings, now: int) -> None:
 
 def check_aligned(window: int, settings: WindowSettings) -> None:
     """Raises UsageError for a time (ms) at which no window of the feed begins."""
-    if window % settings.length:
+    if not settings.is_start(window):
         raise UsageError(
             f"{show_window(window)} is not the start of a window: windows of this feed last "
             f"{show_duration(settings.length)}",
@@ -119,7 +125,7 @@ def check_aligned(window: int, settings: WindowSettings) -> None:
 def check_begun(feed: str, window: int, settings: WindowSettings, state: State) -> None:
     """Raises UsageError for a window that ends before the first known one begins."""
     first = find_earliest(state)
-    if first is not None and window + settings.length <= first:
+    if first is not None and settings.end_of(window) <= first:
         raise UsageError(
             f"window {show_window(window)} is before the feed's first window {show_window(first)}",
             remedy=f"a run that asks for it lands it, if Kafka still holds it: sluice run {feed} --window "
@@ -140,13 +146,12 @@ def find_opening(
     A partition begins in the newest window before which no believable record from its origin on is stamped. If the
     origin is the log's first record, that is this record's window; otherwise it is found by bisecting over time.
     """
-    newest = now // settings.length
     offsets = {item.key: item.offset for item in origins}
     firsts = cluster.offsets_at({key.tp: 0 for key in offsets})
-    bounds = {key: _bound_first_window(firsts.get(key.tp), offset, newest, settings) for key, offset in offsets.items()}
+    bounds = {key: _bound_first_window(firsts.get(key.tp), offset, now, settings) for key, offset in offsets.items()}
     open_ = {k: a for k, (a, b) in bounds.items() if a == b}  # the first record's window, if its neighbours agree
     while open_ := open_ or {k: (a + b + 1) // 2 for k, (a, b) in bounds.items() if a < b}:
-        times = {k.tp: middle * settings.length for k, middle in open_.items()}
+        times = {k.tp: settings.start_at(middle) for k, middle in open_.items()}
         hits = cluster.offsets_at(times, settings.max_skew)
         for key, middle in open_.items():
             hit, (low, high) = hits.get(key.tp), bounds[key]
@@ -154,7 +159,7 @@ def find_opening(
             below = (low if low < high else 0), max(middle - 1, 0)
             bounds[key] = (middle, high) if first <= offsets[key] else below
         open_ = {}
-    opens = min(a for a, _ in bounds.values()) * settings.length
+    opens = settings.start_at(min(a for a, _ in bounds.values()))
     return tuple(item.model_copy(update={"opens": opens}) for item in origins)
 
 
@@ -168,13 +173,12 @@ def find_cuts(
     return tuple(o.model_copy(update={"cuts": cuts.get(o.key)}) for o in origins)
 
 
-def _bound_first_window(
-    hit: OffsetAtTime | None, origin: int, newest: int, settings: WindowSettings
-) -> tuple[int, int]:
-    """The first and the last window, counted since the epoch, in which a log may begin. `hit` is its first record."""
+def _bound_first_window(hit: OffsetAtTime | None, origin: int, now: int, settings: WindowSettings) -> tuple[int, int]:
+    """The numbers of the first and the last window in which a log may begin. `hit` is its first record."""
+    newest = settings.number_of(now)
     if hit is None or hit.offset > origin:
         return 0, newest
-    first = min(hit.timestamp // settings.length, newest)
+    first = settings.number_of(min(hit.timestamp, now))
     return first, first if hit.offset == origin else newest
 
 
@@ -213,20 +217,20 @@ def find_before(
     if first is None or window >= first:
         return []
     oldest = {k: p for k, p in partitions.items() if _from_the_first(state, k)}
-    times = range(window, settings.start_of(first - 1) + settings.length, settings.length)
+    times = settings.list_starts(window, settings.end_of(first - 1))
     look = _Lookup(state, cluster, oldest, now, settings.max_skew)
     look.among(times)
     ends = ((t, k, boundary) for t in times[1:] for k, boundary in look.at(t).items())
     below = any(state.boundaries[k][0][1] > p.log_start for k, p in oldest.items())
     oldest_held = next(
-        (t for t, k, b in ends if b.offset > oldest[k].log_start), first if below else first + settings.length
+        (t for t, k, b in ends if b.offset > oldest[k].log_start), first if below else settings.end_of(first)
     )
     is_new = not state.batches and not any(p.log_start for p in oldest.values())
-    is_last = window + settings.length >= settings.start_of(state.first_window or first)
-    if oldest_held > window + settings.length and not (is_new and is_last):
+    is_last = settings.end_of(window) >= settings.start_of(state.first_window or first)
+    if oldest_held > settings.end_of(window) and not (is_new and is_last):
         raise UsageError(
             f"Kafka holds no record of window {show_window(window)} any more, nor an older one",
-            remedy=f"the oldest window that it holds records of is {show_window(oldest_held - settings.length)}",
+            remedy=f"the oldest window that it holds records of is {show_window(settings.before(oldest_held))}",
         )
     return look.entries()
 
@@ -254,7 +258,7 @@ def _list_times(state: State, settings: WindowSettings, since: int, last: int) -
     boundary_times = state.boundary_times
     have = boundary_times[bisect_right(boundary_times, since) : bisect_right(boundary_times, last)]
     newest = max(boundary_times[-1], since)
-    return [*have, *range(settings.start_of(newest) + settings.length, last + 1, settings.length)]
+    return [*have, *settings.list_starts(settings.end_of(newest), last + 1)]
 
 
 class _BoundaryAnswer(NamedTuple):
@@ -466,7 +470,7 @@ def find_range(state: State, key: Key, window: int, settings: WindowSettings) ->
 
     A partition that opened after the window has an empty range there, at its origin.
     """
-    return find_range_between(state, key, window, window + settings.length)
+    return find_range_between(state, key, window, settings.end_of(window))
 
 
 class Losses(NamedTuple):
@@ -502,7 +506,7 @@ def find_losses(state: State, window: int, settings: WindowSettings) -> Losses:
         if key in state.ended:
             former += r.span
             last = state.boundaries[key].times[-1]
-            unseen += [key] if last < window + settings.length or subtract(r, state.list_accounted(key)) else []
+            unseen += [key] if last < settings.end_of(window) or subtract(r, state.list_accounted(key)) else []
     return Losses(former, lost, tuple(sorted(unseen)))
 
 
@@ -510,7 +514,7 @@ def find_known_range(state: State, key: Key, window: int, settings: WindowSettin
     """The offsets of a window in one life of a partition, as far as the ledger knows them: an ended life, or an open
     window, has no last boundary."""
     pinned = state.boundaries.get(key, NO_PINS)
-    first, last = (_find_pinned(pinned, t) for t in (window, window + settings.length))
+    first, last = (_find_pinned(pinned, t) for t in (window, settings.end_of(window)))
     if first is None and key in state.ended and pinned and pinned.times[-1] < window:
         first = last = state.find_known_end(key)
     return None if first is None else Range(first, max(first, state.find_known_end(key)) if last is None else last)
@@ -518,12 +522,12 @@ def find_known_range(state: State, key: Key, window: int, settings: WindowSettin
 
 def count_marker_searches(state: State, window: int, settings: WindowSettings) -> int:
     """Returns the number of partitions in which a boundary of the window was searched by offset."""
-    return max(state.by_marker.get(time, 0) for time in (window, window + settings.length))
+    return max(state.by_marker.get(time, 0) for time in (window, settings.end_of(window)))
 
 
 def describe_against(state: State, window: int, settings: WindowSettings) -> str:
     """Returns a note if a boundary of the window was decided against a record's stamp; else empty."""
-    number = max(state.against.get(time, 0) for time in (window, window + settings.length))
+    number = max(state.against.get(time, 0) for time in (window, settings.end_of(window)))
     return (
         f"in {many(number, 'partition')}, records stamped ahead of their neighbours moved no boundary of the window"
         if number
@@ -544,22 +548,22 @@ def list_manifest_windows(
     """The starts (ms) of the windows that get a manifest, oldest first: both their boundaries are pinned one by one.
 
     All, or those `among` some times."""
-    boundary_times, length = state.boundary_times, settings.length
+    boundary_times = state.boundary_times
     if among is None:
         times, candidates = set(boundary_times), boundary_times
     else:
-        near = {t for w in among for t in (w, w + length)}
+        near = {t for w in among for t in (w, settings.end_of(w))}
         times = {
             t for t in near if (at := bisect_left(boundary_times, t)) < len(boundary_times) and boundary_times[at] == t
         }
         candidates = tuple(sorted(times.intersection(among)))
-    return tuple(t for t in candidates if t + length in times and t % length == 0)
+    return tuple(t for t in candidates if settings.is_start(t) and settings.end_of(t) in times)
 
 
 def list_windows_within(state: State, window: int, settings: WindowSettings) -> tuple[int, ...]:
     """Returns the starts (ms) of the windows in this one: itself, and former shorter ones."""
     boundary_times = state.boundary_times
-    return boundary_times[bisect_left(boundary_times, window) : bisect_left(boundary_times, window + settings.length)]
+    return boundary_times[bisect_left(boundary_times, window) : bisect_left(boundary_times, settings.end_of(window))]
 
 
 def describe_unpinned(state: State, window: int, settings: WindowSettings) -> str:
@@ -609,12 +613,13 @@ def complete_of(state: State, starts: Iterable[int], settings: WindowSettings) -
     """The complete windows among `starts`, in that order, each with its range in every partition."""
     keys = state.known()
     complete_ranges: dict[int, dict[Key, Range]] = {window: {} for window in (starts if keys else ())}
-    times = sorted({time for window in complete_ranges for time in (window, window + settings.length)})
+    ends_at = {window: settings.end_of(window) for window in complete_ranges}
+    times = sorted({*ends_at, *ends_at.values()})
     for key in keys:
         accounted, bounds = state.list_accounted(key), _find_all_pinned(state.boundaries.get(key, NO_PINS), times)
         cache: dict[tuple[int | None, int | None], Range | None] = {}  # in a silence many windows have the same range
         for window, ranges in [*complete_ranges.items()]:
-            ends = bounds[window], bounds[window + settings.length]
+            ends = bounds[window], bounds[ends_at[window]]
             if ends not in cache:
                 cache[ends] = _find_accounted(accounted, *ends)
             if (window_range := cache[ends]) is None:
@@ -638,16 +643,17 @@ def list_pending_windows(state: State, settings: WindowSettings, now: int) -> li
     With an empty ledger, only the newest closed window.
     """
     last = settings.last_boundary(now)
-    first = last - settings.length if state.first_window is None else settings.start_of(state.first_window)
-    closed, keys = range(first, last, settings.length), state.known()
+    first = settings.before(last) if state.first_window is None else settings.start_of(state.first_window)
+    keys = state.known()
     if not keys:
-        return list(closed)
-    return sorted({w for key in keys for w in _list_pending_in_partition(state, key, settings, closed) if w in closed})
+        return list(settings.list_starts(first, last))
+    pending = {w for key in keys for w in _list_pending_in_partition(state, key, settings, Range(first, last))}
+    return sorted(w for w in pending if first <= w < last)
 
 
-def _list_pending_in_partition(state: State, key: Key, settings: WindowSettings, closed: range) -> Iterator[int]:
+def _list_pending_in_partition(state: State, key: Key, settings: WindowSettings, closed: Range) -> Iterator[int]:
     pinned = state.boundaries.get(key) or ((closed.start, 0),)
     time, end = pinned[-1]
-    yield from range(max(settings.start_of(time), closed.start), closed.stop, settings.length)
+    yield from settings.list_starts(max(settings.start_of(time), closed.start), closed.end)
     for gap in state.pending(key, end):
         yield from (settings.start_of(p.window) for p in cut_at_boundaries(state, key, gap) if p.window is not None)

@@ -66,17 +66,17 @@ def write_manifests(
     candidates = windows.list_manifest_windows(state, settings, new)
     if new is None:
         declared_windows = set(map(paths.manifest_window, lake.list(paths.manifest_folder(feed))))
-        there = {t for t in candidates if (t, settings.length) in declared_windows}
+        there = {t for t in candidates if (t, settings.length_of(t)) in declared_windows}
     else:
         there = {t for t in candidates if is_declared(lake, feed, t, settings)}
-    fresh = (t for t in candidates if t not in there and not is_retired(state, t, settings.length))
+    fresh = (t for t in candidates if t not in there and not is_retired(state, t, settings))
     done = windows.complete_of(state, fresh, settings)
     receipts = group_receipts(ledger, state, done, settings)
     boundaries, declared = _Boundaries(), list(done)
     for chunk in (declared[at : at + _TOGETHER] for at in range(0, len(declared), _TOGETHER)):
         dumps = {w: _dump(state, boundaries.of(done[w]), receipts[w], feed, w, settings) for w in chunk}
-        lake.put_each_if_absent({paths.window_path(feed, w, settings.length): dump for w, dump in dumps.items()})
-    declared = _take_back_retired(ledger, lake, declared, settings.length)
+        lake.put_each_if_absent({paths.window_path(feed, w, settings.length_of(w)): dump for w, dump in dumps.items()})
+    declared = _take_back_retired(ledger, lake, declared, settings)
     now = _Declared.of(state, settings)
     if now != noted and not everywhere:
         with suppress(SluiceError):  # the next run checks more
@@ -84,11 +84,11 @@ def write_manifests(
     return tuple(declared)
 
 
-def _take_back_retired(ledger: Ledger, lake: Lake, declared: list[int], length: int) -> list[int]:
+def _take_back_retired(ledger: Ledger, lake: Lake, declared: list[int], settings: WindowSettings) -> list[int]:
     """Remove manifests just written of windows whose rows have been retired since. Returns the other windows."""
     state = ledger.read() if declared else None
-    retired = {w for w in declared if state is not None and is_retired(state, w, length)}
-    map_parallel(lake.remove, [paths.window_path(ledger.feed, w, length) for w in retired])
+    retired = {w for w in declared if state is not None and is_retired(state, w, settings)}
+    map_parallel(lake.remove, [paths.window_path(ledger.feed, w, settings.length_of(w)) for w in retired])
     return [w for w in declared if w not in retired]
 
 
@@ -135,7 +135,7 @@ class _Declared(NamedTuple):
         published = state.published_in.since(self.number)
         if None in published:
             return None
-        first = bisect_left(state.boundary_times, self.pinned - settings.length)
+        first = bisect_left(state.boundary_times, settings.before(self.pinned))
         return {settings.start_of(w) for w in published if w is not None} | {*state.boundary_times[first:]}
 
 
@@ -145,9 +145,9 @@ def _dump(
     content: dict[str, Any] = {
         "format": FORMAT,
         "feed": feed,
-        "window": show_window(window),
+        "window": settings.name(window),
         "start_ms": window,
-        "end_ms": window + settings.length,
+        "end_ms": settings.end_of(window),
         "complete": True,
         "ledger": state.ledger_id,
         "number": state.number,
@@ -181,7 +181,7 @@ class _Boundaries:
 
 def is_declared(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool:
     """Returns whether the window was declared complete."""
-    return receipt_files.find_manifest(lake, feed, window, settings.length) is not None
+    return receipt_files.find_manifest(lake, feed, window, settings.length_of(window)) is not None
 
 
 def withdraw(ledger: Ledger, lake: Lake) -> tuple[str, ...]:
@@ -191,19 +191,24 @@ def withdraw(ledger: Ledger, lake: Lake) -> tuple[str, ...]:
     """
     state = ledger.read()
     listed = {p: paths.manifest_window(p) for p in lake.list(paths.manifest_folder(ledger.feed))}
-    withdrawn = {p: lasts for p, lasts in listed.items() if lasts and is_retired(state, *lasts)}
+    withdrawn = {p: lasts for p, lasts in listed.items() if lasts and retires(state, *lasts)}
     if not withdrawn:
         return ()
     contents = dict(zip(withdrawn, map_parallel(lake.get, [*withdrawn]), strict=True))
     map_parallel(lake.remove, [*withdrawn])
     state = ledger.read()
-    again = [p for p, lasts in withdrawn.items() if not is_retired(state, *lasts)]
+    again = [p for p, lasts in withdrawn.items() if not retires(state, *lasts)]
     lake.put_each_if_absent({p: data for p in again if (data := contents[p]) is not None})
     return tuple(p for p in withdrawn if p not in again)
 
 
-def is_retired(state: State, window: int, length: int) -> bool:
+def is_retired(state: State, window: int, settings: WindowSettings) -> bool:
     """Returns whether rows of the window have been retired: the rest is no longer the window."""
+    return retires(state, window, settings.length_of(window))
+
+
+def retires(state: State, window: int, length: int) -> bool:
+    """Returns the same for a window that lasts `length` (ms)."""
     return next(_list_retired(state, window, length), None) is not None
 
 
@@ -224,10 +229,10 @@ _ENDLESS = 1 << 63
 
 def demand_kept(ledger: Ledger, state: State, feed: str, window: int, settings: WindowSettings) -> None:
     """Raises WindowRetired for a window with retired rows."""
-    retired = list(_list_retired(state, window, settings.length))
+    retired = list(_list_retired(state, window, settings.length_of(window)))
     if not retired:
         return
-    window_text, (key, r) = show_window(window), retired[0]
+    window_text, (key, r) = settings.name(window), retired[0]
     spans = {k: windows.find_range(state, k, window, settings) for k in state.known()}
     partly = any(s and s.span and not is_covered(state.retired.get(k, ()), s) for k, s in spans.items())
     request = "".join(f" --offsets {k}:{x.start}-{x.end}" for k, x in retired) if partly else f" --window {window_text}"

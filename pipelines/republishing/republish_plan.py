@@ -222,7 +222,7 @@ def asked_windows(feed: Feed, state: State, starts: Sequence[int]) -> list[tuple
                 )
             ranges.append((key, r))
         for key in over:
-            first, last = (windows.find_boundary(state, key, t) for t in (window, window + feed.window.length))
+            first, last = (windows.find_boundary(state, key, t) for t in (window, feed.window.end_of(window)))
             if first is not None:  # a life that ended in the window has no boundary at the window's end
                 lasts = Range(first, _ENDLESS if last is None else last)
                 ranges += [(key, r) for r in intersect(state.list_accounted(key), lasts)]

@@ -37,12 +37,12 @@ class OutsideFacts:
 LEDGER_ALONE = OutsideFacts()
 
 
-def last_windows(state: State, settings: WindowSettings, now: int, count: int) -> range:
+def last_windows(state: State, settings: WindowSettings, now: int, count: int) -> Sequence[int]:
     """The starts of the newest windows, including the open one; none before the feed's first."""
     if state.first_window is None:
-        return range(0)
-    end = settings.start_of(now) + settings.length
-    return range(max(settings.start_of(state.first_window), end - count * settings.length), end, settings.length)
+        return ()
+    first = settings.start_at(settings.number_of(now) + 1 - count)
+    return settings.list_starts(max(settings.start_of(state.first_window), first), settings.end_of(now))
 
 
 def outside_facts(
@@ -134,7 +134,7 @@ def _standing(
     if pending or not looked:
         from_origin = bool(pending) and all(_is_cut_off(state.origins[o.key], o, window, settings) for o in pending)
         standing = _standing_of(window, closed, outside, done, pending, from_origin=from_origin)
-    if standing is Standing.LANDED and is_retired(state, window, settings.length):
+    if standing is Standing.LANDED and is_retired(state, window, settings):
         standing = Standing.RETIRED
     batch = {Standing.RUNNING: outside.running, Standing.FAILED: outside.failed}.get(standing, {}).get(window)
     losses, against = windows.find_losses(state, window, settings), windows.describe_against(state, window, settings)
@@ -143,7 +143,7 @@ def _standing(
 
 def _is_cut_off(origin: OriginItem, o: PendingPart, window: int, settings: WindowSettings) -> bool:
     """Returns whether the feed began in the window or later, and all that is pending lies below its origin."""
-    began = origin.cuts is not None and (origin.opens or 0) < window + settings.length
+    began = origin.cuts is not None and (origin.opens or 0) < settings.end_of(window)
     return began and o.ranges is not None and o.ranges[-1].end <= origin.offset
 
 

@@ -78,7 +78,7 @@ class CompleteWindows:
 
     def _write(self, lake: Lake, feed: str, starts: tuple[int, ...], name: str) -> str:
         kind, path = pa.timestamp("us", "UTC"), f"{paths.windows_table_root(feed)}/{name}.parquet"
-        columns = [1000 * (np.array(starts, np.int64) + after) for after in (0, self.settings.length)]
+        columns = [1000 * np.array(times, np.int64) for times in (starts, [*map(self.settings.end_of, starts)])]
         rows = pa.table([fixed_width(kind, times) for times in columns], names=list(COLUMNS))
         with lake.create(path) as file:  # in microseconds: Spark with Iceberg misreads bounds of milliseconds
             pq.write_table(rows, file)
@@ -117,7 +117,7 @@ def complete_windows(state: State, settings: WindowSettings) -> tuple[int, ...]:
     """The starts (ms) of the complete windows whose rows can be read, oldest first. Of a long silence, only the newest
     windows are among them."""
     done = windows.complete_of(state, windows.list_manifest_windows(state, settings), settings)
-    return tuple(t for t in done if not is_retired(state, t, settings.length))
+    return tuple(t for t in done if not is_retired(state, t, settings))
 
 
 def _digest(starts: Iterable[int], settings: WindowSettings) -> str:

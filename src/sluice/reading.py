@@ -35,7 +35,7 @@ from sluice.pipelines.publishing.published_files import File
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
 from sluice.pipelines.schema.arrays import plain
 from sluice.pipelines.util import extras, units
-from sluice.pipelines.util.units import CALENDAR_ENDS, show_window
+from sluice.pipelines.util.units import CALENDAR_ENDS
 from sluice.resources.lake import arrow_files, open_lake, strip_scheme
 from sluice.resources.project import Project
 
@@ -99,28 +99,29 @@ def of_feed(feed: Feed, window: When, *, to: When | None = None, kind: str = "la
     return Windows.of(feed, Ledger(lake, feed.name, lambda: 0), lake, starts, kind_of(kind))
 
 
-def list_windows(settings: WindowSettings, window: When, to: When | None = None) -> range:
+def list_windows(settings: WindowSettings, window: When, to: When | None = None) -> Sequence[int]:
     """Returns the windows (their starts, ms) from `window` up to `to`, without it those that `window` names.
 
     Raises UsageError.
     """
-    start, length = instant(window), settings.length
+    start = instant(window, settings.parse_name)
     if to is None:
-        return settings.list_named(window) if isinstance(window, str) else range(start, start + length, length)
-    end = instant(to)
-    if start >= end or (end - start) % length:
+        in_time = settings.list_starts(start, settings.end_of(start))
+        return settings.list_named(window) if isinstance(window, str) else in_time
+    end = instant(to, settings.parse_name)
+    if start >= end or (settings.is_start(start) and not settings.is_start(end)):
         raise UsageError(
-            f"no whole windows lie between {show_window(start)} and {show_window(end)}",
-            remedy=f"windows of this feed last {units.show_duration(length)}; `to` is the first one left out",
+            f"no whole windows lie between {settings.name(start)} and {settings.name(end)}",
+            remedy=f"windows of this feed last {units.show_duration(settings.length)}; `to` is the first one left out",
         )
-    return range(start, end, length)
+    return settings.list_starts(start, end)
 
 
 def find_one(feed: Feed, window: When) -> int:
     """Returns the start (ms) of the only window that `window` names. Raises UsageError."""
     starts = list_windows(feed.window, window)
     if len(starts) > 1:
-        first = show_window(starts[0])
+        first = feed.window.name(starts[0])
         raise UsageError(
             f"{window} is {len(starts)} windows of feed {feed.name}, and this is about one",
             remedy=f"name one, such as {first}; for all: sluice wait {feed.name} --window {window}",
@@ -136,12 +137,12 @@ def kind_of(text: str) -> PartKind:
         raise UsageError(f"{text!r} is no kind of rows", remedy=f"one of {', '.join(PartKind)}") from None
 
 
-def instant(when: When) -> int:
+def instant(when: When, parse_text: Callable[[object], int] = units.parse_window) -> int:
     """ms since the epoch. Raises UsageError."""
     try:
         if isinstance(when, datetime):
             return units.parse_instant(when)
-        return _check_ms(when) if isinstance(when, int) else units.parse_window(when)
+        return _check_ms(when) if isinstance(when, int) else parse_text(when)
     except ValueError as error:
         raise UsageError(f"{when!r} {error}", remedy="a datetime needs its zone") from None
 
@@ -173,14 +174,16 @@ class Windows:
         files = reading.list_files(ledger, lake, starts, feed.window, kind)
         state = ledger.read()
         notes = [
-            f"{show_window(w)}: {note}" for w in starts if (note := windows.describe_against(state, w, feed.window))
+            f"{feed.window.name(w)}: {note}"
+            for w in starts
+            if (note := windows.describe_against(state, w, feed.window))
         ]
         return cls(feed, tuple(starts), kind, files, _standing(feed, state, kind), tuple(notes))
 
     def __repr__(self) -> str:
         """In UTC: `Windows(orders, 2026-11-20T14:00, 5 files, 12,000 rows)`."""
-        first = show_window(self.starts[0])
-        last = show_window(self.starts[-1] + self.feed.window.length)
+        settings = self.feed.window
+        first, last = settings.name(self.starts[0]), settings.name(settings.end_of(self.starts[-1]))
         span = first if len(self.starts) == 1 else f"{first} to {last}"
         kind = "" if self.kind is PartKind.LANDED else f", {self.kind}"
         return f"Windows({self.feed.name}{kind}, {span}, {units.many(len(self._each), 'file')}, {self.rows:,} rows)"
@@ -430,7 +433,7 @@ def run_report(report: Report, windows: Windows) -> pa.Table:
 
     session = engine.open_another(engine.session(windows.feed.spark), windows.feed.spark)
     session.conf.set("spark.sql.session.timeZone", "UTC")
-    begin, end = windows.starts[0], windows.starts[-1] + windows.feed.window.length
+    begin, end = windows.starts[0], windows.feed.window.end_of(windows.starts[-1])
     try:
         windows.spark(session).createOrReplaceTempView(report.feed)
         bounds = {"window_start": _utc(begin), "window_end": _utc(end)}

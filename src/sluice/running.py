@@ -37,16 +37,17 @@ from sluice.pipelines.errors import (
     WindowOpen,
 )
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Progress, Reporter, Scheduler, find_scheduler
 from sluice.pipelines.planning.origins import advise_absent
-from sluice.pipelines.planning.windows import OpenWindows, complete_of, describe_unpinned, split_settled
+from sluice.pipelines.planning.windows import OpenWindows, complete_of, describe_unpinned, split_settled, windows_of
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.pipelines.util import logs
-from sluice.pipelines.util.units import show_duration, show_window
+from sluice.pipelines.util.units import show_duration
 from sluice.reading import When, list_windows
 from sluice.resources.liveness import new_owner
 from sluice.resources.observe import lineage, tracing
@@ -155,7 +156,7 @@ class FeedRun:
         if self.result.landed:
             self.result.landed.check()
         if missing := self.find_incomplete(windows):
-            window = show_window(missing[0])
+            window = self.feed.window.name(missing[0])
             if unpinned := describe_unpinned(self.ledger.read(), missing[0], self.feed.window):
                 raise WindowIncomplete(unpinned, remedy=advise_absent(self.feed.name))
             raise WindowIncomplete(
@@ -194,8 +195,7 @@ def list_requested(feed: Feed, request: Request) -> Sequence[int]:
     """The whole windows (their starts, ms) that a request names."""
     if request.window is None or request.only:
         return ()
-    length = feed.window.length
-    return range(request.window, request.until or request.window + length, length)
+    return windows_of(request, feed.window)
 
 
 def list_settled(feed: Feed, request: Request, landed: Landed) -> Sequence[int]:
@@ -478,7 +478,7 @@ def _report_lineage(of_feed: FeedRun, request: Request) -> AbstractContextManage
     if find_scheduler(run) is Scheduler.AIRFLOW or not lineage.is_configured(os.environ):
         return nullcontext()
     windows = list_requested(feed, request)
-    window = (windows[0], windows[-1] + feed.window.length) if windows else None
+    window = (windows[0], feed.window.end_of(windows[-1])) if windows else None
     landing = lineage.Landing(feed, run.rpartition(":")[2], window)
     return lineage.report_landing(landing, lambda: of_feed.result.landed)
 
@@ -560,13 +560,14 @@ def make_requests(feeds: Feeds, windows: When | None, to: When | None, project: 
     names = [feeds] if isinstance(feeds, str) else list(feeds)
     if windows is None:
         return dict.fromkeys(names, Request(RequestKind.CATCH_UP))
-    return {name: request_windows(list_windows(project.feed(name).window, windows, to)) for name in names}
+    settings = {name: project.feed(name).window for name in names}
+    return {name: request_windows(list_windows(s, windows, to), s) for name, s in settings.items()}
 
 
-def request_windows(windows: range, *, replace: bool = False) -> Request:
+def request_windows(windows: Sequence[int], settings: WindowSettings, *, replace: bool = False) -> Request:
     """Returns the request for windows (their starts, ms) in a row."""
-    until = windows.stop if len(windows) > 1 else None
-    return Request(RequestKind.WINDOW, window=windows.start, until=until, replace=replace)
+    until = settings.end_of(windows[-1]) if len(windows) > 1 else None
+    return Request(RequestKind.WINDOW, window=windows[0], until=until, replace=replace)
 
 
 def find_project(project: str | os.PathLike[str] | None) -> Project:

@@ -7,7 +7,7 @@ current folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from pendulum import instance
 from sluice.pipelines.errors import TRANSIENT, BatchIncomplete, SluiceError, UsageError
 from sluice.pipelines.model.plans import Request
 from sluice.pipelines.model.receipts import Scheduler
-from sluice.pipelines.util.units import parse_window, show_duration, show_window
+from sluice.pipelines.util.units import show_duration, show_window
 from sluice.resources.project import Project
 from sluice.running import request_windows
 
@@ -122,31 +122,30 @@ def build_request(feed: Feed, window: str | None, context: Context, *, replace: 
     settings, run = feed.window, context.get("dag_run")
     key, date = getattr(run, "partition_key", None), getattr(run, "partition_date", None)
     if window:
-        return request_windows(_parse_key(settings, window), replace=replace)
+        return request_windows(_parse_key(settings, window), settings, replace=replace)
     if key:
-        return request_windows(_find_partition(settings, key, date, context), replace=replace)
+        return request_windows(_find_partition(settings, key, date, context), settings, replace=replace)
     first, end = context.get("data_interval_start"), context.get("data_interval_end")
     if first is not None and end is not None and first < end:
-        return request_windows(_list_begun(settings, _to_ms(first), _to_ms(end)), replace=replace)
+        return request_windows(_list_begun(settings, _to_ms(first), _to_ms(end)), settings, replace=replace)
     due = first or getattr(run, "run_after", None)
     if due is None:
         raise UsageError("the DAG run has no data interval", remedy="set `window` of the task, such as 2026-11-20T14")
     begin, until = (settings.start_of(_to_ms(at)) for at in _find_period(context, due))
-    return request_windows(range(min(begin, until - settings.length), until, settings.length), replace=replace)
+    return request_windows(settings.list_starts(min(begin, settings.before(until)), until), settings, replace=replace)
 
 
-def _list_begun(settings: WindowSettings, start: int, end: int) -> range:
-    first = -(-start // settings.length) * settings.length
-    after = -(-end // settings.length) * settings.length
+def _list_begun(settings: WindowSettings, start: int, end: int) -> Sequence[int]:
+    first, after = settings.end_of(start - 1), settings.end_of(end - 1)
     if first >= after:
         raise UsageError(
             f"no window of the feed begins in the data interval from {show_window(start)} to {show_window(end)}",
             remedy="schedule the DAG at least as rarely as the feed's windows, or set `window` of the task",
         )
-    return range(first, after, settings.length)
+    return settings.list_starts(first, after)
 
 
-def _find_partition(settings: WindowSettings, key: str, date: datetime | None, context: Context) -> range:
+def _find_partition(settings: WindowSettings, key: str, date: datetime | None, context: Context) -> Sequence[int]:
     """Returns the windows of the run's partition, which ends where the next one of its timetable begins."""
     timetables = _list_timetables(context)
     if date is None and (zones := {str(t._timezone) for t in timetables if hasattr(t, "_timezone")} - {"UTC"}):
@@ -157,13 +156,13 @@ def _find_partition(settings: WindowSettings, key: str, date: datetime | None, c
     if date is None or not timetables:
         return _parse_key(settings, key)
     start, end = _to_ms(date), min(_to_ms(t._get_next(instance(date))) for t in timetables)
-    if start % settings.length or end % settings.length:
+    if not (settings.is_start(start) and settings.is_start(end)):
         raise UsageError(
             f"partition {key} is from {show_window(start)} to {show_window(end)} in UTC, where no windows of"
             f" {show_duration(settings.length)} begin and end",
             remedy="give the timetable a zone and times at which windows begin, or set `window` of the task",
         )
-    return range(start, end, settings.length)
+    return settings.list_starts(start, end)
 
 
 def _find_period(context: Context, due: datetime) -> tuple[datetime, datetime]:
@@ -192,7 +191,7 @@ def _list_timetables(context: Context) -> list[Any]:
     return [t for t in getattr(core, "_timetables", [core]) if hasattr(t, "_get_prev")]
 
 
-def _parse_key(settings: WindowSettings, key: str) -> range:
+def _parse_key(settings: WindowSettings, key: str) -> Sequence[int]:
     """Returns the windows that text in UTC names; in ISO format, with a zone or seconds, one. Raises UsageError."""
     try:
         return settings.list_named(key)
@@ -201,8 +200,8 @@ def _parse_key(settings: WindowSettings, key: str) -> range:
             at = datetime.fromisoformat(key)
         except ValueError:
             raise UsageError(f"{key!r} {error}") from None
-        start = _to_ms(at) if at.tzinfo else parse_window(at.strftime("%Y-%m-%dT%H:%M"))
-        return range(start, start + settings.length, settings.length)
+        start = _to_ms(at) if at.tzinfo else settings.parse_name(at.strftime("%Y-%m-%dT%H:%M"))
+        return settings.list_starts(start, settings.end_of(start))
 
 
 def _to_ms(at: datetime) -> int:

@@ -152,7 +152,7 @@ class LandWindowOperator(_FeedOperator):
         """Defer the task until the last requested window is past its grace period."""
         from sluice.airflow.sensors import WindowTrigger
 
-        ends = (request.until or (request.window or 0) + feed.window.length) + feed.window.grace
+        ends = (request.until or feed.window.end_of(request.window or 0)) + feed.window.grace
         self.log.info("waiting until %s, the end of the grace period", datetime.fromtimestamp(ends / 1000, UTC))
         self.defer(trigger=WindowTrigger(feed.name, at=ends / 1000), method_name="execute_again")
 

@@ -195,7 +195,7 @@ def land(
     state = ledger.read()
     begin = state.boundary_times[-1] if state.boundary_times else feed.window.start_of(BEGIN)
     logs, newest = _build_logs(feed, state, messages, begin)
-    clock.now = feed.window.start_of(newest) + feed.window.length + feed.window.grace
+    clock.now = feed.window.end_of(newest) + feed.window.grace
     states = {tp: partition(*tp, topic_id=_TOPIC_ID) for tp in logs}
     edges = Ports(
         cluster=MemoryCluster(states, id=_CLUSTER, logs=logs),
