@@ -126,7 +126,7 @@ def run(corner: Corner, python: Path) -> tuple[tuple[str, ...], bool]:
     # A setting of numba's own: the corner's numba compiles the loops, and the checkout's library is not used.
     environ = os.environ | {"NUMBA_CACHE_DIR": str(BUILD / "loops"), "NUMBA_OPT": "3"}
     # Minutes once: no test has to wait for it.
-    subprocess.run([python, "-m", "sluice.pipelines.records.compiled.cache"], cwd=BUILD, env=environ, check=True)
+    subprocess.run([python, ROOT / "infra/loops.py"], cwd=BUILD, env=environ, check=True)
     command = (python, "-m", "pytest", *words, *options, "tests/matrix/test_corner.py")
     subprocess.run(command, cwd=ROOT, env=environ, check=False)
     cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []

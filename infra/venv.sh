@@ -17,4 +17,4 @@ for old in .venv/lib/python3*/site-packages/sluice-*.dist-info; do
 done
 # setuptools is in the lock, so that building the package downloads nothing.
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-.venv/bin/python -m sluice.pipelines.records.compiled.cache
+.venv/bin/python infra/loops.py

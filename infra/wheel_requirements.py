@@ -2,7 +2,7 @@
 
     python infra/wheel_requirements.py     in the checkout; needs no package
 
-These are setuptools, the requirements of Sluice and of its extras `kafka` and `compile`, and what these require.
+These are setuptools, numba, the requirements of Sluice and of its extra `kafka`, and what these require.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("kafka", "compile")
 _NAME = re.compile(r"[\w.-]+")
 
 
 def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wishes = [*project["dependencies"], *(w for extra in EXTRAS for w in project["optional-dependencies"][extra])]
-    names = {"setuptools", *(_NAME.findall(wish)[0].lower() for wish in wishes)}
+    wishes = [*project["dependencies"], *project["optional-dependencies"]["kafka"]]
+    names = {"setuptools", "numba", *(_NAME.findall(wish)[0].lower() for wish in wishes)}
     pins = re.split(r"^(?=\w)", (ROOT / "requirements.lock").read_text(), flags=re.MULTILINE)[1:]
     before = 0
     while before != len(names):  # a pin names its dependents below `# via`

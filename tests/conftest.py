@@ -11,6 +11,7 @@ import gc
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -25,6 +26,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 
 from sluice.pipelines.feed.sections import ENGINE
 from sluice.pipelines.model.receipts import EngineKind
+from sluice.pipelines.records.compiled import library
 from sluice.resources.kafka.connection.zero_copy_transport import ClosingClient
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.clouds import CloudStore, run_azurite, run_google
@@ -41,6 +43,9 @@ if sys.modules["__main__"].__spec__ is None and not hasattr(sys.modules["__main_
 settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("untimed"), max_examples=20)
 settings.load_profile("untimed")
+
+if "PYTEST_XDIST_WORKER" not in os.environ and library.find_library() is None:  # sources changed since `make setup`
+    subprocess.run([sys.executable, Path(__file__).parents[1] / "infra" / "loops.py"], check=True)
 
 # A shell that runs pytest in the background ignores SIGINT, and the processes of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -259,8 +259,8 @@ def test_extras_bring_the_packages_that_errors_name() -> None:
     for package, extra in extras.BRINGS.items():
         if package not in SHARED:
             assert brought[normalize(package)] == extra
-    # Airflow is installed with its own constraints, the wheel has the compiled loops, and `land` is the sum of four.
-    assert set(extras.BRINGS.values()) - {"airflow", "compile"} == set(Requirement(wishes["all"][0]).extras)
+    # Airflow is installed with its own constraints, and `land` is the sum of four.
+    assert set(extras.BRINGS.values()) - {"airflow"} == set(Requirement(wishes["all"][0]).extras)
 
 
 def test_lock_satisfies_requirements_and_names_no_machine() -> None:

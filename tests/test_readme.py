@@ -22,7 +22,7 @@ from sluice.assets.jobs.report_assets import read_reports
 from sluice.cli.main import main
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import ENGINE
-from sluice.pipelines.records.compiled import cache
+from sluice.pipelines.records.compiled import library
 from sluice.resources.project import Project
 from tests.environments import create_environment
 
@@ -126,11 +126,11 @@ def test_readme_runs_as_typed_in_a_bare_clone(tmp_path: Path) -> None:
     """
     clone, environment, outputs = tmp_path / "clone", tmp_path / "environment", tmp_path / "outputs"
     copy_tracked_files(clone)
-    cache.ready()
-    (clone / "build/cache/sluice").mkdir(parents=True)
-    for path in cache.LOOPS.glob("*.o"):
+    loops = clone / library.LOOPS.resolve().relative_to(ROOT.resolve())
+    loops.mkdir()
+    for path in library.LOOPS.glob("*.o"):
         if not path.name.startswith(COMPILED_ANEW):
-            shutil.copy(path, clone / "build/cache/sluice")
+            shutil.copy(path, loops)
     create_environment(environment)
     outputs.mkdir()
     commands = find_commands(README, skipped=())

@@ -13,7 +13,6 @@ import functools
 import inspect
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
     from sluice.assets.specs.feed_files import FeedFiles
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.model.receipts import Progress
     from sluice.pipelines.operating.migrate_offsets import Stores
     from sluice.pipelines.ports import Groups, Ports, Target
     from sluice.resources.project import Project
@@ -110,23 +108,6 @@ class Session:
     def feed(self, name: str) -> Feed:
         """Returns one feed. Raises FeedError for an invalid or missing file."""
         return self.files.feed(name)
-
-    def compile(self) -> float:
-        """Compile the loops that read records, if that was never done, and say so. Returns the seconds that it took."""
-        from sluice.pipelines.records.compiled import cache
-
-        if cache.is_ready():
-            return 0.0
-        began = time.monotonic()
-        with self.terminal.progress() as meter:
-
-            def report(progress: Progress) -> None:
-                if progress.note:
-                    self.terminal.note(progress.note)
-                meter(replace(progress, note=""))
-
-            cache.ready(report)
-        return time.monotonic() - began
 
     def begin_engine(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:
         """Start the feed's engine on this machine while the caller loads Dagster and plans the batch.

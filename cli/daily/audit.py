@@ -165,7 +165,6 @@ def _check_strictly(feed: Feed, edges: Ports, ledger: Ledger, report: AuditRepor
 
 
 def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: AuditReport) -> AuditReport:
-    session.compile()
     from sluice.pipelines.audit.audit import AuditProblem
     from sluice.pipelines.audit.gaps import read_policies
     from sluice.pipelines.audit.rescan import CurrentLog, rescan
@@ -377,7 +376,6 @@ def audit_republish(session: Session, feed: Feed, name: str) -> int:
 
 
 def _compare_republish(session: Session, feed: Feed, name: str) -> RepublishAudit:
-    session.compile()
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.model.kafka import Isolation
     from sluice.pipelines.planning.schema_changes import find_shape

@@ -123,7 +123,6 @@ def init(
             path = root / "feeds" / f"{name}.yaml"
             if path.exists():
                 raise UsageError(f"{path} is there already", remedy="give the new feed another name: sluice init NAME")
-            session.compile()  # a minute, the first time: after what could be wrong
             with session.terminal.working(f"looking at {chosen}"):
                 sample_places = _places(cluster, chosen)
                 look = _look(_reading(probe, chosen), chosen, sample_places)

@@ -31,7 +31,6 @@ from sluice.pipelines.errors import FeedError, SluiceError, UsageError, WindowHe
 from sluice.pipelines.feed.sections import ENGINE
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import EngineKind, Progress, Reporter, Scheduler
-from sluice.pipelines.records.compiled import cache
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import many
 from sluice.resources.local import process
@@ -316,12 +315,12 @@ def execute(
     `waited` are the seconds that the run has waited for. Raises as `run_feeds`.
     """
     feeds = [session.feed(name) for name in requests]
-    before = {"start": waited, cache.STAGE: _compile_locally(session, feeds[0])}
+    _check_packages(session, feeds[0])
     first = "wait" if len(feeds) > 1 else "start Dagster" if session.dagster else "connect"
     with session.terminal.progress() as meter, _open_ports(session, feeds) as open_ports:
         progress = _FeedsProgress(meter, len(feeds))
         reports = {f.name: meter if len(feeds) == 1 else progress.report_of(f.name) for f in feeds}
-        recorders = {name: _RunRecorder(report, before, first) for name, report in reports.items()}
+        recorders = {name: _RunRecorder(report, {"start": waited}, first) for name, report in reports.items()}
         catching_up = skip is None and all(r == _CATCH_UP for r in requests.values())
         session.begin_engine(feeds[0], feeds if catching_up else (), open_ports)
         run_feeds = _load_engine(session, feeds)
@@ -365,14 +364,13 @@ def _find_window(session: Session, feed: Feed, run: TimedRun) -> WindowStanding 
     return standing(state, feed.window, run.request.window, now, OutsideFacts(last_stable_offsets=ends))
 
 
-def _compile_locally(session: Session, feed: Feed) -> float:
-    """Compile loops if tasks run on this machine. Returns the seconds that it took."""
+def _check_packages(session: Session, feed: Feed) -> None:
+    """Raises SetupError if this environment lacks a package of the run or its engine."""
     from sluice.resources.spark import executors
 
-    extras.require("kafka", *(["dagster"] if session.dagster else []))  # before minutes of compiling
+    extras.require("kafka", *(["dagster"] if session.dagster else []))
     if feed.engine is EngineKind.SPARK:
         executors.check_installed(feed.spark)
-    return session.compile() if executors.run_here(feed) else 0.0
 
 
 class _RunRecorder(MetRecorder):

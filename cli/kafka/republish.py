@@ -174,7 +174,6 @@ def republish(
         if change.dry_run:
             return
         plan = plans.keep(edges.lake, plan)
-        session.compile()
         work = republish_tasks.sending(
             definition, ledger, plan, CODEC_NAMES.index(sending.compression), pace, session.project.root
         )

@@ -139,7 +139,6 @@ def _open_sample(session: Session, feed: Feed, shape: Shape, request: SampleOpti
 
     Raises UsageError, KafkaUnavailable, UnknownTopic, and Failed if there are no records.
     """
-    session.compile()
     from sluice.pipelines.landing.sample import ReportingFetcher, look
     from sluice.resources.lake import open_lake
     from sluice.resources.lake.local_lake import LocalLake

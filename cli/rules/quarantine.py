@@ -324,7 +324,6 @@ Done = tuple["Replayed", tuple["Met", ...]]
 
 
 def _preview(session: Session, feed: Feed, criteria: Filter, fixer: Any) -> Done:
-    session.compile()
     from sluice.pipelines.maintenance.replay import foresee_replay
 
     with session.open_ports(feed) as edges, session.terminal.progress() as meter:
@@ -332,7 +331,6 @@ def _preview(session: Session, feed: Feed, criteria: Filter, fixer: Any) -> Done
 
 
 def _replay(session: Session, feed: Feed, criteria: Filter, fixer: Any) -> Done:
-    session.compile()
     from sluice.pipelines.maintenance.replay import replay as carry_out
     from sluice.resources.liveness import new_owner
 

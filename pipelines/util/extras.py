@@ -18,8 +18,6 @@ DISTRIBUTION = "kafka-sluice"
 
 BRINGS = {
     "kafka": "kafka",
-    "numba": "compile",
-    "llvmlite": "compile",
     "cramjam": "kafka",
     "crc32c": "kafka",
     "cryptography": "kafka",

@@ -40,12 +40,10 @@ WORKERS_ENVIRONMENT = {
 
 
 def load_modules(modules: Sequence[str] = LOADED) -> None:
-    """Import the modules of tasks, before a first fork. Compile missing loops."""
+    """Import the modules of tasks, before a first fork."""
     gc.disable()  # none of the loaded objects is garbage
     for module in modules:
         try:
-            if module == LOADED[1]:  # the first that has compiled loops
-                importlib.import_module("sluice.pipelines.records.compiled.cache").ready()
             importlib.import_module(module)
         except Exception:  # noqa: BLE001 - a worker that needs it raises the error
             break

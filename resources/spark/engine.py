@@ -112,7 +112,7 @@ class SparkEngine:
         """Start Spark if this process has none.
 
         With remote executors, also wait for them, check that they reach everything that tasks will read and write, and
-        let them compile their loops. Raises SetupError.
+        start their workers. Raises SetupError.
         """
         self._wait_for(self._begun)
 
@@ -179,7 +179,7 @@ class SparkEngine:
             self._ask_executors(spark, self._ports()).check()
             _looked.add(spark.applicationId)
         with self._watch_jobs(spark):
-            _compiled_there(spark, spark.applicationId)
+            _start_workers(spark, spark.applicationId)
 
     def _ask_executors(self, spark: SparkContext, ports: ExecutorPorts) -> Preflight:
         """Return the executors' answers, with a warning about executors that ended during the check.
@@ -350,7 +350,7 @@ def begin(settings: SparkSettings, needed: Callable[[], bool] = lambda: True) ->
                         jvm.begin()
                 if needed():
                     spark = context(settings)
-                    _compiled_there(spark, spark.applicationId)
+                    _start_workers(spark, spark.applicationId)
                 else:
                     jvm.end()
 
@@ -366,11 +366,8 @@ def end() -> None:
 
 
 @cache
-def _compiled_there(spark: SparkContext, application: str) -> None:
-    """Compile the loops in as many tasks as there are cores, so that each executor has one before landing starts.
-
-    Once for an application; an executor that comes later compiles before its first task.
-    """
+def _start_workers(spark: SparkContext, application: str) -> None:
+    """Run a task on each core, whose worker imports what tasks need before landing starts. Once for an application."""
     tasks = spark.defaultParallelism
     with suppress(Exception):  # if nothing runs there, the batch reports why
         spark.parallelize(range(tasks), tasks).foreachPartition(executor.prepare)

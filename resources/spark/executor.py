@@ -30,7 +30,6 @@ from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.model.plans import Task, to_json
 from sluice.pipelines.model.receipts import Outcome, RangeFailure, Receipt, TaskTime, TaskTraffic
 from sluice.pipelines.ports import Job, Lake
-from sluice.pipelines.records.compiled import cache
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.arrays import text_array
@@ -163,7 +162,6 @@ def run(work: TaskWork, numbers: Iterable[int], tried: int | None = None) -> Ite
 
 def call(called: Callable[[int], str], numbers: Iterable[int], tried: int = 0) -> Iterator[Row]:
     """Run `called` for each number; yield one row with its result. An engine calls it in a worker."""
-    cache.ready()
     for number in numbers:
         yield _SAID, called(number)
 
@@ -177,14 +175,12 @@ def in_arrow(run: Runs, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 
 
 def prepare(numbers: Iterable[int]) -> None:
-    """Compile the loops of a task if this was never done. Spark calls it before a first batch."""
-    cache.ready()
+    """Import the modules of tasks. Spark calls it before a first batch."""
+    import sluice.pipelines.landing.task  # noqa: F401
 
 
 def _carried_out(work: TaskWork, task: Task, tried: int) -> list[Outcome | TaskTraffic]:
-    # Imported late: workers need the compiled loops, code that only wires a feed does not. On another machine than the
-    # driver's, the first worker has them compiled, and the others wait for it.
-    cache.ready()
+    # Imported late: workers need the compiled loops, code that only wires a feed does not.
     from sluice.pipelines.landing.task import Assignment, run_task, salvage_task
 
     wiring, attempt = work.wiring, f"{work.attempt}-{secrets.token_hex(4)}"

@@ -22,7 +22,6 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         "process": os.getppid(),
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "processor": processor(),
         "releases": {name: _release(name) for name in question["releases"]},
         "clock": time.time_ns() // 1_000_000,
         "imports": "",
@@ -31,6 +30,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     }
     try:
         ports = pickle.loads(question["ports"])
+        ports.load_loops()
     except Exception as error:  # noqa: BLE001 - the driver gets any error
         facts["imports"] = _describe_error(error)
         return facts
@@ -67,11 +67,3 @@ def _release(name: str) -> str:
         return str(getattr(__import__(name), "__version__", ""))
     except ImportError:
         return ""
-
-
-def processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    except OSError:
-        return platform.processor()

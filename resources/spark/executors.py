@@ -22,7 +22,6 @@ from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import INSTALLED, PACK, SparkSettings
 from sluice.pipelines.model.receipts import EngineKind, Reporter
-from sluice.pipelines.records.compiled import cache
 from sluice.pipelines.util import extras, units
 from sluice.resources.local import java
 from sluice.resources.spark import pack_archive
@@ -227,13 +226,8 @@ def run_here(feed: Feed) -> bool:
 
 
 def prepare(feed: Feed, report: Reporter) -> None:
-    """Do, and report, the work that is slow once for a version: compile loops, or pack for executors.
-
-    Raises SetupError.
-    """
-    if run_here(feed):
-        cache.ready(report)
-    else:
+    """Do, and report, the work that is slow once for a version: pack for executors. Raises SetupError."""
+    if not run_here(feed):
         archive(feed.spark, report)
 
 

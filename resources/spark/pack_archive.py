@@ -4,9 +4,8 @@
 
 Executors need a Python of the same minor version on the same kind of machine, and nothing else. The hash is over
 Sluice's own files, the names and releases of all that they import, Python's minor version and the platform: packs of
-one environment have one name, are made once for a user, and serve every project. The pack has the compiled loops, and
-numba only without a library of them. Promises: a pack appears whole, and its own packages suffice for all imports of
-tasks.
+one environment have one name, are made once for a user, and serve every project. The pack has the compiled loops.
+Promises: a pack appears whole, and its own packages suffice for all imports of tasks.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from typing import BinaryIO
 
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.model.receipts import Progress, Reporter
-from sluice.pipelines.records.compiled import cache as loops
+from sluice.pipelines.records.compiled import library
 from sluice.pipelines.util.locks import locking
 
 STAGE = "pack"
@@ -58,7 +57,6 @@ _ROOTS = (
     *(("boto3",) if _S3 else ()),
     *(("obstore",) if _CLOUDS else ()),
     *_PROTOBUF,
-    *(() if loops.find_library() else ("numba",)),
     *("cramjam", "crc32c", "kafka-python", "numpy", "pyarrow", "pydantic", "pyyaml"),
 )
 """The imports of Sluice's tasks; their requirements are found."""
@@ -127,8 +125,8 @@ class _PackedFile:
 def pack(report: Reporter = lambda progress: None, modules: Sequence[str] = ()) -> Pack:
     """Return the pack of this environment, made if it is not there yet. Raises SetupError.
 
-    `modules` are the user's own, packed with their packages' requirements. The first time takes about half a minute,
-    and a minute more if loops were never compiled. Of several processes that want the same pack at once, one makes it
+    `modules` are the user's own, packed with their packages' requirements. The first time takes about half a minute.
+    Of several processes that want the same pack at once, one makes it
     and the others wait.
     """
     theirs = [_Module.of(name) for name in sorted({name.partition(".")[0] for name in modules})]
@@ -283,12 +281,6 @@ def _holds(distribution: metadata.Distribution, name: str) -> bool:
     return any(f.parts[0] == name or str(f) == f"{name}.py" for f in files)
 
 
-def _list_caches() -> list[_PackedFile]:
-    """Return the files of our compiled loops."""
-    folder = loops.LOOPS.relative_to(_PACKAGE).as_posix()
-    return [_PackedFile(f"sluice/{folder}/{p.name}", p) for p in loops.list_files()]
-
-
 def _theirs(distribution: metadata.Distribution) -> list[_PackedFile]:
     if distribution.files is None:
         raise SetupError(
@@ -327,12 +319,15 @@ def _make(
     report(Progress(STAGE, note="what executors need, once for this version of Sluice"))
     with tempfile.TemporaryDirectory(prefix=_MAKING, dir=path.parent) as scratch:
         stage = Path(scratch, "stage")
-        for file in [*ours, *_list_caches(), *(f for d in distributions.values() for f in _theirs(d))]:
+        loops = [p for p in (library.find_library(),) if p]
+        folder = f"sluice/{library.LOOPS.relative_to(_PACKAGE).as_posix()}"
+        packed = [_PackedFile(f"{folder}/{p.name}", p) for p in loops]
+        for file in [*ours, *packed, *(f for d in distributions.values() for f in _theirs(d))]:
             target = stage / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file.source, target)
         _prove(stage, imported)
-        files = [p for p in sorted(stage.rglob("*")) if p.is_file() and p.name != "sluice-loops.lock"]
+        files = [p for p in sorted(stage.rglob("*")) if p.is_file()]
         size = sum(p.stat().st_size for p in files)
         archive = Path(scratch, "archive")
         with archive.open("wb") as out:
@@ -348,7 +343,7 @@ def _prove(stage: Path, imported: Iterable[str]) -> None:
     imports = "; ".join(f"import {module}" for module in imported)
     # Bytecode by its source's hash, unchecked: unpacking changes the files' times.
     compiled = ["compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(stage), str(stage)]
-    for command in (["-m", *compiled], ["-m", "sluice.pipelines.records.compiled.cache"], ["-c", imports]):
+    for command in (["-m", *compiled], ["-c", imports]):
         alone = [sys.executable, "-S", *command]
         process = subprocess.run(alone, env=environment, cwd=stage, capture_output=True, text=True, check=False)
         if process.returncode:

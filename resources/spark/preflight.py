@@ -56,7 +56,6 @@ class ExecutorAnswer:
     host: str
     python: str
     machine: str
-    processor: str = ""
     releases: Mapping[str, str] = field(default_factory=dict)
     skew: int = 0
     imports: str = ""
@@ -119,6 +118,10 @@ class ExecutorPorts:
         with closing(KafkaCluster(self.access)) as cluster:
             return {address: _probe(address) for address in cluster.addresses()}
 
+    def load_loops(self) -> None:
+        """Load the compiled loops. Raises SetupError if there are none for this processor."""
+        import sluice.pipelines.records.kafka_batches.decode  # noqa: F401
+
     def lake(self) -> str:
         """Return the problem of the lake; empty if there is none. Raises the store's errors."""
         if self.visible_path and self.store.get(self.visible_path) is None:
@@ -142,9 +145,7 @@ def _probe(address: str) -> str:
 def here() -> ExecutorAnswer:
     """Return the answer of this process, as if it were an executor."""
     releases = {"sluice": VERSION} | {name: version(name) for name in ("pyspark", *_LIKE)}
-    return ExecutorAnswer(
-        socket.gethostname(), platform.python_version(), platform.machine(), executor_probe.processor(), releases
-    )
+    return ExecutorAnswer(socket.gethostname(), platform.python_version(), platform.machine(), releases)
 
 
 def findings(driver: ExecutorAnswer, answers: Iterable[ExecutorAnswer]) -> tuple[ExecutorProblem, ...]:
@@ -187,11 +188,6 @@ def _of(driver: ExecutorAnswer, answer: ExecutorAnswer) -> Iterator[tuple[str, s
         ahead = "ahead of" if answer.skew > 0 else "behind"
         message = f"have a clock {abs(answer.skew) // 1000} s {ahead} the driver's"
         yield message, "set the clocks right (NTP): stores refuse requests of another time", False
-    if answer.processor != driver.processor:
-        message = (
-            f"have another processor ({answer.processor or 'unknown'}): loops are compiled there, for about a minute"
-        )
-        yield message, "make the pack on a machine of theirs (sluice pack --output) and name it in `environment`", False
 
 
 def _way_to_kafka(why: str) -> str:

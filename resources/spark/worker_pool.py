@@ -218,7 +218,7 @@ class _Pool:
                     os.kill(pid, signal.SIGKILL)
 
     def load(self) -> None:
-        """Import what tasks need, once; not while loops are missing: the driver compiles them and shows progress."""
+        """Import what tasks need, once."""
         if not self._loaded:
             load_modules()
             self._loaded = True
@@ -376,11 +376,8 @@ def main(driver: int, descriptor: int, address: str) -> None:
     """Serve the driver. An interrupt of the terminal is the driver's: the pool ends with it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    from sluice.pipelines.records.compiled import cache
-
     pool = _Pool(socket.socket(fileno=descriptor), driver, address)
-    if cache.is_ready():
-        pool.load()
+    pool.load()
     pool.serve()
 
 

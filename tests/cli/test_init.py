@@ -13,7 +13,6 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from sluice.cli.app.invocation import Session
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.cli.conftest import Sluice
 from tests.resources.kafka.tools import produce
@@ -107,9 +106,8 @@ def test_existing_dagster_project_gets_no_workspace_file(
 
 
 def test_init_without_a_terminal_does_not_prompt_or_leave_files_on_error(
-    empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
+    empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice
 ) -> None:
-    monkeypatch.setattr(Session, "compile", lambda session: pytest.fail("a minute of compiling before the error"))
     nowhere = ("--bootstrap", "127.0.0.1:1", "--topic", orders, "--kafka", "bootstrap_timeout_ms=500")
     for arguments, code, says in (
         ((), 2, "which Kafka?"),

@@ -32,6 +32,7 @@ def run_hunts(*names: str, seed: int = 0, inputs: int = 0, seconds: float = 0, c
     env = dict(os.environ)
     if checked:
         env |= {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(checked)}
+        subprocess.run([sys.executable, "infra/loops.py"], env=env, cwd=ROOT, check=True)
     with tempfile.TemporaryDirectory() as folder:
         now = Path(folder) / "now"
         command = [sys.executable, "-m", "tests.fuzz.hunt", *names, "--seed", str(seed), "--now", str(now)]

@@ -15,7 +15,6 @@ from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.operating.acceptance import AcceptEvent, accept_log
 from sluice.pipelines.ports import Lake, Ports
-from sluice.pipelines.records.compiled import cache
 from sluice.pipelines.records.rows.wire_format import RegisteredSchema
 from sluice.resources.liveness import new_owner
 from sluice.testing import LandedMessages, Message, land
@@ -88,7 +87,6 @@ class Topics:
 
     def _build_ports(self) -> tuple[Feed, Ports]:
         feed = load_feed(write_feed(self.root, self.text), {"KAFKA_BOOTSTRAP": "memory:9092"})
-        cache.ready()
         states = {
             tp: partition(*tp, topic_id=self.ids.get(tp.topic, "id-1"), log_start=log.start)
             for tp, log in self.logs.items()

@@ -33,8 +33,8 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.np import arrayobj
 
 import sluice.pipelines.records.compiled.jit as jit
-from sluice.pipelines.records.compiled.cache import LEVEL, PACKAGE
 from sluice.pipelines.records.compiled.jit import CELLS, Array
+from sluice.pipelines.records.compiled.library import PACKAGE
 from sluice.pipelines.records.compiled.loop import Argument, Arrays, Number, Numbers
 
 types: Any = numba.types
@@ -424,8 +424,8 @@ class _Share:
 def main(name: str, path: Path, target: str) -> None:
     """Write the object file of one module's entry points, or nothing."""
     settings: Any = numba.config
-    if target == LEVEL:  # before a first function of ours makes numba's code generator
-        settings.CPU_NAME, settings.CPU_FEATURES = LEVEL, ""
+    if settings.CPU_NAME is None and not settings.CPU_FEATURES:
+        settings.CPU_NAME, settings.CPU_FEATURES = target, ""  # before a first function makes numba's code generator
     share = _Share(name)
     functions = {"byte": load_byte, "word": load_word, "cell": load_cell, "item": load_item, "put": store_item}
     if settings.BOUNDSCHECK:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from sluice.pipelines.records.compiled.cache import PACKAGE, find_address
+from sluice.pipelines.records.compiled.library import PACKAGE, find_address
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
     scan_tables (schema → arrays) ─► scan (bytes → spans) ─► fill (spans → buffers) ─► columns ─► typer ─► format
 
-Start with `format`: the port `Format` over the rest. The loops come from numba's cache, or are compiled on first import
-(`compiled.cache` does that in advance). For JSON Schema feeds, `schema_document` follows references and compositions,
-`schema_reader` derives columns and expectations, and `format` strips the registry's envelope.
+Start with `format`: the port `Format` over the rest. For JSON Schema feeds, `schema_document` follows references and
+compositions, `schema_reader` derives columns and expectations, and `format` strips the registry's envelope.
 """

@@ -34,7 +34,6 @@ from sluice.pipelines.model.receipts import Counts, Drift, PartKind, Receipt
 from sluice.pipelines.planning.schema_changes import find_columns
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing.publish import abandon
-from sluice.pipelines.records.compiled import cache
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
 from sluice.pipelines.schema.arrays import plain
 from sluice.pipelines.util.units import parse_instant, show_window
@@ -187,7 +186,6 @@ def land(
     if isinstance(target, LocalLake):
         feed = feed.model_copy(update={"lake": str(target.root)})
     unlimited = feed.limits.model_copy(update={"records": None, "bytes": None})
-    cache.ready()
     clock = MemoryClock(BEGIN)
     ledger = Ledger(target, feed.name, clock, "", _CLUSTER)
     _refuse_real(ledger, lake)

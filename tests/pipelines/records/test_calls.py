@@ -13,7 +13,6 @@ import pytest
 
 from sluice.pipelines.records.avro.loops import AvroTables
 from sluice.pipelines.records.avro.loops import scan as scan_avro
-from sluice.pipelines.records.compiled import cache
 from sluice.pipelines.records.compiled.take_rows import _copy_runs, _move_ends
 from sluice.pipelines.records.json.fill import integers, measure, presence
 from sluice.pipelines.records.slots.binary_loops import BlockResults
@@ -118,7 +117,6 @@ def test_concurrent_calls_return_correct_results() -> None:
     assert not wrong
 
 
-@pytest.mark.skipif(not cache.find_library(), reason="nothing linked a library")
 def test_importing_all_loops_imports_neither_numba_nor_llvmlite() -> None:
     script = """import sys
 import sluice.pipelines.records.json.format, sluice.pipelines.records.avro.format
@@ -128,15 +126,14 @@ print(*{"numba", "llvmlite"} & set(sys.modules))"""
     assert done.stdout == "\n"
 
 
-def test_error_names_package_to_install_without_library_and_numba(tmp_path: Any) -> None:
-    script = """import sys
-sys.modules |= dict.fromkeys(("numba", "llvmlite"))
-from sluice.pipelines.util.extras import explain_import_error
+def test_missing_library_is_an_error_with_its_remedy(tmp_path: Any) -> None:
+    script = """from sluice.pipelines.errors import SetupError
 try:
     import sluice.pipelines.records.json.counting
-except ModuleNotFoundError as error:
-    print(error, explain_import_error(error).remedy)"""
-    env = os.environ | {"NUMBA_OPT": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+except SetupError as error:
+    print(error.message, error.remedy)"""
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True, text=True)
-    assert "no compiled loops for this processor" in done.stdout
-    assert "kafka-sluice[compile]" in done.stdout
+    assert "no compiled loops for its sources and this processor" in done.stdout
+    assert "make setup" in done.stdout
+    assert not list(tmp_path.iterdir())

@@ -3,8 +3,7 @@
     response ─► frames (headers) ─► decoder (CRC, transactions) ─► decompression ─► columns (rows) ─► chunks
 
 `BatchDecoder` takes the responses of one offset range. `next_position` tells the fetcher how far a response
-reaches. Importing this package loads the compiled loops from numba's cache, or compiles them, which takes
-seconds.
+reaches. Importing this package loads the library of compiled loops.
 """
 
 from sluice.pipelines.records.kafka_batches.decode.columns import SCHEMA

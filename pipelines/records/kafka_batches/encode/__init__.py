@@ -2,8 +2,8 @@
 
     Arrow rows ─► partitions (murmur2) ─► open batches, one for each partition ─► codec ─► sealed batches
 
-`Accumulator` takes rows with their partitions and gives sealed batches. Importing this package loads the compiled loops
-from numba's cache, as `kafka_batches.decode` does.
+`Accumulator` takes rows with their partitions and gives sealed batches. Importing this package loads the library of
+compiled loops.
 """
 
 from sluice.pipelines.records.kafka_batches.encode.accumulator import (
