@@ -8,7 +8,6 @@ and the numbers of superseding entries. A checkpoint that does not parse is igno
 
 from __future__ import annotations
 
-import base64
 import json
 import operator
 import zlib
@@ -25,7 +24,6 @@ from sluice.pipelines.lake.paths import FORMER_PREFIX, PREFIX, FolderPrefix
 from sluice.pipelines.ledger.batches import COLUMNS, Batch, Batches, BatchHistory
 from sluice.pipelines.ledger.columns import (
     MOST,
-    NONE,
     Pins,
     Published,
     Superseded,
@@ -41,17 +39,7 @@ from sluice.pipelines.model.kafka import Key, Range, Tail
 from sluice.pipelines.model.plans import Request
 
 FORMAT = 7
-"""A Sluice that only knows earlier formats ignores it, and folds the log."""
-_NOT_ENDED = 6
-"""Without the times at which lives ended."""
-_TAKEN = 5
-"""Without the prefix of the folders' keys: there was one layout."""
-_NOT_TAKEN = 4
-"""Also without the accepted marks of other ledgers."""
-_REPEATING = 3
-"""With a column for each partition, even if many are equal."""
-_FORMER = (1, 2)
-"""With every batch in full, and lists instead of columns; 2 was for ledgers that lost entries."""
+"""A Sluice that knows another format only ignores it, and folds the log."""
 
 _BATCHES: TypeAdapter[list[Batch]] = TypeAdapter(list[Batch])
 _REQUESTS: TypeAdapter[list[Request]] = TypeAdapter(list[Request])
@@ -114,22 +102,9 @@ def load(data: bytes) -> State | None:
     """Returns the state in a checkpoint; None if the data is not a checkpoint of a known format."""
     try:
         raw = json.loads(data if data[:1] == b"{" else inflate(data, MOST))
-        if raw["format"] in _FORMER:
-            raw = _with_columns(raw)
-        if raw["format"] == _REPEATING:
-            raw = _of_today(raw)
-        if raw["format"] == _TAKEN or (raw["format"] == _NOT_TAKEN and not _has_predecessor(raw)):
-            raw = raw | {"format": _NOT_ENDED, "folder_prefix": FORMER_PREFIX}
-        if raw["format"] == _NOT_ENDED and len({(k[0], k[1]) for k in raw["keys"]}) == len(raw["keys"]):
-            raw = raw | {"format": FORMAT, "ended": []}
         return _state(raw) if raw["format"] == FORMAT else None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error):
         return None
-
-
-def _has_predecessor(raw: dict[str, Any]) -> bool:
-    """Returns whether the ledger continues a lost one. Its entry 0 names that one; formats below 5 do not."""
-    return any(number == 0 for number, _ in raw.get("gaps", ()))
 
 
 def _state(raw: dict[str, Any]) -> State:
@@ -178,53 +153,6 @@ def _state(raw: dict[str, Any]) -> State:
     )
 
 
-def _with_columns(raw: dict[str, Any]) -> dict[str, Any]:
-    """Convert a checkpoint without columns to one that repeats them."""
-    last = raw["number"] - 1
-    pins, times = raw["boundaries"], raw["boundary_times"]
-    columns = [_unpack_former(pins[name], pins["counts"]) for name in ("places", "offsets")]
-    superseded = {i: [(operator.index(n), _build_range(*r)) for n, r in pairs] for i, pairs in raw["superseded"]}
-    rows = [(n, -1 - r.start, -1 - r.end) for pairs in superseded.values() for n, r in pairs]
-    published = [(NONE if w is None else w, tuple(n)) for w, n in raw["published_in"]]
-    by_window = [w for w, _ in published], [len(n) for _, n in published], [x for _, n in published for x in n]
-    return raw | {
-        "format": _REPEATING,
-        "replaced": [[path, last] for path in sorted(map(_check_text, raw["replaced"]))],
-        "past": _dump_past(BatchHistory()),
-        "superseded": {
-            "keys": list(superseded),
-            "counts": [len(pairs) for pairs in superseded.values()],
-            "columns": pack([*zip(*rows, strict=True)] or [(), (), ()]),
-        },
-        "published_in": {"columns": pack(by_window)},
-        "boundaries": {"keys": pins["keys"], "counts": pins["counts"], "columns": pack(columns)},
-        "boundary_times": pack([times]),
-        "by_marker": pack([*zip(*raw.get("by_marker", ()), strict=True)] or [(), ()]),
-    }
-
-
-def _of_today(raw: dict[str, Any]) -> dict[str, Any]:
-    """Convert a checkpoint that repeats columns to one that has each of them once."""
-    pins, over = raw["boundaries"], raw["superseded"]
-    times = unpack_all(raw["boundary_times"], 1)[0]
-    positions, offsets = (cut(unpack(text, 8 * sum(pins["counts"])), pins["counts"]) for text in pins["columns"])
-    pins_by_time = {
-        i: Pins(_to_array(times[np.asarray(at)]), _to_array(np.asarray(of)))
-        for i, at, of in zip(pins["keys"], positions, offsets, strict=True)
-    }
-    pieces = zip(*(cut(column, over["counts"]) for column in unpack_all(over["columns"], 3)), strict=True)
-    columns = {i: tuple(map(np.asarray, of)) for i, of in zip(over["keys"], pieces, strict=True)}
-    windows, counts, numbers = unpack_all(raw["published_in"]["columns"], 3)
-    in_order = np.argsort(numbers, kind="stable")
-    published = Published(*(_to_array(c[in_order]) for c in (np.repeat(windows, counts), numbers)))
-    return raw | {
-        "format": _NOT_TAKEN,
-        "superseded": _dump_superseded_columns(columns),
-        "published_in": _dump_published(published),
-        "boundaries": _dump_pins(pins_by_time, times),
-    }
-
-
 def _prefix(value: Any) -> FolderPrefix:
     if value == PREFIX:
         return PREFIX
@@ -256,7 +184,7 @@ def _load_past(raw: dict[str, Any]) -> BatchHistory:
 
 
 def _dump_superseded(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
-    """Returns the superseded ranges as columns.
+    """Returns numbers, starts and ends of the superseded ranges of each partition as columns.
 
     `starts` and `ends` are usually indexes of boundaries in the partition; other offsets are stored as −1 − offset.
     """
@@ -269,22 +197,15 @@ def _dump_superseded(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
                 _to_positions(boundary_offsets, s.starts),
                 _to_positions(boundary_offsets, s.ends),
             )
-    return _dump_superseded_columns(columns)
-
-
-def _dump_superseded_columns(superseded: Mapping[int, tuple[Any, ...]]) -> dict[str, Any]:
-    """Returns numbers, starts and ends of each partition, with equal columns stored once.
-
-    They are often equal, because windows are merged for many partitions at once and boundaries are indexes.
-    """
+    # Equal columns are stored once: windows are merged for many partitions at once, and boundaries are indexes.
     once = dict[tuple[bytes, ...], int]()
-    like = [once.setdefault(tuple(c.tobytes() for c in columns), len(once)) for columns in superseded.values()]
-    columns = [[np.frombuffer(of[n], np.int64) for of in once] for n in range(3)]
+    like = [once.setdefault(tuple(c.tobytes() for c in of), len(once)) for of in columns.values()]
+    unique = [[np.frombuffer(of[n], np.int64) for of in once] for n in range(3)]
     return {
-        "keys": list(superseded),
+        "keys": list(columns),
         "like": like,
-        "counts": [len(c) for c in columns[0]],
-        "columns": pack(_join(c) for c in columns),
+        "counts": [len(c) for c in unique[0]],
+        "columns": pack(_join(c) for c in unique),
     }
 
 
@@ -411,12 +332,3 @@ def _to_array(column: Any) -> array[int]:
     out = array("q")
     out.frombytes(np.ascontiguousarray(column, np.int64).view(np.uint8).data)
     return out
-
-
-def _unpack_former(text: str, counts: Sequence[int]) -> Any:
-    """Returns the columns of all partitions in sequence from their former packing."""
-    size = 8 * sum(counts)
-    data = zlib.decompressobj().decompress(base64.b64decode(text), size + 1)  # at most the announced size
-    if len(data) != size:
-        raise ValueError("not as many boundaries as announced")
-    return np.cumsum(np.frombuffer(data, "<i8"))

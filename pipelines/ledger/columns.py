@@ -27,7 +27,6 @@ NONE = -(1 << 63)
 MOST = 1 << 28
 """The maximum size of a column in bytes, unless its number of values was announced."""
 _SIGNED = 16
-_ZLIB = b"x"
 
 
 def pack(columns: Iterable[Iterable[int]]) -> list[str]:
@@ -54,16 +53,14 @@ def unpack_all(texts: Sequence[str], count: int) -> list[Any]:
 
 def unpack(text: str, limit: int = MOST) -> Any:
     data = base64.b64decode(text)
-    former = data[:1] == _ZLIB
-    count, signed = (8, False) if former else (data[0] & ~_SIGNED, bool(data[0] & _SIGNED))
-    planes = inflate(data if former else data[1:], limit)
+    count, signed = data[0] & ~_SIGNED, bool(data[0] & _SIGNED)
+    planes = inflate(data[1:], limit)
     if not 0 < count <= 8 or len(planes) % count:
         raise ValueError("not a column")
     size = 4 if count <= 4 else 8
     steps = np.zeros(len(planes) // count, f"<u{size}")
     for i, plane in enumerate(np.frombuffer(planes, np.uint8).reshape(count, -1)):
-        if not former or plane.any():
-            steps |= plane.astype(steps.dtype) << steps.dtype.type(8 * i)
+        steps |= plane.astype(steps.dtype) << steps.dtype.type(8 * i)
     if signed:
         steps = (steps >> 1) ^ (~(steps & 1) + 1)
         return np.cumsum(steps.view(f"<i{size}"), dtype=np.int64)
