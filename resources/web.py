@@ -1,7 +1,7 @@
 """HTTP requests, and connections of other protocols, with one deadline for the whole exchange.
 
 A socket's own time-out restarts with each byte: a server that drips headers or a body, or repeats `100 Continue`,
-would never reach it.
+would never reach it. Clients of urllib3 (boto3, requests) have a deadline for headers, and a lowest speed for bodies.
 """
 
 from __future__ import annotations
@@ -9,11 +9,16 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+import time
 import urllib.request
+from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPException, HTTPMessage
 from typing import Any, NamedTuple
 from urllib.error import URLError
+
+SLOWEST = 16 << 10
+"""Bytes a second: the lowest speed of bodies in clients of urllib3."""
 
 
 class Deadline:
@@ -108,3 +113,82 @@ class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler, urllib.r
         return super().do_open(make, req, **options)
 
     http_response = https_response = lambda self, request, response: response
+
+
+def limit_client(client: Any, seconds: float) -> None:
+    """Limit the connections of a client of boto3, which has no public way to its pools."""
+    pools = client._endpoint.http_session._pool_classes_by_scheme
+    pools.update(_limit_pools(pools, seconds))
+
+
+def limit_session(session: Any, seconds: float) -> Any:
+    """Return a subclass of requests' `Session` that limits its connections, except those through proxies."""
+
+    def get_adapter(self: Any, url: str) -> Any:
+        adapter = session.get_adapter(self, url)
+        adapter.poolmanager.pool_classes_by_scheme = _limit_pools(adapter.poolmanager.pool_classes_by_scheme, seconds)
+        return adapter
+
+    return type("Session", (session,), {"get_adapter": get_adapter})
+
+
+def _limit_pools(pools: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Return urllib3's pools, by scheme, with connections that raise TimeoutError: if the headers of an answer take
+    longer than the seconds, or a body, either way, waits that long beyond its time at `SLOWEST`."""
+    return {
+        scheme: pool if issubclass(pool.ConnectionCls, _LimitedConnection)
+        else type("Limited", (pool,), {"ConnectionCls": type("Limited", (_LimitedConnection, pool.ConnectionCls),
+                                                              {"seconds": seconds})})
+        for scheme, pool in pools.items()
+    }  # fmt: skip
+
+
+class _LimitedConnection:
+    """The limits of a connection; `_line` is its socket."""
+
+    sock: Any = property(
+        lambda self: self._line, lambda self, plain: setattr(self, "_line", plain and _Line(plain, self.seconds))
+    )
+
+    def get_response(self) -> Any:
+        line, response = self.sock, super().getresponse()  # type: ignore[misc]
+        line.expect(body=True)
+        return response
+
+    getresponse = get_response
+
+
+class _Line:
+    """A connected socket that limits the time of its reads and writes. Pauses between reads of a body do not count."""
+
+    def __init__(self, plain: Any, seconds: float) -> None:
+        self._plain, self._seconds = plain, seconds
+        plain.settimeout(seconds)  # for a TLS handshake
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+    def expect(self, *, body: bool) -> None:
+        self._body, self._rest, self._last = body, self._seconds, time.monotonic()
+
+    def open_file(self, *arguments: Any) -> Any:
+        self.expect(body=False)  # each answer has a file of its own
+        file = self._plain.makefile(*arguments)
+        getattr(file, "raw", file)._sock = self  # it reads by `recv_into`
+        return file
+
+    def receive(self, buffer: Any) -> int:
+        start = time.monotonic() if self._body else self._last
+        self._plain.settimeout(max(self._rest, 0.001))
+        received = int(self._plain.recv_into(buffer))
+        self._last = time.monotonic()
+        self._rest = min(self._rest - self._last + start + self._body * received / SLOWEST, self._seconds)
+        if self._rest <= 0:
+            raise TimeoutError(f"no complete answer within {self._seconds:g} s")
+        return received
+
+    def send(self, data: Any) -> None:
+        self._plain.settimeout(self._seconds + len(data) / SLOWEST)
+        self._plain.sendall(data)
+
+    makefile, recv_into, sendall = open_file, receive, send

@@ -13,6 +13,7 @@ SCRIPTS = {
     "headers": (_OK + b"X-A: ", b"a"),
     "body": (_OK + b"Content-Length: 60000\r\n\r\n", b" "),
     "body without length": (_OK + b"\r\n", b" "),
+    "steady": (_OK + b"Content-Length: 491520\r\n\r\n", b" " * 16384),
     "endless": (_OK + b"\r\n", b" " * 65536),
     "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
     "greeting": (b"", b"220-hello\r\n"),
@@ -25,7 +26,7 @@ def dripping(script: str) -> Iterator[int]:
     """Run a server until the block ends; yields its port."""
     first, repeated = SCRIPTS[script]
     ended = Event()
-    every = 0.0 if script == "endless" else 0.02
+    every = {"endless": 0.0, "steady": 0.1}.get(script, 0.02)
 
     def serve(connection: socket.socket) -> None:
         with connection, suppress(OSError):

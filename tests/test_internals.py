@@ -45,7 +45,8 @@ MAY_REACH_INTO = {
     "assets/instance/storage.py": {"_conn_string"},
     "resources/kafka/connection/connections.py": {"_brokers", "_conns", "_coordinator_brokers", "_io_thread"},
     "resources/kafka/connection/zero_copy_transport.py": {"_close"},
-    "resources/web.py": {"_create_connection"},
+    # connections of urllib3, and the pools of botocore's clients
+    "resources/web.py": {"_create_connection", "_endpoint", "_pool_classes_by_scheme", "_sock"},
     "resources/spark/executors.py": {"_jsc"},
     # PySpark 3.5 has no `toArrow`
     "resources/spark/parts.py": {"_collect_as_arrow"},

@@ -32,6 +32,7 @@ from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.util.parallel import AT_ONCE
 from sluice.resources.lake.object_lake import describe_skew
 from sluice.resources.lake.streams import Block, NotKnown, NotThere, OutOfRange, Signal, Taken
+from sluice.resources.web import limit_client
 
 _CONNECTIONS = AT_ONCE * AT_ONCE
 """The most idle connections that a client keeps: enough for calls within calls, such as feeds and their entries."""
@@ -204,6 +205,7 @@ def _client(process: int, access: Access) -> Any:
         user_agent_extra="sluice",
     )
     client = _session(process, access).client("s3", endpoint_url=s["endpoint"], config=config, verify=s["ca_bundle"])
+    limit_client(client, s["read_timeout_ms"] / 1000)
     client.meta.events.register_first("needs-retry.s3", partial(_when_again, s["retries"]))
     return client
 

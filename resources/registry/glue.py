@@ -19,6 +19,7 @@ from botocore.config import Config
 from sluice.pipelines.errors import Failed, RegistryForbidden, RegistryUnavailable, SluiceError
 from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.records.rows.wire_format import AVRO, JSON, PROTOBUF, RegisteredSchema, build_unavailable_error
+from sluice.resources.web import limit_client
 
 TRIES = 3
 _NOT_THERE = "EntityNotFoundException"
@@ -83,6 +84,7 @@ class GlueClient:
         try:
             session = boto3.session.Session()
             with closing(session.client("glue", region_name=self._place[0], config=self._config)) as glue:
+                limit_client(glue, self.settings.timeout / 1000)
 
                 def ask(operation: str, **parameters: Any) -> dict[str, Any] | None:
                     try:

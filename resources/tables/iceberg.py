@@ -52,6 +52,7 @@ from sluice.pipelines.schema.wider import parse_type
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.resources.tables.outcomes import Outcomes, access_of, readable
+from sluice.resources.web import limit_session
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -64,6 +65,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.table.update import TableRequirement, TableUpdate
 
+CATALOG_SECONDS = 120.0
+"""The most time until a REST catalog's answer has its headers: commits take a catalog a while."""
 _IMPORTING = Lock()
 """SQLAlchemy's modules import each other; two threads that begin at once find half of one."""
 _COLUMNS = "sluice.columns"
@@ -348,10 +351,12 @@ class IcebergTable:
     def _catalog(self) -> Catalog:
         properties = {k: v for k, v in self._properties.items() if k != "name"}
         with extras.name_missing(), _IMPORTING:
-            from pyiceberg.catalog import load_catalog
+            import requests
+            from pyiceberg.catalog import load_catalog, rest
 
             if "sql" in properties.get("type", "") or "sql" in properties.get("uri", "").partition(":")[0]:
                 import pyiceberg.catalog.sql  # noqa: F401 - else `load_catalog` imports it, without the lock
+            rest.Session = limit_session(requests.Session, CATALOG_SECONDS)  # type: ignore[attr-defined]
         logging.getLogger("pyiceberg").setLevel(logging.ERROR)
         name = self._properties.get("name", "sluice")
         if (path := properties.get("uri", "").removeprefix("sqlite:///")) and path != properties.get("uri", ""):

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 from urllib.request import Request
 
 import pytest
 from pydantic import SecretStr
 
-from sluice.pipelines.errors import Failed, KafkaUnavailable, LakeUnavailable, RegistryUnavailable, SluiceError
+from sluice.pipelines.errors import (
+    CatalogUnavailable,
+    Failed,
+    KafkaUnavailable,
+    LakeUnavailable,
+    RegistryUnavailable,
+    SluiceError,
+)
 from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.feed.project_files import EmailSettings, MailSecurity, NotifySettings
+from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.feed.stores import AzureSettings, GcsSettings, StoreSettings, place
 from sluice.resources import web
 from sluice.resources.kafka.connection import oauth
-from sluice.resources.lake import cloud_client
+from sluice.resources.lake import cloud_client, s3_client
 from sluice.resources.observe import lineage, notifications, prometheus
-from sluice.resources.registry import confluent
+from sluice.resources.registry import confluent, glue
+from sluice.resources.tables import iceberg
 from tests.drip import dripping
 
 WAITS = ["headers", "body", "body without length", "continue"]
@@ -137,3 +150,64 @@ def test_cloud_store_that_drips_is_unavailable(script: str, cloud: str) -> None:
             settings = AzureSettings(account="account", account_key=SecretStr("YWFh"), **limits)
         with pytest.raises(LakeUnavailable):
             cloud_client.Container(place(f"{cloud}://bucket/lake"), settings).fetch("key")
+
+
+def open_bucket(port: int, **more: Any) -> s3_client.Bucket:
+    keys = {"access_key_id": SecretStr("key"), "secret_access_key": SecretStr("secret"), "region": "eu-west-1"}
+    limits = {"endpoint": f"http://127.0.0.1:{port}", "read_timeout_ms": 300, "retries": 0}
+    return s3_client.Bucket("lake", S3Settings(**{**keys, **limits, **more}))
+
+
+@pytest.mark.parametrize("script", WAITS)
+@pytest.mark.parametrize("request_", ["fetch", "send", "pages"])
+def test_s3_that_drips_is_unavailable(script: str, request_: str) -> None:
+    with dripping(script) as port:
+        bucket = open_bucket(port)
+        requests: dict[str, Callable[[], Any]] = {
+            "fetch": lambda: bucket.fetch("key"),
+            "send": lambda: bucket.send("put_object", "key", b"x" * 1_000_000),
+            "pages": lambda: list(bucket.pages("list_objects_v2")),
+        }
+        with pytest.raises(LakeUnavailable):
+            requests[request_]()
+
+
+def test_body_that_takes_longer_than_the_time_out_is_whole() -> None:
+    with dripping("steady") as port:
+        assert len(open_bucket(port, read_timeout_ms=2000).fetch("key").data) == 491_520
+
+
+def test_time_between_reads_counts_for_headers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(web, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"0123456789")
+        line = web._Line(ours, 1.0)
+        for body in (True, False):
+            line.expect(body=body)
+            now[0] += 100
+            with nullcontext() if body else pytest.raises(TimeoutError, match="no complete answer within 1 s"):
+                assert line.recv_into(bytearray(5)) == 5
+
+
+def test_glue_that_drips_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "MAX_ATTEMPTS": "1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setattr(glue, "TRIES", 1)
+    client = glue.GlueClient(RegistrySettings(url="glue://eu-west-1/shop", timeout="1s"))
+    with dripping("headers") as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_GLUE", f"http://127.0.0.1:{port}")
+        with pytest.raises(RegistryUnavailable):
+            client.subjects()
+
+
+@pytest.mark.parametrize("script", WAITS)
+def test_rest_catalog_that_drips_is_unavailable(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iceberg, "CATALOG_SECONDS", SECONDS)
+    with dripping(script) as port:
+        table = iceberg.IcebergTable(
+            "shop.orders", {"type": "rest", "uri": f"http://127.0.0.1:{port}", "token": "t"}, {}
+        )
+        with pytest.raises(CatalogUnavailable, match="does not answer"):
+            table.look()
