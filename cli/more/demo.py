@@ -1,4 +1,4 @@
-"""`sluice demo`: lands an hour of a real local Kafka and narrates it; then everything else, and the proof.
+"""`sluice demo`: lands an hour of a real local Kafka by the commands that it prints, then the rest, and the proof.
 
 Promises: it has its own project folder (`.sluice/demo` below the current folder), starts afresh each time, listens on
 loopback only, and touches no other feeds, cluster or Dagster home, regardless of the environment. Landed files stay for
@@ -7,6 +7,7 @@ inspection. Kafka is stopped at the end, unless you keep it.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -15,9 +16,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
@@ -30,35 +31,24 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import Session, command
-from sluice.cli.daily import audit, run, run_view
-from sluice.cli.inspect import plan
-from sluice.cli.kafka import produce
-from sluice.cli.terminal.output import facts, good, table
-from sluice.cli.terminal.text_layout import count, seconds
+from sluice.cli.daily import run
+from sluice.cli.terminal.output import CommandOutput, facts, good, table
+from sluice.cli.terminal.text_layout import seconds
 from sluice.pipelines.contract.suite import CONTRACT
-from sluice.pipelines.errors import Failed, ProofFailed, UsageError
-from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.receipts import Progress
+from sluice.pipelines.errors import Failed, UsageError
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import HOUR, many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.feed.kafka_section import KafkaSettings
-    from sluice.resources.local.events import Mix, SentEvents
-    from sluice.resources.local.local_kafka import LocalKafka
 
 FEED = "orders"
-PARTITIONS = 6
 SEED = 20_261_120
-CATCH_UP = Request(RequestKind.CATCH_UP)
-
 REPORT = "revenue_by_hour"
 
 _FEED_FILE = """\
 # Written by `sluice demo`, again each time.
 feed: {feed}
-{kafka}
 topics: {feed}
 group: sluice-demo
 start: earliest
@@ -182,8 +172,8 @@ def demo(session: Session, options: DemoOptions) -> int:
     """Land an hour of events from a local Kafka, then the rest, and audit it.
 
     Events arrive, and land as typed Parquet. Malformed records go to the quarantine, a report reads the hour, and
-    offsets are committed. Then more events arrive, and only pending offsets land. Everything is in .sluice/demo; each
-    demo starts from scratch.
+    offsets are committed. Then more events arrive, and only pending offsets land. Each step prints its command.
+    Everything is in .sluice/demo; each demo starts from scratch.
 
     $ sluice demo
     $ sluice demo --lake s3
@@ -204,15 +194,22 @@ def demo(session: Session, options: DemoOptions) -> int:
         extras.require("pyiceberg" if options.table is TableKind.ICEBERG else "deltalake")
     began = time.monotonic()
     folder = (session.folder or Path.cwd()).resolve() / ".sluice" / "demo"
-    with _own_environment(options.lake), _store(options.lake) as lines, ExitStack() as stack:
-        lines += _TABLE_LINES[options.table] if options.table else ""
-        stack.enter_context(_start_kafka(session, folder, options, lines))
-        own = Session(session.terminal, folder, session.debug, dagster=not options.airflow)
-        report = (_AirflowShow if options.airflow else _Show)(own, own.feed(FEED)).all(options.records)
+    show = (_AirflowShow if options.airflow else _Show)(session, folder)
+    with _own_environment(options.lake), _store(options.lake) as lines:
+        show.clear()
+        _write_project(folder, options, lines + (_TABLE_LINES[options.table] if options.table else ""))
+        stays = False
+        try:
+            show.run_all(options)
+            stays = options.keep
+        finally:
+            if not stays:
+                show.stop()
     run.archive_classes()
     took = time.monotonic() - began
-    session.terminal.show(*([_format_gone(took)] if options.lake == LOCAL_S3 else _list_closing(own, options, took)))
-    session.terminal.print_document({"project": str(folder), "seconds": time.monotonic() - began, **report})
+    gone = Text.assemble(*_format_done(took), ". The S3 server and its data are gone; `sluice demo` keeps them.")
+    session.terminal.show(*([gone] if options.lake == LOCAL_S3 else show.list_closing(options, took)))
+    session.terminal.print_document({"project": str(folder), "seconds": took, "steps": show.steps})
     return 0
 
 
@@ -282,51 +279,16 @@ def _describe_store(lake: str) -> str:
     return f"lake: {address}\n" + (f"{section}: {json.dumps(access)}\n" if access else "")
 
 
-@contextmanager
-def _start_kafka(session: Session, folder: Path, options: DemoOptions, lake: str) -> Iterator[None]:
-    """A fresh cluster in a fresh project. It is stopped however the block ends, unless it is kept and all went well."""
-    from sluice.resources.local.local_kafka import VERSION, LocalKafka
-    from sluice.resources.local.local_registry import LocalRegistry
-
-    events = options.events
-    _clear(folder)
+def _write_project(folder: Path, options: DemoOptions, lines: str) -> None:
     for name in ("feeds", "reports"):
         (folder / name).mkdir(parents=True)
-    kafka = LocalKafka(folder / ".sluice" / "kafka", secure=options.secure)
-    began = time.monotonic()
-    with session.terminal.progress() as report:
-        kafka.start(report)
-    lines = [f"kafka: {{bootstrap: '{kafka.bootstrap}'}}"]
-    if kafka.secured:
-        lines = kafka.secured.section(kafka.bootstrap, folder)
-    columns = _COLUMNS if events is EventFormat.JSON else _register_schema(folder, events)
-    feed_file = _FEED_FILE.format(feed=FEED, kafka="\n".join(lines), columns=columns)
-    (folder / "feeds" / f"{FEED}.yaml").write_text(feed_file + lake)
+    columns = _COLUMNS if options.events is EventFormat.JSON else _write_schema(folder, options.events)
+    (folder / "feeds" / f"{FEED}.yaml").write_text(_FEED_FILE.format(feed=FEED, columns=columns) + lines)
     (folder / "feeds" / f"{FEED}{CONTRACT}").write_text(_CONTRACT_FILE)
     (folder / "reports" / f"{REPORT}.sql").write_text(_REPORT_FILE.format(feed=FEED))
-    session.terminal.show(
-        _step(1, "A real Kafka"),
-        good(f"Apache Kafka {VERSION} answers at {kafka.bootstrap} ({seconds(time.monotonic() - began)})"),
-    )
-    server = LocalRegistry(folder / ".sluice" / "registry")
-    stop = True
-    try:
-        if events is not EventFormat.JSON:
-            with session.terminal.working("starting a schema registry (the first time it is downloaded, 160 MB)"):
-                server.start()
-            session.terminal.show(good(f"a schema registry (Apicurio) answers at {server.url}"))
-        if options.secure:
-            _grant(session, folder, kafka)
-        yield
-        stop = not options.keep
-    finally:
-        if stop:
-            with session.terminal.working("stopping Kafka"):
-                server.stop()
-                kafka.stop()
 
 
-def _register_schema(folder: Path, events: EventFormat) -> str:
+def _write_schema(folder: Path, events: EventFormat) -> str:
     """The feed's lines on its columns, for events with a schema, and the schema's file."""
     from sluice.resources.local.registered_events import SAMPLES
 
@@ -336,122 +298,70 @@ def _register_schema(folder: Path, events: EventFormat) -> str:
     return _BY_SCHEMA.format(format=events, file=file.relative_to(folder))
 
 
-def _grant(session: Session, folder: Path, kafka: LocalKafka) -> None:
-    """The demo's user may do what its feed needs, and nothing else."""
-    from sluice.pipelines.feed.rights import rights_of
-    from sluice.resources.local.secured import grant
-
-    rights = rights_of(Session(session.terminal, folder, session.debug).feed(FEED))
-    grant(kafka, rights)
-    granted = ", ".join(str(r) for r in rights if not r.optional)
-    session.terminal.show(
-        good("TLS, SCRAM-SHA-512 and ACLs: user sluice reads the feed, with rights to"), f"  {granted}"
-    )
-
-
-def _clear(folder: Path) -> None:
-    """Stop the cluster of an earlier demo, and remove its files."""
-    from sluice.resources.local.local_kafka import LocalKafka
-    from sluice.resources.local.local_registry import LocalRegistry
-
-    if not folder.exists():
-        return
-    LocalRegistry(folder / ".sluice" / "registry").stop()
-    cluster = folder / ".sluice" / "kafka"
-    if (cluster / "cluster.json").exists():
-        LocalKafka.attach(cluster).stop()
-    shutil.rmtree(folder)
-
-
-def _step(number: int, title: str) -> RenderableType:
-    return Text.assemble("\n", (f" {number} ", "bold reverse"), (f" {title}", "bold"))
-
-
 @dataclass(frozen=True)
 class _Show:
-    """The steps after Kafka stands, in the demo's own project. Each shows itself and returns its part of `--json`."""
+    """The steps in the demo's own project. Each is printed, with its command, and is a part of `--json`."""
 
     session: Session
-    feed: Feed
-
-    def all(self, records: int) -> dict[str, Any]:
-        now = time.time_ns() // 1_000_000
-        hour = self.feed.window.last_boundary(now) - HOUR
-        window = Request(RequestKind.WINDOW, window=hour)
-        name = show_window(hour)
-        produced = self.produce(2, f"{count(records)} order events, some malformed", records, 0, hour - HOUR // 3)
-        planned = self.plan(3, f"The plan for the hour {name}: no record is read yet", window)
-        first = self.run_hour(4, name, window)
-        landed = self.preview(5, hour)
-        quarantined = self.show_quarantine(6, hour)
-        report = self.report(7, hour)
-        more = self.produce(8, "Some more events", max(records // 10, 100), records, now)
-        rest = self.run(9, "The rest: landed records are not read again", CATCH_UP)
-        committed = self.show_committed(10)
-        proven = self.audit(11)
-        table = {"table": self.show_table(12)} if self.feed.table else {}
-        return {
-            "produced": [produced, more],
-            "plan": planned,
-            "runs": [first, rest],
-            "preview": landed,
-            "quarantined": quarantined,
-            "report": report,
-            "committed": committed,
-            "audit": proven,
-            **table,
-        }
+    folder: Path
+    steps: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def writer(self) -> KafkaSettings:
-        """The shop that the events come from: on a secured Kafka not the feed's user, which must not write."""
-        return self.session.project.writer(self.feed)
+    def feed(self) -> Feed:
+        return Session(self.session.terminal, self.folder, self.session.debug).feed(FEED)
 
-    def produce(self, number: int, title: str, records: int, first: int, since: int) -> dict[str, Any]:
-        """In order of time, from `since` (ms) on: two thirds as they come, then transactions, some aborted."""
-        from sluice.resources.local import events
-
-        self._say(_step(number, title))
-        events.create(self.writer, [FEED], PARTITIONS)
+    def run_all(self, options: DemoOptions) -> None:
+        registry = [] if options.events is EventFormat.JSON else ["--registry"]
+        self.run("A real Kafka", "kafka", "start", *(["--secure"] if options.secure else []), *registry)
+        if options.secure:
+            self.run("The rights that the feed needs, and no other", "kafka", "grant", FEED)
         now = time.time_ns() // 1_000_000
-        begun = since + (now - since) * 2 // 3
-        mix = events.Mix(SEED + first, first, bad=0.0005, tombstones=0.01, headers=0.1)
-        plain = self._send(mix, records * 2 // 3, (since, begun), None)
-        rest = replace(mix, seed=mix.seed + 1, first=first + plain.records, aborted=0.15)
-        sent = plain + self._send(rest, records - plain.records, (begun, now), "sluice-demo-produce")
-        self._say(*produce.view(sent, (FEED,)))
-        return asdict(sent)
+        hour = self.feed.window.last_boundary(now) - HOUR
+        window, spread = ("--window", show_window(hour)), f"{(now - hour) // 60_000 + 20}m"
+        shares = ("--bad-share", "0.05%", "--tombstones", "1%", "--headers", "10%", "--transactional")
+        sent, seed = ("--records", str(options.records)), ("--seed", str(SEED))
+        self.run(
+            "Order events, some malformed, some in aborted transactions",
+            *("produce", FEED, *sent, "--spread", spread, *seed, *shares, "--aborted", "5%"),
+        )
+        self.run("The plan for an hour: no record is read yet", "plan", FEED, *window)
+        self.run_hour(hour)
+        self.run("Is the hour complete?", "check", FEED, *window[1:])
+        self.query("Landed rows of the hour, by a tool that knows nothing of Sluice", hour)
+        self.run("Records that did not fit the schema, in quarantine with their bytes", "quarantine", "list", FEED)
+        self.report(hour)
+        more = ("--records", str(max(options.records // 10, 100)), "--first", str(options.records))
+        self.run("Some more events", "produce", FEED, *more, "--seed", str(SEED + 1))
+        self.run("The rest: landed records are not read again", *self.words, FEED)
+        self.run("The committed offsets of the group in Kafka", "offsets", "show", FEED)
+        self.run("The audit, compared with Kafka", "audit", FEED, "--rescan")
+        if options.table:
+            self.run("The table, compared with the ledger", "table", "check", FEED)
 
-    def _send(self, mix: Mix, records: int, span: tuple[int, int], transactional_id: str | None) -> SentEvents:
-        from sluice.resources.local import events
+    words: tuple[str, ...] = ("run",)
 
-        stream, how = events.orders(mix, records, *span), events.SendOptions((FEED,), transactional_id)
-        stream = produce.in_format(self.session, self.feed, stream)
-        with self.session.terminal.progress() as meter:
-            return events.send(self.writer, stream, mix, how, lambda done: meter(Progress("send", done, records)))
+    def run(self, title: str, *words: str) -> Any:
+        """Run a command, and show it. Returns its document with `--json`. Raises its error, and Failed for its code."""
+        from sluice.cli.main import build_app
 
-    def plan(self, number: int, title: str, request: Request) -> dict[str, Any]:
-        from sluice.pipelines.batch.preview import preview
+        typed = f"sluice {shlex.join(words)}"
+        self._begin(title, f"$ {typed}")
+        terminal, documents = self.session.terminal, io.StringIO()
+        if terminal.json:
+            terminal = CommandOutput(documents)
+        full = [*words, "--project", str(self.folder), *(["--json"] if terminal.json else [])]
+        code = build_app(words[0])(full, prog_name="sluice", standalone_mode=False, obj=terminal)
+        document = json.loads(documents.getvalue()) if terminal.json else None
+        self.steps.append({"command": typed, "document": document})
+        if code:
+            raise Failed(f"{typed} ended with exit code {code}", remedy="this is a bug: please report it")
+        return document
 
-        with self.session.terminal.working("querying Kafka"), self.session.open_ports(self.feed) as edges:
-            result = preview(self.feed, edges, request)
-        self._say(_step(number, title), *plan.view(result, FEED, request)[1:])
-        return plan.build_document(result, FEED, request)
+    def run_hour(self, hour: int) -> None:
+        self.run("The hour, through Dagster and Spark", *self.words, FEED, "--window", show_window(hour))
 
-    def run_hour(self, number: int, hour: str, request: Request) -> Mapping[str, Any]:
-        return self.run(number, f"The hour {hour}, through Dagster and Spark", request)
-
-    def run(self, number: int, title: str, request: Request) -> dict[str, Any]:
-        """A run that did not do all ends the demo with its error."""
-        self._say(_step(number, title))
-        (timed_run,) = run.execute(self.session, {FEED: request})
-        self._say(*run_view.view(timed_run)[1:])
-        if timed_run.result.error:
-            raise timed_run.result.error
-        return run_view.run_document(timed_run)
-
-    def preview(self, number: int, hour: int) -> dict[str, Any]:
-        """The hour's files, read by a tool that knows nothing of Sluice except where they are."""
+    def query(self, title: str, hour: int) -> None:
+        """Show rows and sums of the hour's files, by DuckDB."""
         import duckdb
 
         from sluice.reading import of_feed
@@ -461,139 +371,111 @@ class _Show:
         with duckdb.connect() as db:
             landed.duckdb(db).create_view("landed")
             rows, sums = db.sql(_SOME).fetchall(), db.sql(_SUMS).fetchall()
+        self._begin(title, f"DuckDB, {many(len(files), 'file')} in {files[0].rpartition('/')[0]}")
         names = ("partition", "offset", "order_id", "ts", "amount", "currency", "status")
-        self._say(
-            _step(number, f"Landed rows of the hour, read by DuckDB from {many(len(files), 'file')}"),
-            f"  {files[0].rpartition('/')[0]}",
-            table(names, _list_texts(rows), "offset amount"),
-            "",
-            table(("currency", "orders", "revenue"), _list_texts(sums), "orders revenue"),
-        )
-        return {
-            "files": files,
-            "by_currency": [{"currency": c, "orders": n, "revenue": str(r or 0)} for c, n, r in sums],
-        }
+        self.session.terminal.show(table(names, _list_texts(rows), "offset amount"), "")
+        self._show_sums("files", sums, files=files)
 
-    def show_quarantine(self, number: int, hour: int) -> list[dict[str, Any]]:
-        """The records that did not fit the schema: nothing is lost, nothing is guessed."""
-        import duckdb
-
-        from sluice.reading import of_feed
-
-        with duckdb.connect() as db:
-            of_feed(self.feed, hour, kind="quarantined").duckdb(db).create_view("quarantined")
-            rows = db.sql(_WRONG).fetchall()
-        self._say(
-            _step(number, "Records that did not fit the schema, in quarantine with their bytes"),
-            table(("reason", "records", "such as", "its value"), _list_texts(rows), "records"),
-        )
-        return [{"reason": reason, "records": n} for reason, n, _, _ in rows]
-
-    def report(self, number: int, hour: int) -> Any:
-        """The sample report, as Dagster runs it by itself when an hour is complete."""
+    def report(self, hour: int) -> None:
+        """Show the sample report, as Dagster runs it by itself when an hour is complete."""
         import pyarrow.parquet as pq
 
         from sluice.assets.execution import run_report
         from sluice.resources.lake import arrow_files, strip_scheme
 
+        own = Session(self.session.terminal, self.folder, self.session.debug)
+        self._begin("The report on that hour, by Spark SQL", f"reports/{REPORT}.sql")
         with self.session.terminal.working("querying Spark"):
-            path = run_report(self.session.project, REPORT, hour, self.session.open_ports)
+            path = run_report(own.project, REPORT, hour, own.open_ports)
         rows = pq.read_table(strip_scheme(path), filesystem=arrow_files(self.feed)).to_pylist()
-        cells = [[r["hour"].strftime("%Y-%m-%d %H:%M"), r["currency"], r["orders"], r["revenue"]] for r in rows]
-        self._say(
-            _step(number, f"The report reports/{REPORT}.sql on that hour, by Spark SQL"),
-            table(("hour", "currency", "orders", "revenue"), _list_texts(cells), "orders revenue"),
-        )
-        return [{"currency": r["currency"], "orders": r["orders"], "revenue": str(r["revenue"])} for r in rows]
+        self._show_sums("report", [(r["currency"], r["orders"], r["revenue"]) for r in rows])
 
-    def show_committed(self, number: int) -> list[dict[str, Any]]:
-        """The group's offsets as a plain consumer sees them."""
-        from kafka import KafkaConsumer
-        from kafka import TopicPartition as Place
+    def _show_sums(self, name: str, sums: Sequence[tuple[Any, ...]], **more: Any) -> None:
+        self.session.terminal.show(table(("currency", "orders", "revenue"), _list_texts(sums), "orders revenue"))
+        by_currency = [{"currency": c, "orders": n, "revenue": str(r or 0)} for c, n, r in sums]
+        self.steps.append({"command": name, "document": {"by_currency": by_currency, **more}})
 
-        partitions = [Place(FEED, p) for p in range(PARTITIONS)]
-        consumer = KafkaConsumer(
-            bootstrap_servers=self.feed.kafka.bootstrap,
-            group_id=self.feed.group,
-            isolation_level="read_committed",
-            **self.feed.kafka.client_settings(),
-        )
-        with closing(consumer):
-            ends = consumer.end_offsets(partitions)
-            offsets = [(f"{FEED}:{p.partition}", consumer.committed(p), ends[p]) for p in partitions]
-        rows = [(name, count(at), count(end)) for name, at, end in offsets]
-        self._say(
-            _step(number, f"The committed offsets of group {self.feed.group} in Kafka"),
-            table(("partition", "committed", "end of the log"), rows, "committed end"),
-        )
-        return [{"partition": name, "committed": at, "end": end} for name, at, end in offsets]
+    def clear(self) -> None:
+        """Stop the cluster of an earlier demo, and remove its files."""
+        with suppress(Failed, UsageError):
+            self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
-    def audit(self, number: int) -> dict[str, Any]:
-        report = audit.prove(self.session, self.feed, rescan=True)
-        self._say(_step(number, "The audit, compared with Kafka"), *audit.view(report, rescanned=True)[1:])
-        if not report.is_reconciled:
-            raise ProofFailed("the demo does not reconcile", remedy="this is a bug: please report it")
-        return audit.build_document(report)
+    def stop(self) -> None:
+        from sluice.resources.local.local_kafka import LocalKafka
+        from sluice.resources.local.local_registry import LocalRegistry
 
-    def show_table(self, number: int) -> list[dict[str, Any]]:
-        """The table that the runs have filled, read by its format's own library and asked by DuckDB."""
-        import duckdb
+        cluster = self.folder / ".sluice" / "kafka"
+        with self.session.terminal.working("stopping Kafka"):
+            LocalRegistry(self.folder / ".sluice" / "registry").stop()
+            if (cluster / "cluster.json").exists():
+                LocalKafka.attach(cluster).stop()
 
-        from sluice.resources.lake import open_lake
-        from sluice.resources.open_ports import open_table
+    def _begin(self, title: str, typed: str) -> None:
+        number = (f" {len(self.steps) + 1} ", "bold reverse")
+        self.session.terminal.show(Text.assemble("\n", number, (f" {title}", "bold")), Text(f"  {typed}", style="cyan"))
 
-        with closing(open_table(self.feed, open_lake(self.feed))) as feed_table:
-            head, rows = feed_table.look(), feed_table.rows(("currency", "amount"))
-        with duckdb.connect() as db:
-            db.register("landed", rows)
-            sums = db.sql(_SUMS).fetchall()
-        reader = "deltalake" if self.feed.table and self.feed.table.delta else "PyIceberg"
-        until, snapshots = (head.complete, head.snapshots) if head else ("", 0)
-        self._say(
-            _step(number, f"The {feed_table.name}, read by {reader} and queried by DuckDB"),
-            f"  {snapshots} snapshots; every hour up to {until} is complete in it",
-            table(("currency", "orders", "revenue"), _list_texts(sums), "orders revenue"),
-        )
-        return [{"currency": c, "orders": n, "revenue": str(r or 0)} for c, n, r in sums]
-
-    def _say(self, *what: RenderableType) -> None:
-        self.session.terminal.show(*what)
+    def list_closing(self, options: DemoOptions, took: float) -> list[RenderableType]:
+        folder, lake = self.folder, self.feed.lake
+        try:
+            path = folder.relative_to(Path.cwd())
+        except ValueError:
+            path = folder
+        sluice, project = _format_command(), f"--project {shlex.quote(str(path))}"
+        kafka = ("stop Kafka", "stop") if options.keep else ("Kafka again", "start")
+        return [
+            Text.assemble(
+                "\n",
+                (" ✓ ", "bold reverse green"),
+                (f" done in {seconds(took)}", "bold"),
+                ". Everything is still there:",
+            ),
+            facts(
+                *([] if options.airflow else [("Dagster's UI", f"{sluice} ui {project}")]),
+                ("the audit", f"{sluice} audit {FEED} {project}"),
+                ("the hours", f"{sluice} status {FEED} {project}"),
+                ("a batch's report", f"{sluice} report {FEED} {project}"),
+                ("the quarantine", f"{sluice} quarantine list {FEED} {project}"),
+                ("one record", f"{sluice} explain {FEED} {FEED}:0:150 {project}"),
+                (kafka[0], f"{sluice} kafka {kafka[1]} {project}"),
+                *([("the lake", lake)] if "://" in lake else []),
+            ),
+        ]
 
 
 class _AirflowShow(_Show):
     """The same with a DAG of the feed, and a second run of it in place of the report."""
 
-    def run_hour(self, number: int, hour: str, request: Request) -> Mapping[str, Any]:
-        self._say(_step(number, f"The hour {hour}, by the DAG land_{FEED} of Airflow"))
-        with self.session.terminal.working("making Airflow's database"):
-            (self.session.project.root / "fleet.yaml").write_text("scheduler: airflow\n")
-            (self._home / "dags").mkdir(parents=True)
-            (self._home / "dags" / "feeds.py").write_text(_DAGS.format(project=str(self.session.project.root)))
-            self._call("db", "migrate")
-        return self._test_dag(request.window or 0)
+    words = ("run", "--no-dagster")
 
-    def report(self, number: int, hour: int) -> Mapping[str, Any]:
-        self._say(_step(number, "A second run of the DAG: nothing is read twice"))
-        return self._test_dag(hour)
+    def run_hour(self, hour: int) -> None:
+        (self.folder / "fleet.yaml").write_text("scheduler: airflow\n")
+        (self._home / "dags").mkdir(parents=True)
+        (self._home / "dags" / "feeds.py").write_text(_DAGS.format(project=str(self.folder)))
+        with self.session.terminal.working("making Airflow's database"):
+            self._call("db", "migrate")
+        self._test_dag(f"The hour, by the DAG land_{FEED} of Airflow", hour)
+
+    def report(self, hour: int) -> None:
+        self._test_dag("A second run of the DAG: nothing is read twice", hour)
 
     @property
     def _home(self) -> Path:
-        return self.session.project.root / "airflow"
+        return self.folder / "airflow"
 
-    def _test_dag(self, hour: int) -> Mapping[str, Any]:
+    def _test_dag(self, title: str, hour: int) -> None:
         """Run the DAG headless, due at the end of the hour, and show its stages. Raises Failed."""
         words = ("dags", "test", f"land_{FEED}", f"{show_window(hour + HOUR)}:00+00:00")
-        self._say(f"  $ airflow {' '.join(words)}")
+        self._begin(title, f"$ airflow {' '.join(words)}")
         with self.session.terminal.working("running the DAG"):
             log = self._call(*words)
         ended = _DAG_RUN.findall(log)
         if not ended or ended[-1][1] != "success":
             raise Failed("the DAG run failed", remedy="\n".join(log.splitlines()[-20:]))
-        for stage in dict.fromkeys(a or b for a, b in _STAGES.findall(log)):
-            self._say(f"  {stage}")
-        run, state = ended[-1]
-        self._say(good(f"DAG run {run}: {state}"))
-        return {"dag_run": run, "state": state}
+        run_id, state = ended[-1]
+        stages = dict.fromkeys(a or b for a, b in _STAGES.findall(log))
+        self.session.terminal.show(*(f"  {stage}" for stage in stages), good(f"DAG run {run_id}: {state}"))
+        self.steps.append({"command": f"airflow {' '.join(words)}", "document": {"dag_run": run_id, "state": state}})
 
     def _call(self, *words: str) -> str:
         """Returns the output of a command of Airflow, which has a database of its own."""
@@ -624,9 +506,6 @@ _SOME = """select kafka_partition, kafka_offset, order_id, strftime(ts, '%H:%M:%
 from landed where not kafka_tombstone
 qualify row_number() over (partition by kafka_partition order by kafka_offset) = 100 order by 1 limit 5"""
 _SUMS = """select currency, count(*), sum(amount) from landed group by 1 order by 2 desc"""
-_WRONG = """select reason, count(*), any_value('orders:' || partition || ':' || "offset"), any_value(substr(
-replace(cast(value as varchar), '\\x22', '"'), 1, 56))
-from quarantined group by 1 order by 2 desc, 1"""
 
 
 def _list_texts(rows: Sequence[Sequence[Any]]) -> list[list[str]]:
@@ -640,34 +519,8 @@ def _format_text(cell: Any) -> str:
     return f"{cell:,}" if isinstance(cell, int | Decimal) else str(cell)
 
 
-def _list_closing(session: Session, options: DemoOptions, took: float) -> list[RenderableType]:
-    folder, lake = session.project.root, session.feed(FEED).lake
-    try:
-        path = folder.relative_to(Path.cwd())
-    except ValueError:
-        path = folder
-    sluice, project = _format_command(), f"--project {shlex.quote(str(path))}"
-    kafka = ("stop Kafka", "stop") if options.keep else ("Kafka again", "start")
-    return [
-        Text.assemble(
-            "\n", (" ✓ ", "bold reverse green"), (f" done in {seconds(took)}", "bold"), ". Everything is still there:"
-        ),
-        facts(
-            *([] if options.airflow else [("Dagster's UI", f"{sluice} ui {project}")]),
-            ("the audit", f"{sluice} audit {FEED} {project}"),
-            ("the hours", f"{sluice} status {FEED} {project}"),
-            ("a batch's report", f"{sluice} report {FEED} {project}"),
-            ("the quarantine", f"{sluice} quarantine list {FEED} {project}"),
-            ("one record", f"{sluice} explain {FEED} {FEED}:0:150 {project}"),
-            (kafka[0], f"{sluice} kafka {kafka[1]} {project}"),
-            *([("the lake", lake)] if "://" in lake else []),
-        ),
-    ]
-
-
-def _format_gone(took: float) -> RenderableType:
-    done = ("\n", (" ✓ ", "bold reverse green"), (f" done in {seconds(took)}", "bold"))
-    return Text.assemble(*done, ". The S3 server and its data are gone; `sluice demo` keeps them.")
+def _format_done(took: float) -> tuple[Any, ...]:
+    return "\n", (" ✓ ", "bold reverse green"), (f" done in {seconds(took)}", "bold")
 
 
 def _format_command() -> str:

@@ -270,18 +270,27 @@ def test_the_demo_proves_its_figures(
         lake = store.make_address()
         before = f"{lake}/demo-"
     document = run_apart("demo", "-n", "9000", "--lake", lake)
-    (hour,), (rest,) = (r["batches"] for r in document["runs"])
-    sent = [p["committed"] for p in document["produced"]]
+
+    def list_documents(command: str) -> list[Any]:
+        return [step["document"] for step in document["steps"] if step["command"].startswith(command)]
+
+    runs = [run for done in list_documents("sluice run") for feed in done["feeds"] for run in feed["runs"]]
+    (hour,), (rest,) = (run["batches"] for run in runs)
+    produced = list_documents("sluice produce")
     quarantined = hour["quarantined"] + rest["quarantined"]
-    assert hour["landed"] + rest["landed"] + quarantined == sum(sent)
-    assert sum(document["produced"][i]["malformed"] for i in (0, 1)) == quarantined
-    assert sum(q["records"] for q in document["quarantined"]) == hour["quarantined"]
-    assert document["audit"]["reconciled"] is True
-    assert document["audit"]["compared"] == hour["landed"] + rest["landed"]
-    assert [c["committed"] for c in document["committed"]] == [c["end"] for c in document["committed"]]
-    landed = {c["currency"]: (c["orders"], c["revenue"]) for c in document["preview"]["by_currency"] if c["currency"]}
-    assert {r["currency"]: (r["orders"], r["revenue"]) for r in document["report"]} == landed
-    assert all(p.startswith(before or "") for p in document["preview"]["files"])
+    assert hour["landed"] + rest["landed"] + quarantined == sum(p["committed"] for p in produced)
+    assert sum(p["malformed"] for p in produced) == quarantined
+    ((listed,), (checked,)) = list_documents("sluice quarantine"), list_documents("sluice check")
+    assert sum(reason["records"] for reason in listed["held"]) == hour["quarantined"]
+    assert checked["complete"] is True
+    ((proven,), (offsets,)) = list_documents("sluice audit"), list_documents("sluice offsets")
+    assert proven["reconciled"] is True
+    assert proven["compared"] == hour["landed"] + rest["landed"]
+    assert all(o["committed"] == o["log_end"] for o in offsets["offsets"])
+    ((files,), (report,)) = list_documents("files"), list_documents("report")
+    by_currency = [{c["currency"]: c for c in of["by_currency"] if c["currency"]} for of in (report, files)]
+    assert by_currency[0] == by_currency[1]
+    assert all(p.startswith(before or "") for p in files["files"])
     demo = project / ".sluice" / "demo"
     assert Path(document["project"]) == demo
     assert not any(b.running for b in LocalKafka.attach(demo / ".sluice" / "kafka").status().brokers)
@@ -295,7 +304,7 @@ def test_the_demo_proves_its_figures(
 def test_demo_of_a_format_uses_its_own_registry(project: Path, monkeypatch: pytest.MonkeyPatch, format_: str) -> None:
     monkeypatch.setenv("SCHEMA_REGISTRY_URL", "http://203.0.113.1:8081")
     document = run_apart("demo", "-n", "3000", "--format", format_)
-    assert document["audit"]["reconciled"] is True
+    assert document["steps"][-1]["document"]["reconciled"] is True
     (feed,) = (project / ".sluice" / "demo" / ".sluice" / "lake" / "_sluice").glob("*")
     assert [p.name for p in feed.glob("schemas/*")] == ([] if format_ == "json_schema" else ["1.json"])
 

@@ -132,7 +132,6 @@ def test_files_of_the_project(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_feed_of_the_demo_passes() -> None:
-    kafka = 'kafka: {bootstrap: "127.0.0.1:9"}'
-    text = demo._FEED_FILE.format(feed="orders", kafka=kafka, columns=demo._COLUMNS)
+    text = demo._FEED_FILE.format(feed="orders", columns=demo._COLUMNS)
     lake = demo._LAKE_LINES.format(lake="s3://demo/lake", endpoint="http://127.0.0.1:9", region="local")
     assert check("feed", yaml.safe_load(text + lake)) == []
