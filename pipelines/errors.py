@@ -48,6 +48,7 @@
     │       │   └── RegistryForbidden  the schema registry takes the login for nothing, or not for reading
     │       ├── CorruptBatch       record bytes that do not parse or do not match their CRC
     │       ├── UnsupportedBatch   a record format or codec that Sluice does not know
+    │       │   └── OversizedBatch  its records take more memory than a task may
     │       ├── LedgerCorrupt      an entry that cannot be read
     │       ├── PartUnreadable     a Parquet file of the lake is missing, cut short or damaged
     │       ├── TableRefused       the table cannot hold these columns or files
@@ -294,6 +295,19 @@ class CorruptBatch(Terminal): ...
 
 
 class UnsupportedBatch(Terminal): ...
+
+
+class OversizedBatch(UnsupportedBatch):
+    """A whole batch whose records take more than `limit` bytes. It takes `size` bytes in the log.
+
+    `latest` is the time of its newest record (ms), set by the broker if `append_time`. `records` counts its records.
+    """
+
+    size: int = 0
+    limit: int = 0
+    latest: int = -1
+    append_time: bool = False
+    records: int = 0
 
 
 class LedgerCorrupt(Terminal): ...

@@ -370,16 +370,24 @@ def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:
         for k, n in trial.tried.most_common()
     ]
     yield table(names, limit_rows(kinds), right="tried would landed stay")
-    yield from _format_unfit(trial)
+    yield from _format_unfit(ran.feed, trial)
     yield from _format_verdict(ran)
 
 
-def _format_unfit(trial: Trial) -> Iterator[RenderableType]:
-    if trial.why:
+def _format_unfit(feed: str, trial: Trial) -> Iterator[RenderableType]:
+    from sluice.pipelines.records.rows.row_format import OVERSIZED  # late: Arrow
+
+    ranked = sorted(trial.why.items(), key=lambda x: -x[1][0])
+    if ranked:
         yield heading("Reasons of records that still do not fit")
-        ranked = sorted(trial.why.items(), key=lambda x: -x[1][0])
         kinds = [[k.stage, str(k), k.detail, count(n), first] for k, (n, first) in ranked]
         yield table(("stage", "why", "what", "records", "first"), limit_rows(kinds), right="records")
+    if first := next((first for k, (_, first) in ranked if k.reason == OVERSIZED), ""):
+        tp, _, offset = first.rpartition(":")
+        yield warn(
+            "The bytes of oversized records are only in Kafka. Raise `tuning.task_memory`, then land them again:"
+            f" sluice run {feed} --replace --offsets {tp}:{offset}-{int(offset) + 1}"
+        )
     if trial.botched:
         yield heading("Errors of the fix function")
         ranked_ = sorted(trial.botched.items(), key=lambda x: -x[1][0])

@@ -11,6 +11,7 @@ from sluice.pipelines.errors import (
     BatchRefused,
     CorruptBatch,
     OffsetsLost,
+    OversizedBatch,
     Refused,
     RegistryForbidden,
     RegistryUnavailable,
@@ -206,7 +207,7 @@ def describe_first(alike: Sequence[RangeFailure]) -> str:
 
 
 _OF_REGISTRY = {RegistryUnavailable.__name__, RegistryForbidden.__name__}
-_UNREADABLE = {CorruptBatch.__name__, UnsupportedBatch.__name__}
+_UNREADABLE = {kind.__name__ for kind in (CorruptBatch, UnsupportedBatch, OversizedBatch)}
 
 
 def find_remedy(feed: str, f: RangeFailure) -> str:

@@ -54,6 +54,7 @@ from sluice.pipelines.feed.sections import (
     parse_start,
 )
 from sluice.pipelines.feed.stores import (
+    CLIENT_BYTES,
     SECTIONS,
     AzureSettings,
     GcsSettings,
@@ -223,6 +224,16 @@ class Feed(Settings):
         section = SECTIONS.get(scheme(self.lake))
         settings: StoreSettings | None = getattr(self, section) if section else None
         return settings
+
+    @property
+    def task_memory(self) -> int:
+        """Bytes of a task's memory without those of its lake: a store's client, and the data that waits for upload."""
+        return self.limits.task_memory - (CLIENT_BYTES + self.store.buffer_bytes if self.store else 0)
+
+    @property
+    def batch_bytes(self) -> int:
+        """The most bytes of records of one Kafka batch. Larger batches are oversized."""
+        return self.fetch.limits().batch_bytes(self.task_memory)
 
     @property
     def shape(self) -> Shape:

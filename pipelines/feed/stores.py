@@ -16,6 +16,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from sluice.pipelines.feed.sections import LocalFile, Millis, Secret, Settings, Size, Text, number
 
 MIB = 1 << 20
+CLIENT_BYTES = 48 << 20
+"""Bytes that a store's client and its connections take in a process."""
 SECTIONS = {"s3": "s3", "gs": "gcs", "az": "azure", "abfss": "azure"}
 """Schemes of addresses, and the section of a feed (and the extra) for each."""
 EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"

@@ -105,8 +105,9 @@ def look(
 
     Raises Failed when one cannot be read. A `ReportingFetcher` shows the progress.
     """
-    limits, memory = feed.fetch.limits(), feed.limits.task_memory
-    work = Assignment(NAME, 0, "", feed.isolation, NAME, feed.landing, limits, memory, shape.name)
+    limits, memory = feed.fetch.limits(), feed.task_memory
+    settings = (NAME, 0, "", feed.isolation, NAME, feed.landing, limits, memory, shape.name)
+    work = Assignment(*settings, dropping=shape.dropping)
     tools = Tools(fetcher, lake, shape.format(writers))
     outcomes = run_task(Task(0, -1, tuple(ranges)), work, tools)
     for failed in (o for o in outcomes if isinstance(o, RangeFailure)):

@@ -23,7 +23,14 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from sluice.pipelines.errors import CorruptBatch, Failed, KafkaUnavailable, ProofFailed, RegistryUnavailable
+from sluice.pipelines.errors import (
+    CorruptBatch,
+    Failed,
+    KafkaUnavailable,
+    OversizedBatch,
+    ProofFailed,
+    RegistryUnavailable,
+)
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.landing.proof import (
@@ -43,11 +50,15 @@ from sluice.pipelines.model.plans import OffsetRange, Task
 from sluice.pipelines.model.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally, group_by_sharing
 from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
-from sluice.pipelines.records.rows.row_format import Format, Formatted, quarantine_rows
+from sluice.pipelines.records.rows.row_format import (
+    Format,
+    Formatted,
+    RawFormat,
+    quarantine_rows,
+    refuse_oversized,
+)
 from sluice.pipelines.validation.drift import Drifts
 
-RESERVED_BYTES = 256 << 20
-"""The share of a task's memory for the interpreter and its libraries."""
 CHUNK_BYTES = (1 << 20, ROW_GROUP_BYTES)
 """The least and the most bytes of rows that one offset range holds in memory, and so the bounds of a row group."""
 SCRATCH_BYTES = 4 << 20
@@ -59,7 +70,8 @@ class Assignment:
     """The common settings of all tasks of a batch.
 
     `attempt` names this one execution. `memory` is in bytes. `shape` is the name of the shape that rows get. `fresh`:
-    no earlier attempt can have finished an offset range, so none is looked for.
+    no earlier attempt can have finished an offset range, so none is looked for. With `dropping`, the records of
+    oversized batches are counted and kept nowhere.
     """
 
     feed: str
@@ -72,6 +84,12 @@ class Assignment:
     memory: int
     shape: str = "raw"
     fresh: bool = False
+    dropping: bool = False
+
+    @property
+    def batch_bytes(self) -> int:
+        """The most bytes of records of one batch. Larger batches are oversized."""
+        return self.limits.batch_bytes(self.memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +136,10 @@ def salvage_task(task: Task, work: Assignment, tools: Tools, why: str) -> list[O
 def adopt(ranges: Sequence[OffsetRange], work: Assignment, tools: Tools) -> dict[OffsetRange, Receipt]:
     """The offset ranges that an earlier attempt at this batch finished, with their receipts.
 
-    A receipt counts if it is of exactly this range and this shape (the feed's schema may have changed since), lies
-    where its attempt wrote it, would pass the proof, and its files have the SHA-256 that it names. Hashing a file is
-    far cheaper than reading its range again. Without the proof, a bad receipt would return indefinitely. Ranges of a
-    shared file are adopted together, or not at all.
+    A receipt counts if it is of exactly this range and this shape (the feed's schema may have changed since), has no
+    oversized batch that would fit now, lies where its attempt wrote it, would pass the proof, and its files have the
+    SHA-256 that it names. Hashing a file is far cheaper than reading its range again. Without the proof, a bad receipt
+    would return indefinitely. Ranges of a shared file are adopted together, or not at all.
     """
     wanted = {paths.name_range(s): s for s in ranges}
     earlier: list[Receipt] = []
@@ -139,7 +157,8 @@ def adopt(ranges: Sequence[OffsetRange], work: Assignment, tools: Tools) -> dict
 
 
 def _belong_to(there: Sequence[Receipt], path: str, work: Assignment) -> bool:
-    return all(r.format == work.shape for r in there) and receipt_files.is_file_of(path, work.feed, work.batch, there)
+    same_rows = all(r.format == work.shape and not 0 < r.batch_bytes < work.batch_bytes for r in there)
+    return same_rows and receipt_files.is_file_of(path, work.feed, work.batch, there)
 
 
 def _hold_rows(together: Sequence[Receipt], work: Assignment, lake: Lake) -> bool:
@@ -237,7 +256,7 @@ def share_memory(
     smallest, largest = CHUNK_BYTES
     chunks = {s: min(max(4 * s.estimated_bytes, smallest), largest) for s in ranges}
     limits = work.limits
-    available = work.memory - RESERVED_BYTES - limits.ahead_bytes - limits.request_bytes
+    available = limits.free_bytes(work.memory)
     available -= WAITING_BYTES + 2 * ROW_GROUP_BYTES if small else 0
     active = 0
     shares = {s: SMALL_BYTES if s in small else 0 for s in ranges}
@@ -288,7 +307,9 @@ class _Landing:
             read_committed=work.isolation is Isolation.READ_COMMITTED,
             chunk_rows=work.landing.row_group_rows,
             chunk_bytes=chunk_bytes,
+            max_batch_bytes=work.batch_bytes,
         )
+        self._raw, self._oversized = RawFormat(), False
         self._decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, options)
         self._writers: dict[PartKind, PartWriter] = {}
         self._held: dict[PartKind, list[pa.RecordBatch]] | None = {} if shares_file else None
@@ -307,22 +328,34 @@ class _Landing:
         """
         self._input_bytes += len(got.records)
         self._waited += got.waited_ns
-        self._land(self._decoder.feed(got.records, got.aborted))
+        for batch, chunk in self._decoder.read(got.records, got.aborted):
+            if batch is None:
+                self._sort_out(chunk)
+            else:
+                self._refuse(batch, chunk)
+            del chunk  # or two of them would be held while the next one is filled
         if not got.last:
             return None
-        self._land(self._decoder.finish())
+        for chunk in self._decoder.finish():
+            self._sort_out(chunk)
         return self._finish(max(self._decoder.position, got.next_position))
+
+    def _refuse(self, batch: OversizedBatch, chunk: pa.RecordBatch) -> None:
+        """Quarantine or drop records of an oversized batch."""
+        self._oversized = True
+        if self._work.dropping:
+            self._counts += Counts(dropped=chunk.num_rows)
+            return
+        (raw,) = self._raw.convert(self._range, chunk)
+        detail = f"in a batch of {batch.size:,} bytes with more than {batch.limit:,} bytes of records"
+        refused = refuse_oversized(raw.landed, detail)
+        self._write(PartKind.QUARANTINED, quarantine_rows(refused, self._work.batch, self._tools.format.contract))
 
     def abandon(self) -> None:
         """Remove the unfinished parts. What cannot be removed now goes when the batch's staging does."""
         for writer in self._writers.values():
             with suppress(Exception):
                 writer.abandon()
-
-    def _land(self, chunks: Iterator[pa.RecordBatch]) -> None:
-        for chunk in chunks:
-            self._sort_out(chunk)
-            del chunk  # or two of them would be held while the next one is filled
 
     def _sort_out(self, chunk: pa.RecordBatch) -> None:
         pieces = self._tools.format.convert(self._range, chunk)
@@ -374,7 +407,8 @@ class _Landing:
         account, timings = self._account(), self._timings()
         tallies, drift = self._seen.tallies, self._seen.drift
         account_of = position, account, parts, work.attempt, self._input_bytes, timings, work.shape, tallies, drift
-        receipt = Receipt(s, *account_of, tail=self._decoder.tail)
+        limit = work.batch_bytes if self._oversized else 0
+        receipt = Receipt(s, *account_of, tail=self._decoder.tail, batch_bytes=limit)
         if self._held is not None:
             check_classes(receipt)
             return UnwrittenRange(receipt, self._held)

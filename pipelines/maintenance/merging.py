@@ -140,6 +140,7 @@ class Merger:
             drift=drift,
             relanded=union(x for r in rs for x in r.relanded),
             mended=union(x for r in rs for x in r.mended),
+            batch_bytes=min((r.batch_bytes for r in rs if r.batch_bytes), default=0),
         )
         check_account(receipt)
         return receipt

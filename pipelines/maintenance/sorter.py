@@ -17,7 +17,14 @@ from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.quarantine.limit import QuarantineKind, kinds_of
 from sluice.pipelines.quarantine.listing import without
-from sluice.pipelines.records.rows.row_format import QUARANTINED, Formatted, RawFormat, quarantine_rows
+from sluice.pipelines.records.rows.row_format import (
+    OVERSIZED,
+    QUARANTINED,
+    Formatted,
+    RawFormat,
+    has_bytes,
+    quarantine_rows,
+)
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.arrays import fixed_width, int64s, plain, recast
@@ -62,9 +69,17 @@ class Sorter:
         self._format = replace(shape, dropping=False).format(writers)
 
     def sort_out(self, rows: pa.RecordBatch) -> Sorted:
-        """Try quarantined rows. Those that do not fit are returned with today's reason."""
-        for kind, records, _ in kinds_of(rows):
+        """Try quarantined rows. Those that do not fit are returned with today's reason.
+
+        Records of oversized batches stay as they are: their bytes are only in Kafka.
+        """
+        for kind, records, first in kinds_of(rows):
             self.trial.tried[kind] += records
+            if kind.reason == OVERSIZED:
+                count_first(self.trial.why, kind, records, f"{self._range.tp}:{first}")
+        rows = rows.filter(has_bytes(rows))
+        if not rows.num_rows:
+            return Sorted((), None, NO_OFFSETS)
         landed: list[pa.RecordBatch] = []
         refused: list[pa.RecordBatch] = []
         mended: list[Any] = [NO_OFFSETS]
@@ -101,7 +116,8 @@ class Sorter:
 
     def look_at(self, rows: pa.RecordBatch) -> None:
         """Show the contract rows that stay in quarantine."""
-        for piece in self._format.convert(self._range, _records(rows)):
+        rows = rows.filter(has_bytes(rows))
+        for piece in self._format.convert(self._range, _records(rows)) if rows.num_rows else ():
             self.seen.add(piece)
 
     def _replace_values(self, rows: pa.RecordBatch, refused: pa.RecordBatch, changed: Any) -> pa.RecordBatch:

@@ -276,6 +276,15 @@ class OpenTransaction:
         return f"{who} of producer {self.producer_id}{since}"
 
 
+RESERVED_BYTES = 256 << 20
+"""The share of a task's memory for the interpreter and its libraries."""
+BATCH_COPIES = 6
+"""How often a task holds the bytes of its largest record at once: decompressed, as a row, typed, and in Parquet's
+encoder (docs/developers/performance.md).
+"""
+LEAST_BATCH_BYTES = 16 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
     """Bounds of a fetch stream.
@@ -290,6 +299,14 @@ class FetchLimits:
     partition_bytes: int = 4 << 20
     ahead_bytes: int = 32 << 20
     leaders_only: bool = False
+
+    def free_bytes(self, memory: int) -> int:
+        """Returns the bytes for rows in a task with this memory."""
+        return memory - RESERVED_BYTES - self.ahead_bytes - self.request_bytes
+
+    def batch_bytes(self, memory: int) -> int:
+        """Returns the most bytes of records of one batch in a task with this memory. Larger batches are oversized."""
+        return max(self.free_bytes(memory) // BATCH_COPIES, LEAST_BATCH_BYTES)
 
 
 MAX_ENCODED = 160

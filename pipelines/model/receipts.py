@@ -158,7 +158,8 @@ class Receipt:
     nanoseconds by activity: `wait`, `crc`, `decompress`, `decode`, `type`, `validate`, `encode`, `write`. `format` is
     the name of the shape that made the rows (`Shape.name`), with its `tallies` and `drift`. `relanded` are
     offsets that were quarantined first and landed later by a replay; `mended` are those of them whose bytes a fix
-    function changed. `tail` is the last batch read. `adopted` is set when an earlier attempt wrote the receipt.
+    function changed. `tail` is the last batch read. `batch_bytes` is the bound above which a batch was
+    oversized; 0 if none was. `adopted` is set when an earlier attempt wrote the receipt.
     """
 
     offset_range: OffsetRange
@@ -174,6 +175,7 @@ class Receipt:
     relanded: tuple[Range, ...] = ()
     mended: tuple[Range, ...] = ()
     tail: Tail | None = None
+    batch_bytes: int = 0
     adopted: bool = field(default=False, compare=False)
     __pydantic_config__ = JSON_CONFIG
 

@@ -443,12 +443,13 @@ def _damaged_range(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r:
     """Returns the offsets of the leader's first unreadable batch, up to the range's end if its own is unknown."""
     piece = OffsetRange(*key, r.start, r.end, p.leader_epoch)
     committed = feed.isolation is Isolation.READ_COMMITTED
-    decoder = BatchDecoder(key.topic, key.partition, r.start, r.end, DecodeOptions(read_committed=committed))
+    options = DecodeOptions(read_committed=committed, max_batch_bytes=feed.batch_bytes)
+    decoder = BatchDecoder(key.topic, key.partition, r.start, r.end, options)
     try:
         for fetched in fetcher.stream([piece], FetchLimits(leaders_only=True)):
             if isinstance(fetched, FetchFailed):
                 raise fetched.error
-            for _ in decoder.feed(fetched.records, fetched.aborted):
+            for _ in decoder.read(fetched.records, fetched.aborted):
                 pass
         for _ in decoder.finish():
             pass

@@ -20,6 +20,7 @@ from sluice.pipelines.feed.sections import OnUndecodable, Policies
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.records.rows.row_format import OVERSIZED
 from sluice.pipelines.schema.arrays import int64s, view_int32s
 from sluice.pipelines.util.units import many
 
@@ -74,10 +75,11 @@ def check_quarantine(receipts: Sequence[Receipt], policies: Policies, lake: Lake
     lines = [str(fault) for fault in faults[:_SAID]]
     if rest := faults[_SAID:]:
         lines.append(f"… and {many(sum(f.records for f in rest), 'record')} for {many(len(rest), 'other reason')}")
+    fix = "raise `tuning.task_memory`, " if any(f.kind.reason == OVERSIZED for f in faults) else ""
     raise QuarantineExceeded(
         f"{bad:,} of {all_:,} records ({bad / all_:.1%}) do not fit, more than the feed allows; nothing is published:"
         "\n    " + "\n    ".join([*lines, f"all are in {_places(parts, lake)}"]),
-        remedy="see them with `sluice peek TOPIC:PARTITION:OFFSET`; fix the schema or the contract, or "
+        remedy=f"see them with `sluice peek TOPIC:PARTITION:OFFSET`; {fix}fix the schema or the contract, or "
         f"{_way_out(counts, policies)}, and run again: records already read are reused unless these change",
         breaches=[_breach(f, all_) for f in faults],
     )

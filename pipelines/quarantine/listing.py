@@ -217,13 +217,14 @@ def _are_all(together: Sequence[Receipt]) -> bool:
 
 def staged_batches(feed: Feed, ledger: Ledger, state: State, lake: Lake) -> Iterator[tuple[Batch, tuple[Receipt, ...]]]:
     """The live landing batches, with the receipts that today's feed files would produce. An offset range of another
-    shape does not count: it will be read again.
+    shape, or with an oversized batch that would fit now, does not count: it will be read again.
     """
     shape = find_shape(feed, state).name
     for batch in state.live():
         if not batch.rewrites:
             receipts = receipts_in_staging(lake, batch.plan or ledger.plan(batch.id), batch.id)
-            yield batch, tuple(r for r in receipts if r.format == shape)
+            fits = feed.batch_bytes
+            yield batch, tuple(r for r in receipts if r.format == shape and not 0 < r.batch_bytes < fits)
 
 
 def refusals_of_staged(

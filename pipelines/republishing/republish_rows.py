@@ -18,9 +18,9 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.landed_rows import Rows, check_source, get_offsets, in_order, read_rows
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.kafka import Range, union
-from sluice.pipelines.model.receipts import Part, Receipt
+from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND
+from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND, has_bytes
 from sluice.pipelines.records.rows.row_items import NotWritable
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing.republish_plan import Republish, Source
@@ -80,7 +80,9 @@ class Shelf:
             check_source(self._lake, self._feed, part)
             self._checked.add(part.path)
         with parquet.wrap_read_errors(part.path), self._lake.open(part.path) as opened:
-            yield from read_rows(opened, part)
+            for rows in read_rows(opened, part):
+                # Stand-ins for oversized records are no records to send.
+                yield rows.filter(has_bytes(rows)) if part.kind is PartKind.QUARANTINED else rows
 
 
 class RowCursor:

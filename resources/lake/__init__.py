@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 
-CLIENT_BYTES = 48 << 20
-"""Bytes that a store's client and its connections take in a process."""
 _LAKES = {
     "s3": ("s3_lake", "S3Lake"),
     "gs": ("cloud_lake", "CloudLake"),
@@ -38,11 +36,6 @@ def open_store(address: str, settings: StoreSettings) -> Lake:
     with extras.name_missing():
         lake: Lake = getattr(import_module(f"{__name__}.{module}"), name)(address, settings)
     return lake
-
-
-def memory_of(feed: Feed) -> int:
-    """Bytes of a task's memory that its lake takes: in a store, the client and the data that waits for upload."""
-    return CLIENT_BYTES + feed.store.buffer_bytes if feed.store else 0
 
 
 def strip_scheme(address: str) -> str:

@@ -33,7 +33,7 @@ from sluice.pipelines.ports import Job, Lake
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.arrays import text_array
-from sluice.resources.lake import memory_of, open_lake
+from sluice.resources.lake import open_lake
 from sluice.resources.registry.confluent import writers_of
 
 if TYPE_CHECKING:
@@ -86,9 +86,8 @@ class Wiring:
     @classmethod
     def of(cls, feed: Feed) -> Wiring:
         limits, rack = feed.fetch.limits(), feed.fetch.rack or ""
-        memory = feed.limits.task_memory - memory_of(feed)
         lake = open_lake(feed)
-        return cls(feed.kafka, lake, feed.landing, limits, rack, memory, writers_of(feed, lake))
+        return cls(feed.kafka, lake, feed.landing, limits, rack, feed.task_memory, writers_of(feed, lake))
 
     @contextmanager
     def open(self, isolation: Isolation, shape: Shape) -> Iterator[Tools]:
@@ -195,6 +194,7 @@ def _carried_out(work: TaskWork, task: Task, tried: int) -> list[Outcome | TaskT
         wiring.memory,
         work.shape.name,
         fresh=work.fresh and not tried,
+        dropping=work.shape.dropping,
     )
     with wiring.open(work.isolation, work.shape) as tools:
         if work.salvage:

@@ -167,6 +167,29 @@ QUARANTINED = pa.schema([*REFUSED, pa.field("batch", pa.int64(), nullable=False)
 """The same, with the batch that read the record and the hash of the contract that it was checked against."""
 
 
+OVERSIZED = "oversized"
+"""The reason of records whose batch takes more memory than a task may: key, value and headers are only in Kafka."""
+
+
+def refuse_oversized(raw: pa.RecordBatch, detail: str) -> pa.RecordBatch:
+    """Raw rows that stand for the records of an oversized batch, completed to rows of `REFUSED`."""
+    n = raw.num_rows
+    texts = {"stage": "decode", "reason": OVERSIZED, "detail": detail}
+    columns = [_repeat(texts[f.name], n) if f.name in texts else pa.nulls(n, f.type) for f in REFUSED][
+        len(raw.schema) :
+    ]
+    return pa.RecordBatch.from_arrays([*raw.columns, *columns], schema=REFUSED)
+
+
+def _repeat(text: str, rows: int) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(fixed_width(pa.int32(), np.zeros(rows, np.int32)), text_array([text]))
+
+
+def has_bytes(rows: pa.RecordBatch) -> pa.Array:
+    """A mask of the quarantined rows that are records as they came: those that are not oversized."""
+    return pc.not_equal(rows.column(rows.schema.get_field_index("reason")).cast(pa.string()), OVERSIZED)
+
+
 def quarantine_rows(refused: pa.RecordBatch, batch: int, contract: str) -> pa.RecordBatch:
     """Rows of `REFUSED`, completed to rows of `QUARANTINED` by the batch and the hash of its contract (empty: none)."""
     n = refused.num_rows

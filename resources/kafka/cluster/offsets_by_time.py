@@ -17,6 +17,7 @@ import contextlib
 import struct
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
@@ -113,6 +114,10 @@ def _message(records: memoryview, at: int, position: int) -> Header:
 
 PROBE_BYTES = 256
 """Room for a marker (78 bytes) and the header behind it. A larger batch is no marker."""
+LOOKED_AT_BYTES = 64 << 20
+"""The most bytes of records of one batch that are decompressed for their stamps. Those of a larger batch count as its
+newest record's.
+"""
 WALK_BYTES = 64 << 10
 """Bytes requested at once while reading on in a partition."""
 SAMPLE_BYTES = 512 << 10
@@ -414,10 +419,13 @@ def _decode_stamps(tp: TopicPartition, start: int, end: int, records: memoryview
     from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions  # loads compiled loops
     from sluice.pipelines.schema.arrays import fill_int64s, int64s
 
-    options = DecodeOptions(read_committed=False)
+    options = DecodeOptions(read_committed=False, max_batch_bytes=LOOKED_AT_BYTES)
     decoder = BatchDecoder(tp.topic, tp.partition, start, end, options)
-    chunks = [*decoder.feed(records), *decoder.finish()]
-    nothing = np.empty(0, np.int64)
-    offsets = np.concatenate([nothing, *(int64s(c.column("offset")) for c in chunks)])
-    stamps = np.concatenate([nothing, *(fill_int64s(c.column("timestamp").cast(pa.int64()), -1) for c in chunks)])
-    return BatchStamps(offsets, stamps)
+    offsets, stamps, last = [np.empty(0, np.int64)], [np.empty(0, np.int64)], None
+    for batch, chunk in chain(decoder.read(records), ((None, rest) for rest in decoder.finish())):
+        # Of an oversized batch, whose records may be countless, the first one stands for all.
+        if batch is None or batch is not last:
+            rows, last = chunk if batch is None else chunk.slice(0, 1), batch
+            offsets.append(int64s(rows.column("offset")))
+            stamps.append(fill_int64s(rows.column("timestamp").cast(pa.int64()), -1))
+    return BatchStamps(np.concatenate(offsets), np.concatenate(stamps))

@@ -66,6 +66,7 @@ class MemoryEngine:
             FetchLimits(),
             TASK_BYTES,
             job.shape.name,
+            dropping=job.shape.dropping,
         )
         return run_task(task, work, Tools(self.fetcher(), self.lake, self.format(job)))
 

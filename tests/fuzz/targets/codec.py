@@ -10,7 +10,7 @@ from random import Random
 
 import cramjam
 
-from sluice.pipelines.errors import CorruptBatch
+from sluice.pipelines.errors import OversizedBatch
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, decompression
 from sluice.testing.logs import BatchHeader, compress, encode_raw_v2
 from tests.fuzz.mutation import mutate_bytes
@@ -84,9 +84,9 @@ def _make_bomb(codec: int, times: int) -> bytes:
 _ZEROS = bytes(1 << 20)
 
 
-def _check_message(error: CorruptBatch) -> str:
+def _check_message(error: OversizedBatch) -> str:
     assert "orders:3: batch at offset 0" in error.message
-    assert "of more than 268,435,456 bytes" in error.message
+    assert "more than 268,435,456 bytes of records" in error.message
     return error.message.rpartition(":")[2]
 
 
@@ -96,7 +96,7 @@ def _run_bomb(data: bytes) -> str:
     decoder = BatchDecoder("orders", 3, 0, 1)
     try:
         list(decoder.feed(batch))
-    except CorruptBatch as error:
+    except OversizedBatch as error:
         return decompression.CODECS[data[0]].name + _check_message(error)
     raise AssertionError("nothing was refused")
 

@@ -203,6 +203,32 @@ def test_files_of_another_format_are_read_again(lake: LocalLake) -> None:
     assert [r.adopted for r in expect_receipts(again)] == [False]
 
 
+LARGE = log(LogBatch(SOME[:3]), LogBatch((LogRecord(b"k", bytes(17 << 20)),), ZSTD), LogBatch(SOME[3:6]))
+
+
+def test_receipt_with_an_oversized_batch_is_adopted_until_the_batch_fits(lake: LocalLake) -> None:
+    small = replace(WORK, memory=300 << 20)
+    (first,) = expect_receipts(run(lake, {ZERO: LARGE}, small)[0])
+    assert (first.counts, first.batch_bytes) == (Counts(landed=6, quarantined=1), 16 << 20)
+    (again,) = expect_receipts(run(lake, {ZERO: LARGE}, replace(small, attempt="a-2"))[0])
+    assert again.adopted
+    (landed,) = expect_receipts(run(lake, {ZERO: LARGE}, replace(WORK, attempt="a-3"))[0])
+    assert (landed.adopted, landed.counts, landed.batch_bytes) == (False, Counts(landed=7), 0)
+    assert read_rows(lake, landed) == LARGE.visible(0, LARGE.end)
+
+
+def test_oversized_batch_is_dropped_and_counted(lake: LocalLake) -> None:
+    (receipt,) = expect_receipts(run(lake, {ZERO: LARGE}, replace(WORK, memory=300 << 20, dropping=True))[0])
+    assert receipt.counts == Counts(landed=6, dropped=1)
+
+
+def test_oversized_batch_with_unknown_offsets_fails_its_range(lake: LocalLake) -> None:
+    cut = log(LogBatch((LogRecord(b"k", bytes(17 << 20)),), ZSTD, tail=1))
+    (failed,) = run(lake, {ZERO: cut}, replace(WORK, memory=300 << 20))[0]
+    assert isinstance(failed, RangeFailure)
+    assert (failed.error, "task_memory" in failed.remedy) == ("OversizedBatch", True)
+
+
 def _list_fields(value: Any) -> Any:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 

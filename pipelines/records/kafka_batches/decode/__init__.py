@@ -6,8 +6,8 @@
 reaches. Importing this package loads the library of compiled loops.
 """
 
-from sluice.pipelines.records.kafka_batches.decode.columns import SCHEMA
-from sluice.pipelines.records.kafka_batches.decode.decoder import BatchDecoder, DecodeOptions, OffsetCounts
+from sluice.pipelines.records.kafka_batches.decode.columns import SCHEMA, DecodeOptions
+from sluice.pipelines.records.kafka_batches.decode.decoder import BatchDecoder, OffsetCounts
 from sluice.pipelines.records.kafka_batches.decode.decompression import next_position
 
 __all__ = ["SCHEMA", "BatchDecoder", "DecodeOptions", "OffsetCounts", "next_position"]

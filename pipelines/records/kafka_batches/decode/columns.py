@@ -148,22 +148,45 @@ def _make_headers(c: ChunkBuffers, state: Array, rows: int) -> pa.Array:
     return pa.Array.from_buffers(HEADERS, rows, buffers, children=[pairs])
 
 
+_MOST = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """Options of a decoder.
+
+    A chunk is yielded when one more record would bring it above `chunk_rows` rows or `chunk_bytes` bytes of keys,
+    values and headers (8 more for each header; a larger record makes a chunk of its own). `max_batch_bytes` bounds the
+    records of one batch, decompressed, and each record (16 bytes more for each header).
+    """
+
+    read_committed: bool = True
+    check_crc: bool = True
+    max_batch_bytes: int = 256 << 20
+    chunk_rows: int = 1 << 17
+    chunk_bytes: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.chunk_rows < _MOST and 1 <= self.chunk_bytes <= _MOST and 1 <= self.max_batch_bytes <= _MOST):
+            raise ValueError("chunks need at least a row; chunks and batches hold from 1 to 2**31 - 1 bytes")
+
+
 class RangeRows:
     """Makes the rows of one offset range, chunk after chunk."""
 
-    def __init__(
-        self, origin: LogPlace, start: int, end: int, chunk_rows: int, chunk_bytes: int, *, check_crc: bool
-    ) -> None:
+    def __init__(self, origin: LogPlace, start: int, end: int, options: DecodeOptions) -> None:
         self.spent_ns = 0
-        self._place, self._end, self._chunk_rows, self._chunk_bytes = origin, end, chunk_rows, chunk_bytes
+        self._place, self._end = origin, end
+        self._chunk_rows, self._chunk_bytes = options.chunk_rows, options.chunk_bytes
         self._capacity: Capacity | None = None
         self._columns: ChunkBuffers | None = None
         self._state = np.zeros(loops.SLOTS, np.int64)
         self._state[loops.POSITION] = start
         self._state[loops.END] = end
-        self._state[loops.MAX_ROWS] = chunk_rows
-        self._state[loops.MAX_BYTES] = chunk_bytes
-        self._state[loops.CHECK_CRC] = check_crc
+        self._state[loops.MAX_ROWS] = options.chunk_rows
+        self._state[loops.MAX_BYTES] = options.chunk_bytes
+        self._state[loops.CHECK_CRC] = options.check_crc
+        self._state[loops.MOST_RECORD] = options.max_batch_bytes
 
     @property
     def position(self) -> int:
@@ -177,11 +200,13 @@ class RangeRows:
         return int(s[loops.ALL_ROWS] + s[loops.ROWS]), int(s[loops.ALL_CONTROL]), int(s[loops.ALL_ABORTED])
 
     def decode(self, raw: Array, scratch: Array, table: Array) -> Iterator[pa.RecordBatch]:
-        """Decode frames that are checked and decompressed. Yields full chunks. Raises CorruptBatch."""
+        """Decode frames that are checked and decompressed. Yields full chunks. Raises CorruptBatch, OversizedBatch."""
         self._state[loops.FRAME], self._state[loops.AT] = 0, -1
         while (code := self._run(raw, scratch, table)) != loops.DONE:
             if code != loops.FULL:
                 frame = Frame(*table[self._state[loops.FRAME]].tolist())
+                if code == loops.OVERSIZED:
+                    raise self._place.make_oversized(frame, int(self._state[loops.MOST_RECORD]))
                 raise self._make_error(frame, code)
             yield self._take_chunk()
 
@@ -189,6 +214,26 @@ class RangeRows:
         """The remaining rows, at most one chunk."""
         if self._state[loops.ROWS]:
             yield self._take_chunk()
+
+    def overfull(self) -> Iterator[pa.RecordBatch]:
+        """The chunk if a large record has filled it: it does not wait in memory for the next record."""
+        state = self._state
+        if state[loops.SIZES].sum() + (loops.HEADER_BYTES - 1) * state[loops.HEADERS] > self._chunk_bytes:
+            yield self._take_chunk()
+
+    def stand_ins(self, end: int, time: int, time_type: int) -> Iterator[pa.RecordBatch]:
+        """Rows without key, value and headers for the offsets from the position to `end`. No other rows may wait."""
+        while (start := self.position) < end:
+            n = min(end - start, self._chunk_rows)
+            columns = {
+                "offset": _make_numbers("offset", np.arange(start, start + n), n),
+                "timestamp": _make_numbers("timestamp", np.full(n, time, np.int64), n),
+                "timestampType": _make_numbers("timestampType", np.full(n, time_type, np.int32), n),
+            }
+            self._state[loops.POSITION] = start + n
+            self._state[loops.ALL_ROWS] += n
+            arrays = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in SCHEMA]
+            yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
     def _run(self, raw: Array, scratch: Array, table: Array) -> int:
         """Run the loop, making room as it asks. Returns the first other code."""
@@ -217,7 +262,7 @@ class RangeRows:
             raise RuntimeError("rows without buffers")
         state = self._state
         chunk = to_arrow(self._columns, state)
-        sizes = (n + n // 8 for n in state[loops.SIZES].tolist())
+        sizes = (min(n + n // 8, self._chunk_bytes) for n in state[loops.SIZES].tolist())
         self._capacity = Capacity(min(self._chunk_rows, max(self._end - self.position, 0)), *sizes)
         self._columns = None
         state[loops.ALL_ROWS] += state[loops.ROWS]

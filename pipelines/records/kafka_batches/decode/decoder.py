@@ -18,12 +18,13 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
+from sluice.pipelines.errors import CorruptBatch, OversizedBatch, UnsupportedBatch
 from sluice.pipelines.model.kafka import Tail
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.kafka_batches.decode import loops
-from sluice.pipelines.records.kafka_batches.decode.columns import RangeRows
+from sluice.pipelines.records.kafka_batches.decode.columns import DecodeOptions, RangeRows
 from sluice.pipelines.records.kafka_batches.decode.decompression import (
+    HEAD,
     REASONS,
     BatchProblem,
     LogPlace,
@@ -135,6 +136,8 @@ class Checks:
             return loops.EMIT, f.records
         # At the edges of the range, the records themselves must be counted.
         is_inside = f.base >= position and f.last < self._end
+        if f.records == f.last - f.base + 1:  # without gaps, the offsets count them
+            return loops.PASS, min(f.last + 1, self._end) - max(f.base, position)
         return (loops.PASS if is_inside else loops.HIDE), f.records
 
     def _is_hidden(self, view: memoryview, f: Frame) -> bool:
@@ -167,11 +170,12 @@ class Checks:
         return self._place.make_corrupt(reason, f.first, f.last)
 
 
+def _as_rows(chunk: pa.RecordBatch) -> tuple[None, pa.RecordBatch]:
+    return None, chunk
+
+
 # Frames that are checked together: little enough that the processor's caches still hold them when they are decoded.
 _BLOCK = 256
-_HEAD = 21
-"""The bytes of a batch before those that its checksum covers."""
-_MOST = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,33 +190,14 @@ class OffsetCounts:
     aborted: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeOptions:
-    """Options of a decoder.
-
-    A chunk is yielded when one more record would bring it above `chunk_rows` rows or `chunk_bytes` bytes of keys,
-    values and headers (8 more for each header; a larger record makes a chunk of its own). `max_batch_bytes` bounds the
-    decompressed size of one batch.
-    """
-
-    read_committed: bool = True
-    check_crc: bool = True
-    max_batch_bytes: int = 256 << 20
-    chunk_rows: int = 1 << 17
-    chunk_bytes: int = 16 << 20
-
-    def __post_init__(self) -> None:
-        if not (1 <= self.chunk_rows < _MOST and 1 <= self.chunk_bytes <= _MOST and 1 <= self.max_batch_bytes <= _MOST):
-            raise ValueError("chunks need at least a row; chunks and batches hold from 1 to 2**31 - 1 bytes")
-
-
 _DEFAULTS = DecodeOptions()
 
 
 class BatchDecoder:
     """Decodes `[start, end)` of one partition. Not for two threads at once; the compiled parts release the GIL.
 
-    Memory: one chunk, one decompressed batch (at least 4 MiB), and 128 bytes for each batch of a response.
+    Memory: one chunk, 4 MiB, one larger decompressed batch while its rows are made, and 128 bytes for each batch of a
+    response. Between two calls of `feed`, no chunk is above its bytes.
     """
 
     def __init__(self, topic: str, partition: int, start: int, end: int, options: DecodeOptions = _DEFAULTS) -> None:
@@ -223,7 +208,7 @@ class BatchDecoder:
         self._end = end
         self._checks = Checks(self._place, end, read_committed=o.read_committed, check_crc=o.check_crc)
         self._scratch = Scratch(self._place, o.max_batch_bytes)
-        self._rows = RangeRows(self._place, start, end, o.chunk_rows, o.chunk_bytes, check_crc=o.check_crc)
+        self._rows = RangeRows(self._place, start, end, o)
         self._crc_ns = 0
         self._decompress_ns = 0
         self.tail: Tail | None = None
@@ -264,6 +249,28 @@ class BatchDecoder:
         if problem:
             raise problem
 
+    def read(
+        self, records: bytes | memoryview, aborted: Sequence[tuple[int, int]] = ()
+    ) -> Iterator[tuple[OversizedBatch | None, pa.RecordBatch]]:
+        """Decode one response as `feed` does, but pass over oversized batches. Yields chunks, each after None.
+
+        A chunk after an OversizedBatch stands for the visible records of that batch. Its rows have no key, value and
+        headers, and the time of the batch's newest record. Raises OversizedBatch if the offsets of a batch's records
+        are unknown: compaction has cut it, or it has an old format.
+        """
+        while True:
+            try:
+                yield from map(_as_rows, self.feed(records, aborted))
+                return
+            except OversizedBatch as error:
+                batch = error.with_traceback(None)
+            first, end = batch.start or 0, batch.end or 0
+            if batch.records != end - first:
+                raise batch
+            yield from map(_as_rows, self.finish())
+            for chunk in self._rows.stand_ins(min(end, self._end), batch.latest, int(batch.append_time)):
+                yield batch, chunk
+
     def finish(self) -> Iterator[pa.RecordBatch]:
         """The remaining rows, at most one chunk."""
         yield from self._rows.rest()
@@ -279,6 +286,8 @@ class BatchDecoder:
         while done < good:
             group, damage = self._decompress(view, table[done:good])
             yield from self._rows.decode(raw, self._scratch.data, table[done : done + group])
+            self._scratch.shrink()
+            yield from self._rows.overfull()
             if damage:
                 raise damage
             done += group
@@ -289,7 +298,7 @@ class BatchDecoder:
         inside = np.flatnonzero((table[:, loops.KIND] == loops.BATCH) & (table[:, loops.BASE] < self._end))
         if len(inside):
             f = Frame(*table[inside[-1]].tolist())
-            self.tail = Tail(min(f.last, self._end - 1), f.crc, f.stop - f.checked + _HEAD)
+            self.tail = Tail(min(f.last, self._end - 1), f.crc, f.stop - f.checked + HEAD)
 
     def _decompress(self, view: memoryview, table: Array) -> tuple[int, BatchProblem | None]:
         began = perf_counter_ns()

@@ -3,8 +3,9 @@
 Formats: gzip; snappy in xerial's framing or raw; LZ4 frames, including those with the wrong header checksum of clients
 before KIP-57; zstd (KIP-110). The checksums inside LZ4 frames are ignored, because the batch's checksum covers them.
 
-Promises: nothing is written beyond the buffer, and damaged data raises `Undecodable` or `NoRoom`, never anything else.
-The buffer stays within `max_batch_bytes`, however far a batch would expand, and shrinks again afterwards.
+Promises: nothing is written beyond the buffer; damaged data raises `Undecodable`, and data that needs a larger buffer
+`NoRoom`, never anything else. The buffer stays within `max_batch_bytes`, however far a batch would expand, and shrinks
+again before the next rows are made.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import cramjam
 import numpy as np
 
-from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
+from sluice.pipelines.errors import CorruptBatch, OversizedBatch, UnsupportedBatch
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.kafka_batches.decode import loops
 from sluice.pipelines.records.kafka_batches.decode.loops import Frame
@@ -51,6 +52,10 @@ REASONS = {
 }
 
 
+HEAD = 21
+"""The bytes of a batch before those that its checksum covers."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogPlace:
     """Where in the log a decoder works. Its errors name it."""
@@ -79,6 +84,21 @@ class LogPlace:
             start=base,
             end=None if last is None else last + 1,
         )
+
+    def make_oversized(self, f: Frame, limit: int) -> OversizedBatch:
+        """Returns the error for a batch with more than `limit` bytes of records."""
+        size = f.stop - f.checked + HEAD
+        error = OversizedBatch(
+            self._format_message(f"of {size:,} bytes, it has more than {limit:,} bytes of records", f.first, None),
+            remedy="raise `tuning.task_memory`, and run again",
+            topic=self.topic,
+            partition=self.partition,
+            start=f.first,
+            end=f.last + 1,
+        )
+        error.size, error.limit, error.records = size, limit, f.records
+        error.latest, error.append_time = f.max_time, bool(f.attributes & loops.LOG_APPEND)
+        return error
 
     def _format_message(self, reason: str, base: int, at: int | None) -> str:
         where = "record bytes" if self.topic is None else f"{self.topic}:{self.partition}"
@@ -144,7 +164,10 @@ class Undecodable(Exception):
 
 
 class NoRoom(Exception):
-    """The data is damaged, or needs a larger buffer; not every codec distinguishes the two."""
+    """The data needs a larger buffer."""
+
+
+_BUFFER_IS_FULL = "failed to write whole buffer"
 
 
 def decompress(codec: int, data: memoryview, out: memoryview) -> int:
@@ -165,7 +188,7 @@ def _stream(decode: Callable[[memoryview, memoryview], int]) -> Callable[[memory
         try:
             return decode(data, out)
         except cramjam.DecompressionError as e:
-            raise NoRoom(str(e)) from None
+            raise (NoRoom if _BUFFER_IS_FULL in str(e) else Undecodable)(str(e)) from None
 
     return run
 
@@ -232,6 +255,7 @@ def _decompress_lz4_block(block: memoryview, out: memoryview, limit: int, stored
         return cramjam.lz4.decompress_block_into(block, out, output_len=len(out))
     except cramjam.DecompressionError as e:
         if len(out) < limit:
+            _decompress_lz4_block(block, memoryview(bytearray(limit)), limit, stored)  # raises Undecodable
             raise NoRoom("lz4") from None
         raise Undecodable(str(e)) from None
 
@@ -275,28 +299,36 @@ class Scratch:
         data.flags.writeable = False
         return data
 
-    def fill(self, view: memoryview, table: Array) -> tuple[int, CorruptBatch | None]:
+    def shrink(self) -> None:
+        """Give back the memory of a large batch."""
+        if len(self._memory) > _USUAL_BYTES:
+            self._resize(0)
+
+    def fill(self, view: memoryview, table: Array) -> tuple[int, BatchProblem | None]:
         """Decompress the first frames of `table`, and note in it where their records are now.
 
         Returns the number of frames that are ready, and the error of the next one. At least one is ready unless the
-        first is damaged.
+        first is damaged or oversized.
         """
-        if len(self._memory) > _USUAL_BYTES:
-            self._resize(0)
+        self.shrink()
         used, cells = 0, table.data
         rows = table[:, loops.MODE : loops.TO + 1].tolist()
         for i, (mode, attributes, first, stop) in enumerate(rows):
             codec = attributes & loops.CODEC_BITS
+            if not codec and stop - first > self._most and table[i, loops.KIND] == loops.BATCH and mode != loops.PASS:
+                return i, self._place.make_oversized(Frame(*table[i].tolist()), self._most)
             if not codec or mode == loops.PASS:
                 continue
             if used >= _GROUP_BYTES:
                 return i, None
             try:
                 size = self._decompress(codec, view[first:stop], used)
-            except Undecodable as e:
+            except (Undecodable, NoRoom) as e:
                 if not used:
                     self._resize(0)
                 frame = Frame(*table[i].tolist())
+                if isinstance(e, NoRoom):
+                    return i, self._place.make_oversized(frame, self._most)
                 reason = f"{CODECS[codec].name} data does not decompress: {e}"
                 return i, self._place.make_corrupt(reason, frame.first, frame.last)
             if size < 0:
@@ -308,16 +340,18 @@ class Scratch:
         return len(rows), None
 
     def _decompress(self, codec: int, data: memoryview, used: int) -> int:
-        """How many bytes were written from byte `used` on; −1 when the earlier frames left too little room."""
+        """How many bytes were written from byte `used` on; −1 when the earlier frames left too little room.
+
+        Raises NoRoom if the largest buffer is too small.
+        """
         while True:
             try:
                 return decompress(codec, data, self._view[used:])
             except NoRoom:
                 if used:
                     return -1
-            size = len(self._memory)
-            if size >= self._most:
-                raise Undecodable(f"damaged, or of more than {self._most:,} bytes")
+                if (size := len(self._memory)) >= self._most:
+                    raise
             self._resize(min(max(4 * size, _USUAL_BYTES), self._most))
 
     def _resize(self, size: int) -> None:

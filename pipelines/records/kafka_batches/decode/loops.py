@@ -9,6 +9,7 @@
                                         ├─ all records read, or END reached ─────────► next frame
                                         ├─ chunk full ────────► return FULL  ┐ call again: it resumes
                                         ├─ buffers short ─────► return GROW  ┘ at the same record
+                                        ├─ record too large ──► _go_back; return OVERSIZED
                                         └─ does not parse ────► _go_back: rows of the frame removed; return error
     Next frame: hidden records count as control or aborted, POSITION = last offset + 1 at least, AT = −1.
 
@@ -104,7 +105,8 @@ NEED_HEADERS = 28
 NEED_HEADER_KEY_BYTES = 29
 NEED_HEADER_VALUE_BYTES = 30
 ERROR_AT = 31  # byte, counted from `FROM`
-SLOTS = 32
+MOST_RECORD = 32  # bytes that one record may take
+SLOTS = 33
 
 CHUNK = slice(ROWS, NULL_HEADER_VALUES + 1)
 SIZES = slice(KEY_BYTES, HEADER_VALUE_BYTES + 1)
@@ -118,6 +120,7 @@ BAD_VARINT, BAD_RECORD_LENGTH, BAD_OFFSET, BAD_KEY, BAD_VALUE = 20, 21, 22, 23, 
 BAD_HEADER_COUNT, BAD_HEADER_KEY, BAD_HEADER_VALUE = 25, 26, 27
 BAD_RECORD_END, BAD_BATCH_END, BAD_COUNT = 28, 29, 30
 BAD_MESSAGE, BAD_MESSAGE_CRC, NESTED, NO_MESSAGES = 40, 41, 42, 43
+OVERSIZED = 50
 
 LOG_OVERHEAD = 12
 BATCH_OVERHEAD = 61
@@ -126,6 +129,8 @@ LEAST_RECORD = 7
 """Bytes of the smallest record of format v2, its length included."""
 HEADER_BYTES = 8
 """Bytes of a header in a chunk, besides its key and value."""
+MOST_HEADER_BYTES = 16
+"""The same as a share of `MOST_RECORD`: copies of headers take more than those of a value."""
 MOST_OFFSET = (1 << 63) - 1
 
 
@@ -385,7 +390,13 @@ def _room(
     header_key_bytes: int,
     header_value_bytes: int,
 ) -> int:
-    """DONE when the record fits, FULL when it belongs to the next chunk, GROW (needs noted) when buffers are short."""
+    """DONE when the record fits, FULL when it belongs to the next chunk, GROW (needs noted) when buffers are short.
+
+    OVERSIZED when it fits into no chunk.
+    """
+    record_bytes = max(key_size, 0) + max(value_size, 0) + header_key_bytes + header_value_bytes
+    if record_bytes + headers * MOST_HEADER_BYTES > state[MOST_RECORD]:
+        return OVERSIZED
     rows = state[ROWS]
     key_bytes = state[KEY_BYTES] + max(key_size, 0)
     value_bytes = state[VALUE_BYTES] + max(value_size, 0)

@@ -8,8 +8,8 @@ import cramjam
 import pytest
 from kafka.record import MemoryRecords
 
-from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
-from sluice.pipelines.records.kafka_batches.decode import next_position
+from sluice.pipelines.errors import CorruptBatch, OversizedBatch, UnsupportedBatch
+from sluice.pipelines.records.kafka_batches.decode import OffsetCounts, next_position
 from sluice.pipelines.records.rows.row_format import get_former_text, unescape_key
 from sluice.testing.logs import (
     ABORT,
@@ -436,10 +436,76 @@ def test_compression_bombs_are_bounded(codec: int) -> None:
     source = log(LogBatch((LogRecord(b"k", bytes(9 << 20)),), codec))
     assert len(source.data) < 1 << 20
     d = make_decoder(0, 1, max_batch_bytes=8 << 20)
-    with pytest.raises(CorruptBatch, match="8,388,608 bytes"):
+    with pytest.raises(OversizedBatch, match="8,388,608 bytes"):
         list(d.feed(source.data))
     assert not len(d._scratch.data)  # an error that is kept also keeps the decoder
     assert len(decode(source.data, max_batch_bytes=16 << 20)) == 1
+
+
+@pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4, ZSTD])
+def test_oversized_batch_is_replaced_by_stand_ins(codec: int) -> None:
+    large = LogBatch((*SOME[:2], LogRecord(b"k", bytes(9 << 20))), codec)
+    source = log(LogBatch(SOME[:3], codec), large, LogBatch(SOME[3:6], codec))
+    d = make_decoder(0, source.end, max_batch_bytes=8 << 20)
+    read = [*d.read(source.data), *((None, chunk) for chunk in d.finish())]
+    rows, stand_ins = (to_rows(c for batch, c in read if (batch is None) == readable) for readable in (True, False))
+    expected = source.visible(0, source.end)
+    assert rows == [r for r in expected if not 3 <= r["offset"] < 6]
+    newest = max(r["timestamp"] for r in expected[3:6])
+    assert stand_ins == [r | {"key": None, "value": None, "headers": None, "timestamp": newest} for r in expected[3:6]]
+    assert (d.position, d.counts) == (source.end, OffsetCounts(records=9))
+
+
+@pytest.mark.parametrize(("start", "end"), [(4, 9), (0, 4), (4, 5)])
+def test_stand_ins_stay_within_the_range(start: int, end: int) -> None:
+    source = log(LogBatch(SOME[:3]), LogBatch((*SOME[:2], LogRecord(b"k", bytes(9 << 20))), ZSTD), LogBatch(SOME[3:6]))
+    d = make_decoder(start, end, max_batch_bytes=8 << 20)
+    read = [*d.read(source.data), *((None, chunk) for chunk in d.finish())]
+    assert [r["offset"] for _, chunk in read for r in to_rows([chunk])] == [*range(start, end)]
+
+
+def test_record_with_endless_headers_is_oversized() -> None:
+    many = LogRecord(b"k", b"v", headers=(("", None),) * 100_000)
+    source = log(LogBatch(SOME[:3]), LogBatch((*SOME[:2], many), LZ4), LogBatch(SOME[3:6]))
+    d = make_decoder(0, source.end, max_batch_bytes=1 << 20)
+    read = [*d.read(source.data), *((None, chunk) for chunk in d.finish())]
+    assert [r["offset"] for batch, c in read if batch for r in to_rows([c])] == [3, 4, 5]
+
+
+def test_oversized_batch_with_gaps_is_refused() -> None:
+    source = log(LogBatch(SOME[:3]), LogBatch((LogRecord(b"k", bytes(9 << 20)),), ZSTD, tail=2))
+    d = make_decoder(0, source.end, max_batch_bytes=8 << 20)
+    with pytest.raises(OversizedBatch, match="8,388,608 bytes"):
+        list(d.read(source.data))
+    assert d.position == 3
+
+
+def test_oversized_aborted_batch_is_counted_at_the_edges_of_a_range() -> None:
+    large = LogBatch((*SOME[:2], LogRecord(b"k", bytes(9 << 20))), ZSTD, producer=7, transactional=True)
+    source = log(large, LogBatch(producer=7, marker=ABORT), LogBatch(SOME[:3]))
+    data, aborted = source.fetch(1)
+    d = make_decoder(1, 2, max_batch_bytes=1 << 20)
+    assert ([*d.read(data, aborted)], d.counts) == ([], OffsetCounts(aborted=1))
+
+
+def test_large_record_does_not_wait_for_the_next_one() -> None:
+    source = log(LogBatch((*SOME[:3], LogRecord(b"k", bytes(2 << 20)))), LogBatch(SOME[3:6]))
+    for cuts in ([], [len(log(LogBatch((*SOME[:3], LogRecord(b"k", bytes(2 << 20))))).data)]):
+        d, at, chunks = make_decoder(0, source.end, chunk_bytes=1 << 20), 0, []
+        for stop in (*cuts, len(source.data)):
+            chunks += [c.num_rows for c in d.feed(source.data[at:stop])]
+            at = stop
+        assert chunks == [3, 1], "also if the response ends there"
+
+
+def test_damage_at_the_end_of_the_largest_buffer_is_corrupt() -> None:
+    plain = log(LogBatch((LogRecord(b"k", bytes(range(256)) * 4096),))).data[61:]
+    frame = bytearray(compress_lz4(plain, block=4 << 20))
+    frame[40:60] = b"\xff" * 20
+    header = BatchHeader(0, 0, LZ4, 0, 0, count=1)
+    with pytest.raises(CorruptBatch) as raised:
+        decode(encode_raw_v2(header, bytes(frame)), max_batch_bytes=1 << 20)
+    assert not isinstance(raised.value, OversizedBatch)
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
