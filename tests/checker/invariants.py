@@ -355,7 +355,7 @@ class _Check:
             if (
                 log.records is not None
                 and not mended
-                and (differs := _describe_difference(f, row, log.records[offset], self.book.sources))
+                and (differs := _describe_difference(f, row, log, offset, self.book.sources))
             ):
                 yield Broken(3, f"{life}:{offset} in {f.part.path}: {differs}", where)
 
@@ -978,11 +978,30 @@ def _check_agreement(evidence: Evidence, committed_only: bool) -> None:
             )
 
 
-def _describe_difference(f: _File, row: int, logged: Record, sources: Mapping[str, str]) -> str:
+_LEAST_OVERSIZED = 16 << 20
+
+
+def _describe_stand_in(row: Record, log: Log, offset: int) -> str:
+    """Returns what is wrong with the row of an oversized record: it has no bytes, and its batch has many."""
+    if (row.key, row.value, row.headers) != (None, None, ()):
+        return "its reason is oversized, and it has bytes"
+    spans = [(b.base, b.last) for b in log.batches or () if b.base <= offset <= b.last] or [(offset, offset)]
+    records = [r for o, r in (log.records or {}).items() if spans[0][0] <= o <= spans[0][1]]
+    parts = [p for r in records for p in (r.key, r.value, *(h for h, _ in r.headers))]
+    size = sum(len(p or b"") for p in parts) + 16 * sum(len(r.headers) for r in records)
+    if size < _LEAST_OVERSIZED:
+        return f"its reason is oversized, and its batch has {size:,} bytes"
+    newest = max((r.timestamp for r in records if r.timestamp is not None), default=None)
+    return "" if row.timestamp == newest else f"its timestamp is {row.timestamp}, its batch's newest {newest}"
+
+
+def _describe_difference(f: _File, row: int, log: Log, offset: int, sources: Mapping[str, str]) -> str:
     """Returns the difference between a row and the log's record; empty if they are equal."""
-    if f.rows is None:
+    if f.rows is None or log.records is None:
         return ""
-    landed = f.rows.records[row]
+    landed, logged = f.rows.records[row], log.records[offset]
+    if f.rows.reasons and f.rows.reasons[row] == "oversized":
+        return _describe_stand_in(landed, log, offset)
     for name, landed_field, logged_field in (
         ("key", landed.key, logged.key),
         ("timestamp", landed.timestamp, logged.timestamp),

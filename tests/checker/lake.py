@@ -30,6 +30,8 @@ class Rows:
     typed: tuple[dict[str, Any], ...]
     has_value: bool
     metadata: dict[str, str]
+    reasons: tuple[str, ...] = ()
+    """Why each record is in quarantine."""
 
     @property
     def offsets(self) -> list[int]:
@@ -38,7 +40,7 @@ class Rows:
     def slice(self, first: int, rows: int) -> Rows:
         """Returns one offset range's rows of a shared file."""
         records, partitions, typed = (x[first : first + rows] for x in (self.records, self.partitions, self.typed))
-        return Rows(records, partitions, typed, self.has_value, self.metadata)
+        return Rows(records, partitions, typed, self.has_value, self.metadata, self.reasons[first : first + rows])
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ def _convert_rows(table: pa.Table) -> Rows:
         tuple(table.select(typed).to_pylist()) if typed else (),
         has_value,
         metadata,
+        tuple(table.column("reason").to_pylist()) if has_value and "reason" in table.column_names else (),
     )
 
 

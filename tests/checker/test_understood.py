@@ -170,6 +170,30 @@ def test_typed_feed_with_quarantine_is_accepted(typed: tuple[test_drift.World, E
     assert verdict.counts["records compared with the log"] == 9
 
 
+def test_oversized_batch_is_accepted_until_a_small_record_claims_to_be_one(tmp_path: Path) -> None:
+    world = test_drift.World(tmp_path)
+    world.write(b'{"id": 1}')
+    world.write(b'{"id": "' + bytes(36 << 20) + b'"}')
+    world.land_records(world.make_feed({"id": "int64"}), b"no json")
+    assert world.find_problems(world.make_feed({"id": "int64"})) == []
+    evidence = Evidence({tuple(tp): make_log(world.topic, tp) for tp in PARTITIONS})  # type: ignore[misc]
+    lake = Folder(tmp_path / "lake", "orders")
+    verdict = check(lake, evidence, HEALED)
+    assert verdict.holds, str(verdict)
+    (path,) = (p for p in lake.list_visible() if p.startswith("quarantine/"))
+    table = pq.read_table(lake.root / path, partitioning=None)
+    assert table.column("reason").to_pylist() == ["oversized", "not_json"]
+    forged = {"reason": ["oversized"] * 2, "key": [None] * 2, "value": [None] * 2}
+    for name, values in forged.items():
+        field = table.schema.field(name)
+        at = table.schema.get_field_index(name)
+        table = table.set_column(at, field, pa.array(values, pa.string() if name == "reason" else field.type))
+    pq.write_table(table, lake.root / path)
+    update_ledger(lake, path)
+    verdict = check(lake, evidence, HEALED)
+    assert re.search("orders:0:2 in .*: its reason is oversized, and its batch has 8 bytes", verdict.first[3].text)
+
+
 @pytest.mark.parametrize(
     ("folder", "column", "value", "message"),
     [
