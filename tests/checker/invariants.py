@@ -982,7 +982,7 @@ _LEAST_OVERSIZED = 16 << 20
 
 
 def _describe_stand_in(row: Record, log: Log, offset: int) -> str:
-    """Returns what is wrong with the row of an oversized record: it has no bytes, and its batch has many."""
+    """Returns the fault of an oversized record's row, which has no bytes, and whose batch has many; empty if none."""
     if (row.key, row.value, row.headers) != (None, None, ()):
         return "its reason is oversized, and it has bytes"
     spans = [(b.base, b.last) for b in log.batches or () if b.base <= offset <= b.last] or [(offset, offset)]

@@ -3,9 +3,12 @@ process grows above `task_memory`."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,6 +153,31 @@ def test_dead_letter_has_no_value(project: FeedProject, fresh_topic: Callable[..
     assert (letter["key"], letter["value"], letter["timestamp"]) == (None, None, STAMP + 2)
     headers = {h["key"]: h["value"].decode() for h in letter["headers"]}
     assert (headers["sluice.offset"], headers["sluice.reason"]) == ("2", "oversized")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["staging", "log"])
+def test_killed_run_leaves_each_offset_in_one_class(
+    project: FeedProject, fresh_topic: Callable[..., str], stage: str
+) -> None:
+    """Kill a run at its first staged receipt, or its second entry in the ledger, and finish its batch."""
+    project.topic = fresh_topic(partitions=4, config={"max.message.bytes": str(4 << 20)})
+    produce(project, "zstd", partitions=4)
+    feed = project.write_feed(tuning=SMALL_TASK, engine="processes", policies="{quarantine_limit: {share: 1}}")
+    command, folder = [Path(sys.executable).with_name("sluice"), "run", "orders", "--no-dagster"], Path(feed.lake)
+    number, pattern = (1, "*/*/*.json") if stage == "staging" else (2, "*.json")
+    with subprocess.Popen(command, cwd=project.root, start_new_session=True) as process:
+        while process.poll() is None:
+            if len(list((folder / "_sluice" / "orders" / stage).glob(pattern))) >= number:
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+            time.sleep(0.001)
+    assert process.returncode == -signal.SIGKILL
+    run(feed)
+    rows = [(r["partition"], r["offset"], r["value"]) for r in read_rows(feed)]
+    assert rows == [(p, o, v) for p in range(4) for o, v in enumerate(PRODUCED) if o != 2]
+    assert [(r["partition"], r["offset"]) for r in read_quarantine(feed)] == [(p, 2) for p in range(4)]
+    check_audit(feed)
 
 
 PARTITIONS = 24

@@ -38,6 +38,7 @@ from sluice.pipelines.operating.acceptance import (
 )
 from sluice.pipelines.planning import windows
 from sluice.pipelines.status import strip
+from sluice.testing.logs import ZSTD, LogBatch, LogRecord
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World
 
 P0, P1 = PARTITIONS
@@ -493,6 +494,19 @@ def test_only_the_unreadable_record_batch_is_accepted_as_lost(feed: Feed) -> Non
     assert is_reconciled(world)
     with pytest.raises(NothingToAccept):
         accept_damage(world, AskedRange("orders", 0, 0, 12))
+
+
+def test_oversized_batch_with_unknown_offsets_is_accepted_as_lost(feed: Feed) -> None:
+    """Without gaps its offsets are known, and it is quarantined: then there is nothing to accept."""
+    world, large = World(feed), LogBatch((LogRecord(b"k", bytes(36 << 20), START),), ZSTD)
+    world.topic.batches[P0] += [large, replace(large, tail=1)]
+    with pytest.raises(BatchIncomplete) as caught:
+        world.land(CATCH_UP).check()
+    assert "raise `tuning.task_memory`, and run again: sluice accept orders corrupt" in caught.value.remedy
+    done = accept_damage(world, AskedRange("orders", 0, 0, 3))
+    assert done.lost == (KeyRange(key=KEY, range=Range(1, 3)),)
+    world.land(CATCH_UP).check()
+    assert is_reconciled(world)
 
 
 def test_readable_record_batch_is_not_accepted_as_lost(feed: Feed) -> None:

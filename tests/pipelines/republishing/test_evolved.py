@@ -11,6 +11,7 @@ import pytest
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning.schema_changes import find_columns
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.republishing import row_filter
@@ -59,6 +60,21 @@ def test_sent_values_contain_columns_added_by_records(feed: Feed, tmp_path: Path
     for rows in cursor.read_between(0, plan.span, lambda: plan.span):
         sent += records_of(rows, plan.sources[0], plan, shape, 0).column("value").to_pylist()
     assert {v["id"]: v for v in map(json.loads, sent)} == {v["id"]: v for v in VALUES}
+
+
+def test_stand_ins_of_oversized_records_are_not_sent(tmp_path: Path) -> None:
+    (tmp_path / "feeds").mkdir()
+    path = tmp_path / "feeds" / "orders.yaml"
+    path.write_text(FEED)
+    messages = [Message(value, b"k", time=1_767_225_600_000) for value in (b"[1]", bytes(36 << 20))]
+    for message in messages:
+        land(path, [message], lake=tmp_path / "lake", environ={})
+    plan, lake, ledger = open_plan(load_feed(path, {}), tmp_path)
+    plan = replace(plan, wishes=replace(plan.wishes, kind=PartKind.QUARANTINED))
+    shelf = Shelf(lake, ledger, ledger.read(), plan)
+    assert shelf.amount(0)[0] == 2
+    rows = shelf.cursor(0, 0).read_between(0, plan.span, lambda: plan.span)
+    assert [r["value"] for batch in rows for r in batch.to_pylist()] == [b"[1]"]
 
 
 def test_condition_can_name_column_added_by_records(feed: Feed, tmp_path: Path) -> None:
