@@ -186,7 +186,7 @@ def _commit_as(
         verdicts |= {
             k: CommitVerdict.WAITS
             for k, v in verdicts.items()
-            if v is CommitVerdict.MOVED and _is_ahead(state, k, before)
+            if v is CommitVerdict.MOVED and (_get_offset(before.get(k.tp)) or 0) > state.frontier(k)
         }
     targets = {k: o for k, o in _choose_targets(state, changed).items() if verdicts[k] is not CommitVerdict.WAITS}
     newest = _find_newest_mark(state, before)
@@ -216,10 +216,6 @@ def _commit_as(
     moved = tuple(CommittedMove(k, _get_offset(before.get(k.tp)), o) for k, o in targets.items())
     sent, to = (post.taken, post.topic) if post else (0, "")
     return CommitResult(status, moved, mark, sent, to, put_by_others=others, waiting=waiting)
-
-
-def _is_ahead(state: State, key: Key, committed: Committed) -> bool:
-    return (_get_offset(committed.get(key.tp)) or 0) > state.frontier(key)
 
 
 def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committed) -> tuple[CommittedMove, ...]:

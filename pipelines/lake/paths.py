@@ -396,13 +396,9 @@ def part_path(feed: str, kind: PartKind, folder: str, part: str) -> str:
     return _join(_ROOTS[kind], feed, folder, part)
 
 
-def _levels(length: int) -> int:
-    return 1 if length >= DAY else 2 if length >= HOUR else 3
-
-
 def folder_keys(length: int, prefix: str) -> tuple[str, ...]:
     """The keys of window folders, which readers of a folder add to the rows as columns."""
-    return tuple(f"{prefix}{level}" for level in [*_LEVELS][: _levels(length)])
+    return tuple(f"{prefix}{level}" for level in [*_LEVELS][: (1 if length >= DAY else 2 if length >= HOUR else 3)])
 
 
 def window_folder(window: int | None, length: int, prefix: str) -> str:

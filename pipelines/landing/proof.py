@@ -9,7 +9,7 @@ becomes a RangeFailure with the reason; receipts that share a file with it fail,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import BinaryIO
@@ -24,7 +24,7 @@ from sluice.pipelines.landing.writer import build_metadata, build_shared_metadat
 from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.model.kafka import Range, union
 from sluice.pipelines.model.plans import OffsetRange, Plan
-from sluice.pipelines.model.receipts import Counts, Outcome, Part, PartKind, RangeFailure, Receipt, group_by_sharing
+from sluice.pipelines.model.receipts import Outcome, Part, PartKind, RangeFailure, Receipt, group_by_sharing
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.arrays import int64s, view_int32s
 from sluice.pipelines.util.parallel import map_parallel
@@ -151,12 +151,8 @@ def check_classes(r: Receipt) -> None:
     s, counts = r.offset_range, r.counts
     if r.position < s.end:
         raise _build_proof_error(s, f"reading stopped at {r.position}, before the end")
-    if counts.total != s.span or min(_iterate_counts(counts)) < 0:
+    if counts.total != s.span or min(getattr(counts, name) for name in counts.__dataclass_fields__) < 0:
         raise _build_proof_error(s, f"{counts} adds up to {counts.total}, the range spans {s.span}")
-
-
-def _iterate_counts(counts: Counts) -> Iterator[int]:
-    return (getattr(counts, name) for name in counts.__dataclass_fields__)
 
 
 def _check_names(claim: Claim, r: Receipt, parts: Sequence[Part]) -> None:

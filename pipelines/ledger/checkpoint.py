@@ -77,7 +77,7 @@ def dump_state(state: State) -> bytes:
             "replaced": list(state.replaced.items()),
             "keys": keys,
             "current": [index[k] for k in state.current.values() if k in index],
-            "origins": [_dump_origin(state.origins[k]) for k in keys],
+            "origins": [state.origins[k].model_dump(exclude={"key"}) for k in keys],
             "batches": _BATCHES.dump_python(list(state.batches.held.values()), mode="json", by_alias=True),
             "past": _dump_past(state.batches.past),
             **{name: _by_index(getattr(state, name), index) for name in _ACCOUNTED},
@@ -88,7 +88,7 @@ def dump_state(state: State) -> bytes:
             "epochs": _by_index(state.epochs, index),
             "tails": _by_index(state.tails, index, astuple),
             "floors": _by_index(state.floors, index),
-            "published_in": _dump_published(state.published_in),
+            "published_in": {"columns": pack([state.published_in.windows, state.published_in.numbers])},
             "boundaries": _dump_pins({index[k]: p for k, p in state.boundaries.items() if k in index and p}, times),
             "boundary_times": pack([state.boundary_times]),
             "by_marker": pack([state.by_marker.keys(), state.by_marker.values()]),
@@ -145,7 +145,7 @@ def _state(raw: dict[str, Any]) -> State:
         epochs=_by_key(raw["epochs"], keys, tuple),
         tails=_by_key(raw.get("tails", []), keys, lambda fields: Tail(*map(operator.index, fields))),
         floors=_by_key(raw["floors"], keys, tuple),
-        published_in=_load_published(raw["published_in"]),
+        published_in=Published(*map(_to_array, unpack_all(raw["published_in"]["columns"], 2))),
         boundaries=boundaries,
         boundary_times=tuple(times.tolist()),
         by_marker=by_marker,
@@ -246,18 +246,6 @@ def _load_superseded(raw: dict[str, Any], keys: Sequence[Key], pins: Mapping[Key
 def _load_bounds(boundary_offsets: array[int], starts: Any, ends: Any) -> tuple[array[int], array[int]]:
     offsets = np.array(boundary_offsets, np.int64)
     return _from_positions(offsets, starts), _from_positions(offsets, ends)
-
-
-def _dump_published(published: Published) -> dict[str, Any]:
-    return {"columns": pack([published.windows, published.numbers])}
-
-
-def _load_published(raw: dict[str, Any]) -> Published:
-    return Published(*map(_to_array, unpack_all(raw["columns"], 2)))
-
-
-def _dump_origin(item: OriginItem) -> dict[str, Any]:
-    return item.model_dump(exclude={"key"})
 
 
 def _by_index(

@@ -93,7 +93,7 @@ class Sorter:
                     refused.append(self._replace_values(rows, piece.quarantined, changed))
         if self._alone:
             refused += self._left_alone(rows)
-        result = Sorted(tuple(landed), _together(refused), np.concatenate(mended))
+        result = Sorted(tuple(landed), pa.concat_batches(refused) if refused else None, np.concatenate(mended))
         for kind, n, _ in kinds_of(with_offsets(rows, result.offsets)):
             self.trial.fit[kind] += n
         self.trial.mended += len(result.mended)
@@ -200,10 +200,6 @@ def with_offsets(rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:
     """The rows of these offsets, in order."""
     mine = int64s(rows.column(rows.schema.get_field_index("offset")))
     return rows.take(fixed_width(pa.int64(), np.flatnonzero(np.isin(mine, offsets))))
-
-
-def _together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch | None:
-    return pa.concat_batches(batches) if batches else None
 
 
 @dataclass(slots=True)

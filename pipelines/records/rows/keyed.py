@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.receipts import Drift
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
 from sluice.pipelines.records.rows.row_format import KAFKA_FIELDS, REFUSED, Format, Formatted, RawFormat, landed_schema
@@ -104,7 +103,7 @@ class _Keys:
         self._refused = pa.Table.from_batches(quarantined, REFUSED).combine_chunks()
         self._offsets = _get_offsets(self._landed, _OFFSET)
         self._gone = _get_offsets(self._refused, "offset")
-        self.drift = tuple(_rename_field(d) for p in pieces for d in p.drift)
+        self.drift = tuple(replace(d, field=KEY_PREFIX + d.field, type="") for p in pieces for d in p.drift)
 
     def find_positions(self, offsets: Array) -> tuple[Array, Array]:
         """Where the rows of these offsets are, and whether they are there."""
@@ -144,11 +143,6 @@ def _with_other_names(headers: pa.ListArray) -> pa.ListArray:
 def _get_offsets(rows: pa.Table, name: str) -> Array:
     offsets = rows.column(name)
     return np.concatenate([np.empty(0, np.int64), *map(int64s, offsets.chunks)])
-
-
-def _rename_field(drift: Drift) -> Drift:
-    """The drift of a key's field, without a type: a column made of it would be read from values."""
-    return replace(drift, field=KEY_PREFIX + drift.field, type="")
 
 
 def _wrap_texts(column: pa.DictionaryArray, before: str, after: str) -> pa.DictionaryArray:
