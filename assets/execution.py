@@ -30,7 +30,6 @@ from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.sql_report import load_report
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Reporter
-from sluice.pipelines.util.units import show_window
 from sluice.resources.project import Project
 from sluice.running import RunResult, build_unforeseen
 
@@ -162,7 +161,7 @@ def run_report(project: Project, name: str, window: int, open_ports: OpenPorts =
         job = dg.Definitions.merge(report_definitions([report], windows, session), own).resolve_job_def(
             f"report_{name}"
         )
-        events = execute_job(project, instance, job, run_id, _SILENT, show_window(window))
+        events = execute_job(project, instance, job, run_id, _SILENT, feed.window.name(window))
     if (error := _get_error(run_id, outcome, events)) is not None:
         raise error
     landed = (e for e in events if e.event_type is dg.DagsterEventType.ASSET_MATERIALIZATION)
@@ -184,7 +183,7 @@ def _build_job(
     definitions = dg.Definitions.merge(
         feed_definitions(feed, AssetSpecs.of(feed), FeedTopics(topics_of(feed, recalled)), windows, session), own
     )
-    window = None if request.window is None else show_window(request.window)
+    window = None if request.window is None else feed.window.name(request.window)
     if one_window and windows.has_partition_key(window or ""):
         return definitions.resolve_job_def(land_job(feed.name)), {"partition": window, "config": _SILENT}
     return definitions.resolve_job_def(catch_up_job(feed.name)), {

@@ -20,7 +20,7 @@ from sluice.pipelines.contract.expectation import Expectation, Severity
 from sluice.pipelines.errors import BatchRefused, Breach
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.receipts import EXAMPLES, Drift, DriftKind, Receipt
-from sluice.pipelines.util.units import many, show_window
+from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.drift import describe_drift, sum_drift
 
 SCHEMA_DRIFT = "schema_drift"
@@ -177,7 +177,7 @@ def _build_metadata(books: LedgerView, window: int, judged: Sequence[Judged]) ->
         "expectations": _build_table([j.outcome for j in judged]),
         **count_breaches(judged),
         "contract": ", ".join(dict.fromkeys(j.contract for j in judged)) or "none",
-        **({"show_rows": _format_command(books.feed.name, window)} if quarantined else {}),
+        **({"show_rows": _format_command(books.feed, window)} if quarantined else {}),
         **_link_report(books.find_page(window)),
     }
 
@@ -186,8 +186,8 @@ def _link_report(page: str | None) -> Metadata:
     return {"report": dg.MetadataValue.path(page)} if page else {}
 
 
-def _format_command(feed: str, window: int) -> str:
-    return f"sluice quarantine show {feed} --window {show_window(window)}"
+def _format_command(feed: Feed, window: int) -> str:
+    return f"sluice quarantine show {feed.name} --window {feed.window.name(window)}"
 
 
 def _build_table(outcomes: Sequence[ExpectationOutcome]) -> dg.TableMetadataValue:

@@ -98,20 +98,20 @@ def evaluate_windows(
 ) -> Iterator[dg.AssetCheckEvaluation]:
     """Yields the checks of complete windows, for their newest materialization."""
     ordered = sorted(windows)
-    targets = internals.targets(instance, key, map(show_window, ordered))
+    targets = internals.targets(instance, key, map(books.feed.window.name, ordered))
     for window in ordered:
         for name, result in evaluate_window(books, window).items():
-            yield build_evaluation(key, name, window, result, targets.get(show_window(window)))
+            partition = books.feed.window.name(window)
+            yield build_evaluation(key, name, partition, result, targets.get(partition))
 
 
 def build_evaluation(
-    key: dg.AssetKey, name: str, window: int | None, result: CheckResult, target: internals.Target | None = None
+    key: dg.AssetKey, name: str, partition: str | None, result: CheckResult, target: internals.Target | None = None
 ) -> dg.AssetCheckEvaluation:
     """Returns a check's result for a partition other than the step's, or for none.
 
     `target`: the checked materialization; without it, Dagster counts the partition as not checked.
     """
-    partition = None if window is None else show_window(window)
     return dg.AssetCheckEvaluation(
         asset_key=key, check_name=name, partition=partition, target_materialization_data=target, **result
     )

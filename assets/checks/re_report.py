@@ -20,7 +20,6 @@ from sluice.assets.instance import internals
 from sluice.assets.instance.internals import PlannedEvaluation
 from sluice.assets.specs.asset_specs import Keys
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.util.units import show_window
 
 WHY = "reported again: a run over this window ended without reporting it, and by the ledger it is complete"
 
@@ -41,13 +40,14 @@ def report_committed_again(instance: dg.DagsterInstance, books: LedgerView, wind
     """Yields the reported commits of complete windows again."""
     key, reported = books.keys.committed, list[int]()
     for window in windows:
-        if books.is_complete(window) and (stood := _read_last_commit(instance, books.keys, window)) is not None:
+        if books.is_complete(window) and (stood := _read_last_commit(instance, books, window)) is not None:
             yield stood
             reported.append(window)
-    targets = internals.targets(instance, key, map(show_window, reported))
+    targets = internals.targets(instance, key, map(books.feed.window.name, reported))
     for window in reported:
         result = feed_checks.check_committed(books, window)
-        yield feed_checks.build_evaluation(key, OFFSETS_COMMITTED, window, result, targets.get(show_window(window)))
+        name = books.feed.window.name(window)
+        yield feed_checks.build_evaluation(key, OFFSETS_COMMITTED, name, result, targets.get(name))
 
 
 def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_books: Callable[[], LedgerView]) -> set[int]:
@@ -88,13 +88,13 @@ def _build_event(
     instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey, window: int
 ) -> dg.AssetMaterialization | None:
     if key == books.keys.committed:
-        return _read_last_commit(instance, books.keys, window)
+        return _read_last_commit(instance, books, window)
     return landed_metadata.build_window_event(books, key, window, WHY)
 
 
-def _read_last_commit(instance: dg.DagsterInstance, keys: Keys, window: int) -> dg.AssetMaterialization | None:
+def _read_last_commit(instance: dg.DagsterInstance, books: LedgerView, window: int) -> dg.AssetMaterialization | None:
     """Returns the last report of a window's commit, regardless of later attempts."""
-    of = dg.AssetRecordsFilter(keys.committed, asset_partitions=[show_window(window)])
+    of = dg.AssetRecordsFilter(books.keys.committed, asset_partitions=[books.feed.window.name(window)])
     records = instance.fetch_materializations(of, limit=1).records
     return records[0].asset_materialization if records else None
 
@@ -112,7 +112,7 @@ def _list_planned(
     """Yields the evaluations of the windows that were just reported again."""
     names = [*feed_checks.WINDOW_CHECKS, *contract_checks.list_checks(feed)]
     for key, of in ((keys.landed, names), (keys.committed, [OFFSETS_COMMITTED])):
-        windows = [show_window(w) for w in reported.get(key, ())]
+        windows = [feed.window.name(w) for w in reported.get(key, ())]
         if windows:
             yield from internals.planned_evaluations(instance, [dg.AssetCheckKey(key, name) for name in of], windows)
 
@@ -126,13 +126,11 @@ def _evaluate(instance: dg.DagsterInstance, books: LedgerView, p: PlannedEvaluat
         return feed_checks.evaluate_feed(instance, key, name, feed_checks.report_unchecked(p.run))
     if p.partition is None:
         return None
-    window, target = (
-        books.feed.window.parse_name(p.partition),
-        internals.targets(instance, key, [p.partition]).get(p.partition),
-    )
+    window = books.feed.window.parse_name(p.partition)
+    target = internals.targets(instance, key, [p.partition]).get(p.partition)
     results = (
         {OFFSETS_COMMITTED: feed_checks.check_committed(books, window)}
         if name == OFFSETS_COMMITTED
         else feed_checks.evaluate_window(books, window)
     )
-    return feed_checks.build_evaluation(key, name, window, results[name], target) if name in results else None
+    return feed_checks.build_evaluation(key, name, p.partition, results[name], target) if name in results else None

@@ -38,7 +38,7 @@ from sluice.pipelines.model.receipts import (
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.status.batch_facts import BatchFacts, TopicTraffic
-from sluice.pipelines.util.units import many, show_window
+from sluice.pipelines.util.units import many
 
 
 def build_batch_metadata(view: LedgerView, batch: Batch) -> Metadata:
@@ -97,7 +97,8 @@ def build_quarantine_metadata(view: LedgerView, window: int) -> Metadata:
 
 def _locate(view: LedgerView, window: int, root: int) -> str:
     """Returns the address of a window's folder below one of the feed's visible roots."""
-    folder = paths.window_folder(window, view.feed.window.length, view.state.folder_prefix)
+    settings = view.feed.window
+    folder = paths.window_folder(settings.local(window), settings.length, view.state.folder_prefix)
     return view.lake.locate(f"{paths.visible_roots(view.feed.name)[root]}/{folder}")
 
 
@@ -363,7 +364,7 @@ def build_window_event(books: LedgerView, key: dg.AssetKey, window: int, why: st
     """Returns the event of a complete window, from the ledger, the same in every run. `key`: one of `outputs`."""
     return dg.AssetMaterialization(
         key,
-        partition=show_window(window),
+        partition=books.feed.window.name(window),
         description=why or None,
         metadata=_build_metadata(books, key, window),
         tags={VERSION: books.format_window_version(window)},
@@ -390,7 +391,7 @@ def find_unreported_batches(instance: dg.DagsterInstance, books: LedgerView) -> 
 def find_unreported_windows(instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey) -> set[int]:
     """Returns the complete windows for which the event log has no materialization of this asset."""
     reported = internals.list_materialized(instance, key) if books.complete else None
-    return set() if reported is None else {w for w in books.complete if show_window(w) not in reported}
+    return set() if reported is None else {w for w in books.complete if books.feed.window.name(w) not in reported}
 
 
 PORTION = 100

@@ -20,7 +20,6 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.maintenance.compaction import Compacted, compact
 from sluice.pipelines.model.receipts import count_files
 from sluice.pipelines.planning.windows import check_aligned
-from sluice.pipelines.util.units import show_window
 from sluice.resources.liveness import new_owner
 
 POOL = "sluice_compaction"
@@ -88,10 +87,10 @@ def compact_step(context: dg.OpExecutionContext, session: RunSession) -> Iterato
             done = compact(feed, edges, windows, new_owner(context.run.run_id), report)
     with session.hold_lock(context):
         yield from sync_table(context, session, name)
-    yield dg.Output(None, metadata=_build_metadata(done))
+    yield dg.Output(None, metadata=_build_metadata(done, feed.window))
 
 
-def _build_metadata(done: Compacted) -> dict[str, Any]:
+def _build_metadata(done: Compacted, settings: WindowSettings) -> dict[str, Any]:
     receipts = [r for _, r in done.merged if r is not None]
     return {
         "files_before": sum(len(m.parts) for m, _ in done.merged),
@@ -99,6 +98,6 @@ def _build_metadata(done: Compacted) -> dict[str, Any]:
         "bytes_before": sum(m.bytes for m, _ in done.merged),
         "bytes_after": sum(p.bytes for r in receipts for p in r.parts),
         "batches": ", ".join(map(str, done.batches)) or "none",
-        "left_alone": ", ".join(show_window(w) for w in done.incomplete) or "none",
+        "left_alone": ", ".join(map(settings.name, done.incomplete)) or "none",
         **({"conflicts": "; ".join(map(str, done.met))} if done.met else {}),
     }

@@ -127,7 +127,7 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
             began = time.monotonic()
             result = session.ask(report, rows)
             seconds = round(time.monotonic() - began, 3)
-            path = paths.report_path(name, window, feed.window.length, books.state.folder_prefix)
+            path = _find_path(books, name, window)
             data = _write_parquet(result, report, window, version)
             edges.lake.put(path, data)
             where: Metadata = {"dagster/uri": edges.lake.locate(path), "bytes": len(data)}
@@ -143,9 +143,13 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
 def _list_missing(books: LedgerView, report: str, window: int) -> list[int]:
     """Returns the complete windows before this one that have no result and whose rows are still in the lake."""
     results = {*books.lake.list(f"reports/{report}")}
-    length, state = books.feed.window.length, books.state
-    missing = (w for w in books.complete if paths.report_path(report, w, length, state.folder_prefix) not in results)
-    return sorted(w for w in missing if w < window and not is_retired(state, w, books.feed.window))
+    missing = (w for w in books.complete if _find_path(books, report, w) not in results)
+    return sorted(w for w in missing if w < window and not is_retired(books.state, w, books.feed.window))
+
+
+def _find_path(books: LedgerView, report: str, window: int) -> str:
+    settings = books.feed.window
+    return paths.report_path(report, settings.local(window), settings.length, books.state.folder_prefix)
 
 
 def _describe_missing(report: str, missing: Sequence[int]) -> str:

@@ -204,7 +204,7 @@ class WindowScheduler(ABC):
 
     def is_shown(self, feed: Feed, window: int) -> bool:
         """Returns true if the window is a loaded partition. Earlier ones of the first run need another load."""
-        return self.partitions[feed.name].has_partition_key(show_window(window))
+        return self.partitions[feed.name].has_partition_key(feed.window.name(window))
 
     def find_active(self, instance: dg.DagsterInstance, feeds: Iterable[Feed]) -> dict[str, list[dg.DagsterRun]]:
         """Returns the queued and running runs of feeds, by feed, from any job or backfill."""
@@ -218,15 +218,19 @@ class WindowScheduler(ABC):
 
 
 def group_windows(
-    feed: str, pending: Iterable[int], failures: Mapping[tuple[str, str], int], active: Container[str] = ()
+    feed: str,
+    pending: Iterable[int],
+    failures: Mapping[tuple[str, str], int],
+    active: Container[str] = (),
+    name: Callable[[int], str] = show_window,
 ) -> list[list[int]]:
     """Returns the windows of each run, oldest first: consecutive pending ones, or one that has failed.
 
-    Active windows, and those that failed too often, are left out.
+    Active windows, and those that failed too often, are left out. Both are known by `name`.
     """
     groups: list[list[int]] = [[]]
     for window in pending:
-        failed = failures[feed, key := show_window(window)]
+        failed = failures[feed, key := name(window)]
         if key in active or failed >= ATTEMPTS:
             groups.append([])
         elif failed:
@@ -258,22 +262,22 @@ class FeedScheduler(WindowScheduler):
         if first := next(filter(None, map(_find_first_of_several, active)), ""):
             self._reason = f"a run is at work on the windows of {feed.name} from {first} on"
             return []
-        attempts = Attempts.read(instance, self._list_runs(instance, pending[:WINDOWS]))
+        attempts = Attempts.read(instance, self._list_runs(instance, feed, pending[:WINDOWS]))
         busy = {run.tags.get(PARTITION_TAG, "") for run in active}
-        groups = group_windows(feed.name, pending[:WINDOWS], attempts.failures, busy)
+        groups = group_windows(feed.name, pending[:WINDOWS], attempts.failures, busy, feed.window.name)
         more = {MORE_TAG: "1"} if len(pending) > WINDOWS or len(groups) > RUNS else {}
-        self._reason = _describe_pending(feed.name, pending)
+        self._reason = _describe_pending(feed, pending)
         return [self._build_request(feed, group, now, more) for group in groups[:RUNS]]
 
-    def _list_runs(self, instance: dg.DagsterInstance, pending: Sequence[int]) -> Iterator[dg.DagsterRun]:
+    def _list_runs(self, instance: dg.DagsterInstance, feed: Feed, pending: Sequence[int]) -> Iterator[dg.DagsterRun]:
         """Returns the job's runs of these windows, for each window the newest first."""
         for at in range(0, len(pending), _CHUNK):
-            keys = [show_window(w) for w in pending[at : at + _CHUNK]]
+            keys = [feed.window.name(w) for w in pending[at : at + _CHUNK]]
             yield from instance.get_runs(dg.RunsFilter(job_name=self._job, tags={PARTITION_TAG: keys}))
 
     def _build_request(self, feed: Feed, group: Sequence[int], now: str, tags: Mapping[str, str]) -> dg.RunRequest:
         """Returns a run of the first window, which also lands the others."""
-        first = show_window(group[0])
+        first = feed.window.name(group[0])
         if not self.is_shown(feed, group[0]):  # Dagster would refuse the key, but a run knows the ledger's windows
             tags = {**tags, PARTITION_TAG: first}
         key = None if PARTITION_TAG in tags else first
@@ -289,11 +293,11 @@ def _find_first_of_several(run: dg.DagsterRun) -> str:
     return run.tags.get(PARTITION_TAG if UNTIL_TAG in run.tags else RANGE_TAGS[0], "")
 
 
-def _describe_pending(feed: str, pending: Sequence[int]) -> str:
+def _describe_pending(feed: Feed, pending: Sequence[int]) -> str:
     if not pending:
-        return f"no closed window of {feed} is pending"
+        return f"no closed window of {feed.name} is pending"
     more = f" … {len(pending) - _SHOWN_WINDOWS} more" if len(pending) > _SHOWN_WINDOWS else ""
-    windows = ", ".join(map(show_window, pending[:_SHOWN_WINDOWS])) + more
+    windows = ", ".join(map(feed.window.name, pending[:_SHOWN_WINDOWS])) + more
     return f"{len(pending)} windows are pending, all under way or failed {ATTEMPTS} times: {windows}"
 
 

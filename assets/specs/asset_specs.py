@@ -22,7 +22,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import StartKind, WindowSettings
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
 from sluice.pipelines.schema.schema import EXTRA, KAFKA
-from sluice.pipelines.util.units import DAY, HOUR, MINUTE, many, show_window
+from sluice.pipelines.util.units import DAY, HOUR, MINUTE, many
 
 
 def landed_key(feed: str) -> dg.AssetKey:
@@ -247,7 +247,8 @@ _SPECS: dict[AssetOf, Callable[[Feed], dg.AssetSpec]] = {
 }
 
 
-KEY_FORMAT = "%Y-%m-%dT%H:%M"
+KEY_FORMAT, DATE_FORMAT = "%Y-%m-%dT%H:%M", "%Y-%m-%d"
+"""How partitions are named: windows in UTC, and days of a time zone."""
 
 REACH = 7 * DAY
 """How far back partitions reach if nothing is known: as long as Kafka keeps records by default."""
@@ -261,12 +262,13 @@ def now() -> int:
 def partitions_of(feed: Feed, first_window: int | None, now: int) -> dg.TimeWindowPartitionsDefinition:
     """The feed's windows. `now` (ms) counts only as long as the ledger has no first window."""
     first = feed.window.start_of(_find_first(feed, now) if first_window is None else first_window)
-    return _build_partitions(show_window(first), feed.window.cron)
+    return _build_partitions(feed.window.name(first), feed.window.cron, feed.window.timezone)
 
 
 @cache  # feeds with the same windows share what Dagster computes of them
-def _build_partitions(start: str, every: str) -> dg.TimeWindowPartitionsDefinition:
-    return dg.TimeWindowPartitionsDefinition(start=start, fmt=KEY_FORMAT, cron_schedule=every, timezone="UTC")
+def _build_partitions(start: str, every: str, zone: str | None) -> dg.TimeWindowPartitionsDefinition:
+    fmt = DATE_FORMAT if zone else KEY_FORMAT
+    return dg.TimeWindowPartitionsDefinition(start=start, fmt=fmt, cron_schedule=every, timezone=zone or "UTC")
 
 
 def _find_first(feed: Feed, now: int) -> int:

@@ -27,7 +27,6 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.ports import Ports
-from sluice.pipelines.util.units import show_window
 from sluice.running import FeedRun
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
@@ -205,17 +204,16 @@ def _report_others(
     for window in windows:
         yield _build_event(books, result, window)
     evaluated = sorted({*reported, *windows, *(_find_passed(books, result) - portion.remaining)} - {own})
-    targets = internals.targets(context.instance, key, map(show_window, evaluated))
+    targets = internals.targets(context.instance, key, map(books.feed.window.name, evaluated))
     for window in evaluated:
-        yield build_evaluation(
-            key, OFFSETS_COMMITTED, window, feed_checks.check_committed(books, window), targets.get(show_window(window))
-        )
+        name, check = books.feed.window.name(window), feed_checks.check_committed(books, window)
+        yield build_evaluation(key, OFFSETS_COMMITTED, name, check, targets.get(name))
 
 
 def _build_event(books: LedgerView, result: CommitResult, window: int | None) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
         books.keys.committed,
-        partition=None if window is None else show_window(window),
+        partition=None if window is None else books.feed.window.name(window),
         metadata=_build_metadata(books.feed.group, result),
         tags={landed_metadata.VERSION: books.version},
     )

@@ -177,7 +177,7 @@ class LandStep:
             yield feed_checks.evaluate_feed(self.context.instance, self._key, NO_GAPS, account)
             for window in run.find_incomplete(required) if self._windows else ():
                 result = _report_incomplete(landed, describe_unpinned(books.state, window, self.feed.window))
-                yield build_evaluation(self._key, WINDOW_COMPLETE, window, result)
+                yield build_evaluation(self._key, WINDOW_COMPLETE, self.feed.window.name(window), result)
         run.check(required)
 
     def _list_required(self, landed: Landed) -> Sequence[int]:
@@ -201,7 +201,7 @@ class LandStep:
             return
         keys, at = landed_metadata.list_reported_assets(self.feed, self.session.keys(self.feed.name)), now()
         windows = [w for w in list_requested(self.feed, self.request)[: _PLANNED + 1] if w not in self._windows]
-        planned = [show_window(w) for w in windows[:_PLANNED] if self.feed.window.is_closed(w, at)]
+        planned = [self.feed.window.name(w) for w in windows[:_PLANNED] if self.feed.window.is_closed(w, at)]
         internals.plan_partitions(self.context, keys, planned)
 
     def _report_all_open(self, error: WindowOpen) -> Events:
@@ -216,7 +216,7 @@ class LandStep:
         context = self.context
         context.log.warning("%s → %s", open_windows.text, open_windows.remedy(self.feed.name))
         if self.session.alone:
-            context.instance.add_run_tags(context.run.run_id, {OPEN_WINDOWS_TAG: show_window(open_windows.first)})
+            context.instance.add_run_tags(context.run.run_id, {OPEN_WINDOWS_TAG: open_windows.name})
         for window in open_windows.windows(self.feed.window)[:_PLANNED]:
             yield _build_open_event(self.feed, self._key, window)
 
@@ -271,7 +271,8 @@ class LandStep:
         if new:
             message = f"the contract has checks that are not loaded: {contract_checks.RELOAD} to show them"
             self.context.log.warning("%s: %s", message, "; ".join(f"{n} {text}" for n, text in new.items()))
-            yield dg.AssetObservation(self._key, partition=show_window(window), description=message, metadata=new)
+            name = self.feed.window.name(window)
+            yield dg.AssetObservation(self._key, partition=name, description=message, metadata=new)
 
     def _land(self, edges: Ports) -> Generator[Any, None, tuple[LedgerView, FeedRun, Landed]]:
         """Land, and report batches and completed windows, but not the run's only partition."""
@@ -354,7 +355,7 @@ def _build_open_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObse
     open_windows = OpenWindows.of(window, 1, feed.window)
     return dg.AssetObservation(
         key,
-        partition=show_window(window),
+        partition=open_windows.name,
         description=open_windows.text,
         metadata={"lands_from": dg.MetadataValue.timestamp(open_windows.lands_from / 1000)},
     )

@@ -16,7 +16,7 @@ from sluice.cli.options import window_options
 from sluice.cli.terminal.output import bad, facts, heading, limit_rows, safe, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions, size
 from sluice.pipelines.status.window_state import Standing
-from sluice.pipelines.util.units import many, show_about, show_instant, show_window
+from sluice.pipelines.util.units import many, show_about, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.operating.check_window import PartitionAccount, WindowCheck
@@ -76,7 +76,7 @@ def check(session: Session, feed: FeedName, window: WindowArgument = None, key: 
 
 
 def _view(c: WindowCheck) -> Iterator[RenderableType]:
-    yield heading(f"{c.feed} {show_window(c.window)}", f"to {show_window(c.end)}, in arrival order")
+    yield heading(f"{c.feed} {c.standing.name}", f"to {c.settings.name(c.settings.end_of(c.window))}, in arrival order")
     yield from _list_verdict(c)
     yield facts(*_list_figures(c))
     if c.rows:
@@ -88,7 +88,7 @@ def _view(c: WindowCheck) -> Iterator[RenderableType]:
 
 
 def _list_verdict(c: WindowCheck) -> Iterator[Text]:
-    name = f"window {show_window(c.window)}"
+    name = f"window {c.standing.name}"
     if c.complete:
         yield window_options.describe_complete(c.standing, f": {_count_offsets(c)}")
     else:
@@ -127,9 +127,9 @@ def _list_figures(c: WindowCheck) -> Iterator[tuple[str, str | Text]]:
         yield "timestamps", f"{_show_coordinate(c.rows.earliest)} to {_show_coordinate(c.rows.latest)}"
     if c.rows.untimed:
         yield "no timestamp", many(c.rows.untimed, "record")
-    yield "late", _describe_outside(c.rows.late, "stamped in an earlier window", "before this one")
+    yield "late", _describe_outside(c, c.rows.late, "stamped in an earlier window", "before this one")
     if c.rows.early.records:
-        yield "early", _describe_outside(c.rows.early, "stamped in a later window", "after this one")
+        yield "early", _describe_outside(c, c.rows.early, "stamped in a later window", "after this one")
     if c.clocks:
         yield "clocks", c.clocks
 
@@ -152,10 +152,10 @@ def _show_coordinate(coordinate: Coordinate) -> str:
     return f"{'–' if coordinate.timestamp is None else show_instant(coordinate.timestamp)} ({coordinate})"
 
 
-def _describe_outside(o: Outside, stamped: str, side: str) -> str:
+def _describe_outside(c: WindowCheck, o: Outside, stamped: str, side: str) -> str:
     if not o.records:
         return "none"
-    hours = ", ".join(f"{show_window(w)}: {count(n)}" for w, n in [*o.windows.items()][:_NAMED])
+    hours = ", ".join(f"{c.settings.name(w)}: {count(n)}" for w, n in [*o.windows.items()][:_NAMED])
     more = ", …" if len(o.windows) > _NAMED else ""
     distance = f"up to {show_about(o.furthest_ms)} {side} ({o.furthest}), the median is {show_about(o.median)}"
     return f"{many(o.records, 'record')} {stamped} ({hours}{more})\n{distance}"
@@ -228,8 +228,8 @@ def _build_row(c: WindowCheck, a: PartitionAccount, label: str) -> tuple[str, ..
 def build_document(c: WindowCheck) -> dict[str, Any]:
     counts, rows = c.counts, c.rows
     of_rows = {
-        "late": rows and _build_outside(rows.late),
-        "early": rows and _build_outside(rows.early),
+        "late": rows and _build_outside(c, rows.late),
+        "early": rows and _build_outside(c, rows.early),
         "untimed": rows and rows.untimed,
         "earliest": rows and _build_coordinate(rows.earliest),
         "latest": rows and _build_coordinate(rows.latest),
@@ -271,13 +271,13 @@ def _build_coordinate(coordinate: Coordinate | None) -> dict[str, Any] | None:
     }
 
 
-def _build_outside(o: Outside) -> dict[str, Any]:
+def _build_outside(c: WindowCheck, o: Outside) -> dict[str, Any]:
     return {
         "records": o.records,
         "median_seconds": o.median / 1000,
         "furthest_seconds": o.furthest_ms / 1000,
         "furthest": _build_coordinate(o.furthest),
-        "windows": {show_window(w): n for w, n in o.windows.items()},
+        "windows": {c.settings.name(w): n for w, n in o.windows.items()},
     }
 
 

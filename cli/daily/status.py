@@ -26,7 +26,7 @@ from sluice.pipelines.operating.feed_status import FeedStatus, read_status, try_
 from sluice.pipelines.status.window_state import Standing, describe_pending
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.parallel import map_parallel
-from sluice.pipelines.util.units import many, show_about, show_duration, show_instant, show_window
+from sluice.pipelines.util.units import many, show_about, show_duration, show_instant
 
 if TYPE_CHECKING:
     from sluice.cli.terminal.output import CommandOutput
@@ -315,8 +315,8 @@ def _format_windows(status: FeedStatus, terminal: CommandOutput) -> list[Rendera
     """The strip, and a line for each of the newest windows that wait for something."""
     waiting = [w for w in status.windows if w.standing not in _NO_WORD]
     return [
-        heading("Windows", window_options.title(status.length, status.windows)),
-        *window_options.calendar(status.windows, status.length, fancy=terminal.fancy, width=terminal.width),
+        heading("Windows", window_options.title(status.settings, status.windows)),
+        *window_options.calendar(status.windows, status.settings, fancy=terminal.fancy, width=terminal.width),
         *(Text("  ") + _format_standing(status, w) for w in waiting[-_TOLD:]),
     ]
 
@@ -327,12 +327,10 @@ _NO_WORD = (Standing.LANDED, Standing.RETIRED, Standing.OPEN, Standing.PENDING)
 
 def _format_standing(status: FeedStatus, w: WindowStanding) -> Text:
     if w.standing is Standing.FAILED and w.batch in status.refused:
-        return bad(f"window {show_window(w.window)}: refused batch {w.batch}; {describe_pending(w.pending)}")
+        return bad(f"window {w.name}: refused batch {w.batch}; {describe_pending(w.pending)}")
     line = window_options.verdict(w)
     if w.standing in (Standing.PARTIAL, Standing.FROM_ORIGIN):
-        line.append(
-            f"\n    → to complete it: sluice run {status.feed} --window {show_window(w.window)}", style="default"
-        )
+        line.append(f"\n    → to complete it: sluice run {status.feed} --window {w.name}", style="default")
     return line
 
 
@@ -353,7 +351,8 @@ def build_document(status: FeedStatus) -> dict[str, Any]:
             )
             for p in status.partitions
         ],
-        "window": show_duration(status.length),
+        "window": show_duration(status.settings.length),
+        "timezone": status.settings.timezone,
         "windows": [window_options.build_document(w) for w in status.windows],
         "outlook": outlooks.build_document(status.outlook, status.losses) if status.outlook else None,
         "held_back": [h.document() for h in status.held],

@@ -12,7 +12,6 @@ from sluice.cli.options.window_options import WindowOptions
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.util.documents import document_of
-from sluice.pipelines.util.units import show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -46,7 +45,7 @@ def files(
     kind = PartKind.QUARANTINED if quarantine else PartKind.LANDED
     starts, listed = _list_files(session, definition, windows, kind, partial)
     session.terminal.lines(f.address for f in reading.order_files(listed))
-    session.terminal.print_document(build_document(feed, starts, kind, listed))
+    session.terminal.print_document(build_document(definition, starts, kind, listed))
 
 
 def _list_files(
@@ -63,17 +62,17 @@ def _list_files(
         return windows, reading.list_files(ledger, edges.lake, windows, feed.window, kind, partial=partial)
 
 
-def build_document(feed: str, windows: Sequence[int], kind: PartKind, listed: Sequence[File]) -> dict[str, Any]:
+def build_document(feed: Feed, windows: Sequence[int], kind: PartKind, listed: Sequence[File]) -> dict[str, Any]:
     return {
-        "feed": feed,
-        "windows": [show_window(w) for w in windows],
+        "feed": feed.name,
+        "windows": [*map(feed.window.name, windows)],
         "kind": str(kind),
         "rows": sum(f.rows for f in listed),
         "bytes": sum(f.bytes for f in listed),
-        "files": [_build_file(f) for f in listed],
+        "files": [_build_file(feed, f) for f in listed],
     }
 
 
-def _build_file(f: File) -> dict[str, Any]:
+def _build_file(feed: Feed, f: File) -> dict[str, Any]:
     names = "address topic partition start end rows bytes sha256 first"
-    return {"window": show_window(f.window)} | document_of(f, names)
+    return {"window": feed.window.name(f.window)} | document_of(f, names)

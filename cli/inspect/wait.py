@@ -13,7 +13,7 @@ from sluice.cli.options.window_options import OneWindow
 from sluice.pipelines.errors import WindowIncomplete
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.status.window_state import WindowStanding, describe_pending
-from sluice.pipelines.util.units import show_duration, show_window
+from sluice.pipelines.util.units import show_duration
 
 if TYPE_CHECKING:
     from sluice.pipelines.model.receipts import Reporter
@@ -80,7 +80,7 @@ def _wait_for(look: LookAtWindow, report: Reporter, until: float | None) -> tupl
 
 
 def _build_timeout(feed: str, standing: WindowStanding, limit: int) -> WindowIncomplete:
-    name = show_window(standing.window)
+    name = standing.name
     return WindowIncomplete(
         f"window {name} is not complete after {show_duration(limit)}",
         remedy=f"land it with sluice run {feed} --window {name}, or see sluice status {feed} for active runs",

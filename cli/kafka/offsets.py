@@ -90,13 +90,14 @@ class TargetOptions:
         Path | None, _make_option("--to-file", "FILE", "To the lines TOPIC,PARTITION,OFFSET of a file.")
     ] = None
 
-    def choose(self) -> OffsetTarget | Path:
+    def choose(self, feed: Feed) -> OffsetTarget | Path:
         """Returns the target. Raises UsageError unless there is exactly one."""
         from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget
 
         flags = {Aim.EARLIEST: self.to_earliest, Aim.LATEST: self.to_latest, Aim.FRONTIER: self.to_frontier}
         targets: list[OffsetTarget | Path] = [OffsetTarget(aim) for aim, chosen in flags.items() if chosen]
-        targets += [OffsetTarget(Aim.TIME, parsing.instant(self.to_time))] if self.to_time is not None else []
+        if self.to_time is not None:
+            targets.append(OffsetTarget(Aim.TIME, parsing.instant(self.to_time, feed.window.parse_name)))
         targets += [OffsetTarget(Aim.TIME, _compute_past(self.by_duration))] if self.by_duration is not None else []
         targets += [OffsetTarget(Aim.OFFSET, self.to_offset)] if self.to_offset is not None else []
         targets += [OffsetTarget(Aim.SHIFT, self.shift)] if self.shift is not None else []
@@ -140,7 +141,8 @@ def reset(session: Session, feed: FeedName, target: TargetOptions, options: Move
     $ sluice offsets reset orders --to-time 2026-11-20T14:00:00Z --only orders:0 --reason "replay for billing" --yes
     $ sluice offsets reset orders --shift -100
     """
-    return _reset(session, session.feed(feed), target.choose(), options)
+    definition = session.feed(feed)
+    return _reset(session, definition, target.choose(definition), options)
 
 
 @command(group)

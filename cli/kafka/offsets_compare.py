@@ -46,7 +46,8 @@ def before(
     $ sluice offsets before orders 2026-11-20T14:00:00Z
     $ sluice offsets before orders 2026-11-20T14 --json | jq -r '.offsets[] | [.topic, .partition, .offset] | @csv'
     """
-    definition, at = session.feed(feed), parsing.instant(time)
+    definition = session.feed(feed)
+    at = parsing.instant(time, definition.window.parse_name)
     with session.terminal.working("querying Kafka"), open_context(session, definition, other) as desk:
         spots = desk.choose(tuple(map(parsing.parse_partition, only or ())))
         hits = desk.edges.cluster.offsets_at({s.tp: at for s in spots})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,11 +17,11 @@ from sluice.cli.options import window_options
 from sluice.cli.options.request_options import DryRun
 from sluice.cli.options.window_options import WindowOptions
 from sluice.cli.shared import other_batches
-from sluice.cli.shared.rewrite_summary import FileSums, by_window, name, table_after
+from sluice.cli.shared.rewrite_summary import FileSums, by_window, format_window, name, table_after
 from sluice.cli.terminal.output import good, heading, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, rate, seconds, size
 from sluice.pipelines.util.documents import document_of
-from sluice.pipelines.util.units import many, show_window
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -53,7 +54,7 @@ def compact(
     began = time.monotonic()
     done, given_up = (_preview if dry_run else _merge)(session, definition, chosen.settled or None)
     spent = 0.0 if dry_run else time.monotonic() - began
-    ran = CompactionRun(feed, definition.compaction.target_file_bytes, done, spent, dry_run, given_up)
+    ran = CompactionRun(definition, definition.compaction.target_file_bytes, done, spent, dry_run, given_up)
     session.terminal.show(*view(ran), *(() if dry_run else table_after(session, definition)))
     session.terminal.show(*window_options.open_window_lines(feed, chosen.open_windows))
     session.terminal.print_document(build_document(ran) | window_options.open_windows_document(chosen.open_windows))
@@ -63,7 +64,7 @@ def compact(
 class CompactionRun:
     """Describes merges into files of `target` bytes, and abandoned batches of dead runs."""
 
-    feed: str
+    feed: Feed
     target: int
     done: Compacted
     seconds: float
@@ -90,12 +91,12 @@ def _merge(session: Session, feed: Feed, windows: Sequence[int] | None) -> tuple
 
 def view(ran: CompactionRun) -> list[RenderableType]:
     done = ran.done
-    out: list[RenderableType] = [heading(f"Compaction of {ran.feed}", f"files of at most {size(ran.target)}")]
+    out: list[RenderableType] = [heading(f"Compaction of {ran.feed.name}", f"files of at most {size(ran.target)}")]
     if done.merged:
         names = ("window", "files", "after", "bytes", "after ")[: 4 if ran.dry_run else 5]
-        rows = [[name(w), *_build_row(t)][: len(names)] for w, t in by_window(done).items()]
+        rows = [[name(ran.feed, w), *_build_row(t)][: len(names)] for w, t in by_window(done).items()]
         out.append(table(names, limit_rows(rows), right="files after bytes"))
-    return [*out, *_format_verdict(ran), *other_batches.view(ran.given_up), *_format_skipped(done)]
+    return [*out, *_format_verdict(ran), *other_batches.view(ran.given_up), *_format_skipped(ran.feed, done)]
 
 
 def _build_row(t: FileSums) -> list[str]:
@@ -116,10 +117,10 @@ def _format_verdict(ran: CompactionRun) -> Iterator[Text]:
         yield Text(f"  {seconds(ran.seconds)}, {rate(records, ran.seconds)}", style="dim")
 
 
-def _format_skipped(done: Compacted) -> Iterator[Text]:
-    yield from other_batches.standing(done.busy, done.met, name)
+def _format_skipped(feed: Feed, done: Compacted) -> Iterator[Text]:
+    yield from other_batches.standing(done.busy, done.met, partial(name, feed))
     if done.incomplete:
-        names = ", ".join(map(show_window, done.incomplete[:5]))
+        names = ", ".join(map(feed.window.name, done.incomplete[:5]))
         more = f" and {len(done.incomplete) - 5} more" if len(done.incomplete) > 5 else ""
         yield warn(f"skipped, not complete: {names}{more}")
 
@@ -127,20 +128,16 @@ def _format_skipped(done: Compacted) -> Iterator[Text]:
 def build_document(ran: CompactionRun) -> dict[str, Any]:
     done = ran.done
     return {
-        "feed": ran.feed,
+        "feed": ran.feed.name,
         "dry_run": ran.dry_run,
         **_build_sums(FileSums.of(done.merged)),
         "seconds": round(ran.seconds, 3),
         "batches": list(done.batches),
-        "windows": [{"window": _format_window(w), **_build_sums(t)} for w, t in by_window(done).items()],
-        "busy": [{"window": _format_window(w), "batch": b} for w, b in done.busy.items()],
+        "windows": [{"window": format_window(ran.feed, w), **_build_sums(t)} for w, t in by_window(done).items()],
+        "busy": [{"window": format_window(ran.feed, w), "batch": b} for w, b in done.busy.items()],
         "other_batches": other_batches.build_document((*ran.given_up, *done.met)),
-        "incomplete": [show_window(w) for w in done.incomplete],
+        "incomplete": [*map(ran.feed.window.name, done.incomplete)],
     }
-
-
-def _format_window(window: int | None) -> str | None:
-    return None if window is None else show_window(window)
 
 
 def _build_sums(t: FileSums) -> dict[str, int | None]:

@@ -15,13 +15,13 @@ from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun, Yes
 from sluice.cli.shared import other_batches
-from sluice.cli.shared.rewrite_summary import name, table_after
+from sluice.cli.shared.rewrite_summary import format_window, name, table_after
 from sluice.cli.terminal import output
 from sluice.cli.terminal.output import good, heading, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, size
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.receipts import count_files
-from sluice.pipelines.util.units import many, show_window
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -128,11 +128,11 @@ def _expire(
 
 
 def view(feed: Feed, retirement: Retirement) -> Iterator[RenderableType]:
-    yield heading(f"Expiry of {feed.name}", f"before {show_window(retirement.before)}")
+    yield heading(f"Expiry of {feed.name}", f"before {feed.window.name(retirement.before)}")
     if not retirement.receipts:
         yield good("no landed rows before that time")
     else:
-        rows = [[name(w), *_build_row(receipts)] for w, receipts in _group_windows(feed, retirement)]
+        rows = [[name(feed, w), *_build_row(receipts)] for w, receipts in _group_windows(feed, retirement)]
         names = ("window", "files", "rows", "bytes")
         yield table(names, [*limit_rows(rows), ["in all", *_build_row(retirement.receipts)]], right="files rows bytes")
     if retirement.across:
@@ -174,10 +174,10 @@ def _format_done(feed: str, done: Retired) -> Iterator[Text]:
 def build_document(feed: Feed, retirement: Retirement) -> dict[str, Any]:
     return {
         "feed": feed.name,
-        "before": show_window(retirement.before),
+        "before": feed.window.name(retirement.before),
         **_build_numbers(retirement.receipts),
         "windows": [
-            {"window": None if w is None else show_window(w), **_build_numbers(receipts)}
+            {"window": format_window(feed, w), **_build_numbers(receipts)}
             for w, receipts in _group_windows(feed, retirement)
         ],
         "across": [str(r.offset_range) for r in retirement.across],

@@ -27,9 +27,9 @@ def windows(text: str, settings: WindowSettings) -> Sequence[int]:
     return _parse(settings.list_named, text)
 
 
-def instant(text: str) -> int:
+def instant(text: str, parse_window: Callable[[str], int] = units.parse_window) -> int:
     """An instant, or a window's start, in ms. Raises UsageError."""
-    for read in (units.parse_instant, units.parse_window):
+    for read in (units.parse_instant, parse_window):
         with suppress(ValueError):
             return read(text)
     raise UsageError(

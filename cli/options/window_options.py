@@ -18,7 +18,7 @@ from sluice.cli.options import parsing
 from sluice.cli.terminal.output import bad, good, warn, work
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.status.window_state import PendingPart, Standing, WindowStanding, describe_empty, describe_pending
-from sluice.pipelines.util.units import DAY, HOUR, many, show_duration, show_window
+from sluice.pipelines.util.units import DAY, HOUR, many, show_window
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -180,7 +180,7 @@ def _list_between(settings: WindowSettings, start: int, end: int, text: str | No
 
 def verdict(s: WindowStanding) -> Text:
     """One line: the window's state, and its pending parts."""
-    name = f"window {show_window(s.window)}"
+    name = f"window {s.name}"
     match s.standing:
         case Standing.LANDED:
             return describe_complete(s)
@@ -200,7 +200,7 @@ def verdict(s: WindowStanding) -> Text:
 
 def describe_complete(s: WindowStanding, accounted: str = "") -> Text:
     """The line for a complete window: empty or `accounted` for, and its losses."""
-    name = f"window {show_window(s.window)} is complete"
+    name = f"window {s.name} is complete"
     if s.is_empty:
         return good(f"{name} and empty: {describe_empty(s.against)}")
     lacks = str(s.losses)
@@ -233,12 +233,16 @@ def _sign(standing: Standing, fancy: bool) -> Text:
     return Text(sign if fancy else plain, style=style if fancy else "")
 
 
-def calendar(standings: Sequence[WindowStanding], length: int, *, fancy: bool, width: int) -> Iterator[Text]:
-    """The windows (`length` ms each) in rows of a day, or of a span that fits; and the legend."""
+def calendar(
+    standings: Sequence[WindowStanding], settings: WindowSettings, *, fancy: bool, width: int
+) -> Iterator[Text]:
+    """The windows in rows of a day, or of a span that fits; and the legend."""
+    length = settings.length
     span = next((s for s in _SPANS if s // length <= _count_columns(s, width)), _SPANS[-1])
     rows: dict[int, dict[int, WindowStanding]] = {}
     for s in standings:
-        rows.setdefault(s.window - s.window % span, {})[s.window % span // length] = s
+        at = settings.local(s.window)
+        rows.setdefault(at - at % span, {})[at % span // length] = s
     if span == DAY:
         yield Text(" " * 14 + "".join(_format_hour(i * length) for i in range(span // length)).rstrip(), style="dim")
     for start, row in rows.items():
@@ -274,9 +278,10 @@ def legend(standings: Sequence[WindowStanding], *, fancy: bool) -> Text:
     return Text("  ") + Text("   ").join(signs)
 
 
-def title(length: int, standings: Sequence[WindowStanding]) -> str:
-    """The title of a strip: windows that last `length` ms."""
-    return f"the last {many(len(standings), 'window')} of {show_duration(length)}, times in UTC"
+def title(settings: WindowSettings, standings: Sequence[WindowStanding]) -> str:
+    """The title of a strip."""
+    zone = "" if settings.timezone else ", times in UTC"
+    return f"the last {many(len(standings), 'window')} of {settings.words}{zone}"
 
 
 # -- for programs
@@ -284,7 +289,7 @@ def title(length: int, standings: Sequence[WindowStanding]) -> str:
 
 def build_document(s: WindowStanding) -> dict[str, Any]:
     return {
-        "window": show_window(s.window),
+        "window": s.name,
         "state": str(s.standing),
         "empty": s.is_empty,
         "lost": s.losses.lost,

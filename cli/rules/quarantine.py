@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,14 +17,14 @@ from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun
 from sluice.cli.options.window_options import WindowOptions
 from sluice.cli.shared import other_batches
-from sluice.cli.shared.rewrite_summary import name, table_after
+from sluice.cli.shared.rewrite_summary import format_window, name, table_after
 from sluice.cli.terminal.output import bad, good, heading, limit_rows, safe, table, warn
 from sluice.cli.terminal.record_view import build_document as record_document
 from sluice.cli.terminal.record_view import rows as record_rows
 from sluice.cli.terminal.record_view import view as record_view
 from sluice.cli.terminal.text_layout import count, seconds
 from sluice.pipelines.util.documents import document_of
-from sluice.pipelines.util.units import many, show_window
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -109,17 +110,17 @@ def list_(session: Session, feed: FeedName, windows: WindowOptions) -> None:
         ledger = Ledger(edges.lake, feed, edges.clock)
         listed = listing(ledger, edges.lake, criteria, definition.window)
         waiting = listings_staged(definition, ledger, edges.lake, criteria)
-    views = [*list_view(feed, listed), *(line for part in waiting for line in list_view(feed, part))]
+    views = [*list_view(definition, listed), *(line for part in waiting for line in list_view(definition, part))]
     session.terminal.show(*views)
-    staged = [list_document(feed, part) | {"batch": part.batch} for part in waiting]
-    session.terminal.print_document(list_document(feed, listed) | {"staged": staged})
+    staged = [list_document(definition, part) | {"batch": part.batch} for part in waiting]
+    session.terminal.print_document(list_document(definition, listed) | {"staged": staged})
 
 
-def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
+def list_view(feed: Feed, listed: Listing) -> Iterator[RenderableType]:
     """For people: the reasons of all windows together, then the windows."""
     total = sum(w.quarantined for w in listed.windows)
     if listed.batch is None:
-        yield heading(f"Quarantine of {feed}", many(total, "record"))
+        yield heading(f"Quarantine of {feed.name}", many(total, "record"))
     else:
         yield heading(f"Staged by batch {listed.batch}, not published", many(total, "record"))
     if not listed.windows:
@@ -137,7 +138,7 @@ def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
     names = ("window", "landed", "quarantined", "share", "re-landed", "fixed", "mostly")
     yield table(
         names,
-        limit_rows(_list_windows(listed)),
+        limit_rows(_list_windows(feed, listed)),
         right="landed quarantined share re-landed fixed",
         optional="fixed re-landed share",
     )
@@ -155,13 +156,13 @@ def _list_reasons(listed: Listing) -> Iterator[list[str]]:
         yield [kind.stage, str(kind), kind.detail, count(n), _share(n, all_), count(len(number)), first]
 
 
-def _list_windows(listed: Listing) -> list[list[str]]:
+def _list_windows(feed: Feed, listed: Listing) -> list[list[str]]:
     mostly: dict[int | None, str] = {}
     for h in listed.held:
         mostly.setdefault(h.window, str(h.kind))
     return [
         [
-            name(w.window),
+            name(feed, w.window),
             *map(count, (w.landed, w.quarantined)),
             _share(w.quarantined, w.landed + w.quarantined),
             *map(count, (w.relanded, w.mended)),
@@ -175,15 +176,15 @@ def _share(part: int, total: int) -> str:
     return f"{part / max(total, 1):.2%}"
 
 
-def list_document(feed: str, listed: Listing) -> dict[str, Any]:
+def list_document(feed: Feed, listed: Listing) -> dict[str, Any]:
     """For programs."""
     sizes = {w.window: w.landed + w.quarantined for w in listed.windows}
     return {
-        "feed": feed,
+        "feed": feed.name,
         "records": sum(w.quarantined for w in listed.windows),
         "held": [
             {
-                "window": _format_window(h.window),
+                "window": format_window(feed, h.window),
                 **h.kind._asdict(),
                 "records": h.records,
                 "share": h.records / max(sizes.get(h.window, 0), 1),
@@ -192,14 +193,10 @@ def list_document(feed: str, listed: Listing) -> dict[str, Any]:
             for h in listed.held
         ],
         "windows": [
-            {"window": _format_window(w.window)} | document_of(w, "landed quarantined share relanded fixed=mended")
+            {"window": format_window(feed, w.window)} | document_of(w, "landed quarantined share relanded fixed=mended")
             for w in listed.windows
         ],
     }
-
-
-def _format_window(window: int | None) -> str | None:
-    return None if window is None else show_window(window)
 
 
 # -- show
@@ -232,20 +229,20 @@ def show(
             for r, batch in samples(edges.lake, receipts, criteria, number)
             for row in record_rows(batch)
         ]
-    session.terminal.show(*show_view(feed, rows))
-    session.terminal.print_document({"feed": feed, "records": [_record(w, row) for w, row in rows]})
+    session.terminal.show(*show_view(definition, rows))
+    session.terminal.print_document({"feed": feed, "records": [_record(definition, w, row) for w, row in rows]})
 
 
 Seen = Sequence[tuple[int | None, Mapping[str, Any]]]
 
 
-def show_view(feed: str, records: Seen) -> Iterator[RenderableType]:
+def show_view(feed: Feed, records: Seen) -> Iterator[RenderableType]:
     """For people: a table for each partition of each window."""
     if not records:
-        yield good(f"no quarantined record of {feed} matches")
+        yield good(f"no quarantined record of {feed.name} matches")
     for partition in dict.fromkeys((w, row["topic"], row["partition"]) for w, row in records):
         rows = [row for w, row in records if (w, row["topic"], row["partition"]) == partition]
-        yield heading(f"{partition[1]}:{partition[2]}", name(partition[0]))
+        yield heading(f"{partition[1]}:{partition[2]}", name(feed, partition[0]))
         yield record_view(rows, [safe(_format_reason(row)) for row in rows])
 
 
@@ -258,8 +255,8 @@ def _format_reason(row: Mapping[str, Any]) -> str:
 _WHY = ("stage", "reason", "expectation", "field", "detail", "byte", "batch", "contract")
 
 
-def _record(window: int | None, row: Mapping[str, Any]) -> dict[str, Any]:
-    return record_document(row) | {"window": _format_window(window)} | {n: row[n] for n in _WHY}
+def _record(feed: Feed, window: int | None, row: Mapping[str, Any]) -> dict[str, Any]:
+    return record_document(row) | {"window": format_window(feed, window)} | {n: row[n] for n in _WHY}
 
 
 # -- replay
@@ -303,7 +300,7 @@ def replay(
     fixer = load(fix, session.project.root) if fix else None
     began = time.monotonic()
     done, given_up = (_preview if dry_run else _replay)(session, definition, criteria, fixer)
-    ran = ReplayRun(feed, done, time.monotonic() - began, dry_run, given_up)
+    ran = ReplayRun(definition, done, time.monotonic() - began, dry_run, given_up)
     session.terminal.show(*replay_view(ran), *(() if dry_run else table_after(session, definition)))
     session.terminal.print_document(replay_document(ran))
     return REFUSED if done.busy or done.candidates.unfit or done.overtaken else 0
@@ -313,7 +310,7 @@ def replay(
 class ReplayRun:
     """Describes re-landed records, and abandoned batches of dead runs."""
 
-    feed: str
+    feed: Feed
     done: Replayed
     seconds: float
     dry_run: bool
@@ -359,7 +356,7 @@ def _tell(session: Session, feed: Feed, edges: Ports) -> None:
 def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:
     """The view: results by kind, reasons of the records that do not fit, and errors."""
     trial = ran.done.trial
-    yield heading(f"Replay of the quarantine of {ran.feed}", f"{many(trial.tried.total(), 'record')} tried")
+    yield heading(f"Replay of the quarantine of {ran.feed.name}", f"{many(trial.tried.total(), 'record')} tried")
     if not trial.tried:
         yield good("no quarantined record matches")
         return
@@ -370,7 +367,7 @@ def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:
         for k, n in trial.tried.most_common()
     ]
     yield table(names, limit_rows(kinds), right="tried would landed stay")
-    yield from _format_unfit(ran.feed, trial)
+    yield from _format_unfit(ran.feed.name, trial)
     yield from _format_verdict(ran)
 
 
@@ -411,7 +408,7 @@ def _format_verdict(ran: ReplayRun) -> Iterator[Text]:
     else:
         yield warn("no record landed")
     yield from other_batches.view(ran.given_up)
-    yield from other_batches.standing(done.busy, done.met, name)
+    yield from other_batches.standing(done.busy, done.met, partial(name, ran.feed))
     if done.overtaken:
         skipped = many(done.overtaken, "offset range")
         yield bad(f"{skipped} skipped: files were merged, replayed or landed again during the replay; run it again")
@@ -425,7 +422,7 @@ def replay_document(ran: ReplayRun) -> dict[str, Any]:
     """For programs."""
     done, trial, landed = ran.done, ran.done.trial, ran.done.outcome
     return {
-        "feed": ran.feed,
+        "feed": ran.feed.name,
         "dry_run": ran.dry_run,
         "tried": trial.tried.total(),
         "landed": landed.fit.total(),
@@ -441,7 +438,7 @@ def replay_document(ran: ReplayRun) -> dict[str, Any]:
         "botched": [{"what": w, "records": n, "first": first} for w, (n, first) in trial.botched.items()],
         "seconds": round(ran.seconds, 3),
         "batches": list(done.batches),
-        "busy": [{"window": _format_window(w), "batch": b} for w, b in done.busy.items()],
+        "busy": [{"window": format_window(ran.feed, w), "batch": b} for w, b in done.busy.items()],
         "other_batches": other_batches.build_document((*ran.given_up, *done.met)),
         "unfit": [{"offset_range": str(s), "why": why} for s, why in done.candidates.unfit],
     }

@@ -11,7 +11,7 @@ from rich.text import Text
 from sluice.cli.app.invocation import Session
 from sluice.cli.terminal.output import good, warn
 from sluice.pipelines.errors import SluiceError
-from sluice.pipelines.util.units import many, show_window
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -49,8 +49,12 @@ def by_window(done: Compacted) -> dict[int | None, FileSums]:
     return {w: FileSums.of(merges) for w, merges in by_start.items()}
 
 
-def name(window: int | None) -> str:
-    return "outside windows" if window is None else show_window(window)
+def name(feed: Feed, window: int | None) -> str:
+    return format_window(feed, window) or "outside windows"
+
+
+def format_window(feed: Feed, window: int | None) -> str | None:
+    return None if window is None else feed.window.name(window)
 
 
 def table_after(session: Session, feed: Feed) -> Iterator[Text]:

@@ -32,6 +32,7 @@ from sluice.pipelines.feed.sections import (
     FetchSettings,
     GroupName,
     LandingSettings,
+    Layout,
     Limits,
     LocalFile,
     Name,
@@ -271,6 +272,12 @@ class Feed(Settings):
         _check_wire(self.reader, self.registry)
         if self.policies.on_drift is OnDrift.EVOLVE and not self.reader.evolves:
             raise ValueError("has `on_drift: evolve`; columns of such a feed come from its schema_file alone")
+        return self
+
+    @model_validator(mode="after")
+    def _folders_have_the_windows_zone(self) -> Self:
+        if self.window.timezone and self.landing.layout is Layout.RECORD_TIME:
+            raise ValueError("has window.timezone with `layout: record_time`, whose folders are days in UTC")
         return self
 
     @model_validator(mode="after")

@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
     AfterValidator,
@@ -32,6 +34,7 @@ from sluice.pipelines.feed.topic_selection import TopicName
 from sluice.pipelines.model.kafka import FetchLimits
 from sluice.pipelines.model.plans import Assignor
 from sluice.pipelines.util import units
+from sluice.pipelines.util.local_days import find_day, start_of_day
 from sluice.pipelines.util.units import (
     DAY,
     HOUR,
@@ -40,6 +43,7 @@ from sluice.pipelines.util.units import (
     parse_period,
     parse_size,
     sanitize,
+    show_duration,
     show_window,
 )
 
@@ -497,6 +501,10 @@ def _conf_value(value: object) -> object:
     return str(value) if isinstance(value, int | float) else value
 
 
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_EPOCH_DAY = date(1970, 1, 1).toordinal()
+
+
 def _even_window(length: int) -> int:
     """Checks that an hour, or else a day, holds a whole number of windows. Raises ValueError."""
     if length < MINUTE or length % MINUTE or (HOUR % length and (length % HOUR or DAY % length)):
@@ -504,14 +512,23 @@ def _even_window(length: int) -> int:
     return length
 
 
+def _known_zone(name: str) -> str | None:
+    """The name of a time zone; None for UTC. Raises ValueError."""
+    try:
+        return None if ZoneInfo(name).key in ("UTC", "Etc/UTC") else name
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError("is no time zone of the IANA database, such as Europe/Berlin") from None
+
+
 class WindowSettings(Settings):
     """How a feed is cut into windows. All in ms.
 
-    A window lasts `length`. Its boundaries are resolved `grace` after its end. A record stamped more than `max_skew`
-    ahead of the clock does not decide a boundary.
+    A window lasts `length`, from the epoch on; in a `timezone`, it is a day of the calendar there. Its boundaries are
+    resolved `grace` after its end. A record stamped more than `max_skew` ahead of the clock does not decide a boundary.
     """
 
     length: Annotated[Duration, AfterValidator(_even_window)] = HOUR
+    timezone: Annotated[str, AfterValidator(_known_zone)] | None = None
     grace: Duration = 600_000
     max_skew: Duration = 300_000
 
@@ -527,13 +544,23 @@ class WindowSettings(Settings):
             return {("grace" if key == "settle" else key): one for key, one in value.items()}
         return value
 
+    @model_validator(mode="after")
+    def _check_days(self) -> Self:
+        if self.timezone and self.length != DAY:
+            raise ValueError("`timezone` needs `length: 1d`: shorter windows begin at instants in UTC")
+        return self
+
     def number_of(self, time: int) -> int:
-        """The number of the window that holds `time` (ms). The epoch lies in window 0. Windows are aligned to it."""
-        return time // self.length
+        """The number of the window that holds `time` (ms). The epoch lies in window 0."""
+        if self.timezone is None:
+            return time // self.length
+        return find_day(self.timezone, time) - find_day(self.timezone, 0)
 
     def start_at(self, number: int) -> int:
-        """The start (ms) of the window of that number."""
-        return number * self.length
+        """The start (ms) of the window of that number. No window starts before the epoch."""
+        if self.timezone is None:
+            return number * self.length
+        return start_of_day(self.timezone, find_day(self.timezone, 0) + number)
 
     def start_of(self, time: int) -> int:
         """The start of the window that holds `time`."""
@@ -551,33 +578,66 @@ class WindowSettings(Settings):
         """Returns whether a window starts at `time`."""
         return self.start_of(time) == time
 
+    def length_of(self, window: int) -> int:
+        """How long (ms) the window that starts at `window` lasts."""
+        return self.end_of(window) - window
+
     def list_starts(self, first: int, end: int) -> Sequence[int]:
         """The starts of the windows from `first`, a start, up to those before `end`."""
-        return range(first, end, self.length)
+        if self.timezone is None:
+            return range(first, end, self.length)
+        starts = []
+        while first < end:
+            starts.append(first)
+            first = self.end_of(first)
+        return tuple(starts)
 
     def list_named(self, text: object) -> Sequence[int]:
         """Returns the windows (their starts, ms) that text names: those of its day, of its hour, or one.
 
         Raises ValueError. The first may not be aligned.
         """
+        if self.timezone and isinstance(text, str) and _DATE.fullmatch(text.strip()):
+            return (self._start_of_date(self.timezone, text.strip()),)
         start, length = parse_period(text)
         return self.list_starts(start, max(start + length, self.end_of(start)))
+
+    def _start_of_date(self, zone: str, text: str) -> int:
+        try:
+            day = date.fromisoformat(text).toordinal()
+            start, end = start_of_day(zone, day), start_of_day(zone, day + 1)
+        except (ValueError, OverflowError):
+            start = end = 0
+        if start == end:
+            raise ValueError(f"is not a day that {zone} has, from 1970 on")
+        return start
 
     def parse_name(self, text: object) -> int:
         """Returns the start (ms) of the first window that text names. Raises ValueError. It may not be aligned."""
         return self.list_named(text)[0]
 
     def name(self, window: int) -> str:
-        """The window's name, which `parse_name` reads back."""
-        return show_window(window)
+        """The name of the window that starts at `window`, which `parse_name` reads back: `2026-11-20T14:00`, in UTC;
+        in a time zone, its date. A time at which no window starts is in UTC."""
+        return show_window(self.local(window))[:10] if self.timezone and self.is_start(window) else show_window(window)
 
-    def length_of(self, window: int) -> int:
-        """How long (ms) the window that starts at `window` lasts."""
-        return self.end_of(window) - window
+    def local(self, window: int) -> int:
+        """The start as folders show it: in a time zone, midnight of the date, as if that were in UTC."""
+        return window if self.timezone is None else (find_day(self.timezone, window) - _EPOCH_DAY) * DAY
+
+    @property
+    def grain(self) -> int | str:
+        """The length or, in a time zone, that: notes about windows hold while it is the same."""
+        return self.timezone or self.length
+
+    @property
+    def words(self) -> str:
+        """`1h`; `1d in Europe/Berlin`"""
+        return show_duration(self.length) + (f" in {self.timezone}" if self.timezone else "")
 
     @property
     def cron(self) -> str:
-        """When windows begin, in UTC, as a cron expression."""
+        """When windows begin, in their time zone, as a cron expression."""
         if self.length < HOUR:
             return f"*/{self.length // MINUTE} * * * *"
         return {HOUR: "0 * * * *", DAY: "0 0 * * *"}.get(self.length, f"0 */{self.length // HOUR} * * *")

@@ -93,12 +93,12 @@ def _find(feed: Feed, ledger: Ledger, windows_wanted: Sequence[int] | None, prev
 
 class _Seen(NamedTuple):
     """The note of a compaction of everything: below entry `number`, only the windows in `left` (None: rows outside
-    windows) still had parts to merge into files of `target` bytes. Windows were of this `length` (ms) then."""
+    windows) still had parts to merge into files of `target` bytes. Windows were of this `length` then (`grain`)."""
 
     ledger: str
     number: int
     target: int
-    length: int
+    length: int | str
     left: tuple[int | None, ...]
 
     @classmethod
@@ -106,7 +106,7 @@ class _Seen(NamedTuple):
         """Returns None unless this is a note of this ledger and these settings."""
         try:
             previous = cls(**json.loads(lake.get(paths.compacted_path(feed.name)) or b""))
-            here = (state.ledger_id, feed.compaction.target_file_bytes, feed.window.length)
+            here = (state.ledger_id, feed.compaction.target_file_bytes, feed.window.grain)
             same = (previous.ledger, previous.target, previous.length) == here and 0 <= previous.number <= state.number
             unbroken = not any(after > previous.number for _, after in state.gaps)
             return previous._replace(left=tuple(previous.left)) if same and unbroken else None
@@ -204,7 +204,7 @@ def compact(
         run.all(merges.merges, merges.number)
         if windows_wanted is None:
             unfinished = {*merges.incomplete, *(b if b is None else feed.window.start_of(b) for b in run.busy)}
-            of = (ledger.read().ledger_id, merges.number, feed.compaction.target_file_bytes, feed.window.length)
+            of = (ledger.read().ledger_id, merges.number, feed.compaction.target_file_bytes, feed.window.grain)
             with suppress(SluiceError):  # the next one checks more, and packs the rest
                 edges.lake.put(paths.compacted_path(feed.name), _Seen(*of, tuple(unfinished)).dump())
                 ledger.pack()

@@ -114,7 +114,7 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True)
 class WindowCheck:
-    """The result of a check. `window` is the start and `end` the end (ms).
+    """The result of a check. `window` is the start (ms).
 
     `reasons` say why the window is not complete. `rows` is None if a file is missing or damaged. `unchecked` names the
     questions to Kafka that got no answer. `clocks` is the note on boundaries that were decided against a record's
@@ -123,7 +123,7 @@ class WindowCheck:
 
     feed: str
     window: int
-    end: int
+    settings: WindowSettings
     standing: WindowStanding
     reasons: tuple[Reason, ...]
     accounts: tuple[PartitionAccount, ...]
@@ -191,7 +191,7 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
         quarantine: tuple[QuarantineGroup, ...] = ()
         try:
             if not wrong:
-                rows = read_rows(edges.lake, landed, Range(start, settings.end_of(start)), by, report)
+                rows = read_rows(edges.lake, landed, start, settings, by, report)
                 quarantine = listing(ledger, edges.lake, Filter(windows=frozenset([start])), settings).held
         except PartUnreadable as error:
             wrong, rows = {error.path: error}, None
@@ -201,7 +201,7 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
     return WindowCheck(
         feed.name,
         start,
-        settings.end_of(start),
+        settings,
         standing,
         (*_list_wrong_files(feed, edges, state, start, wrong, placed), *reasons),
         build_accounts(state, settings, start, receipts),

@@ -23,6 +23,7 @@ from sluice.pipelines.status.window_state import WindowStanding
 if TYPE_CHECKING:
     from sluice.pipelines.batch.survey import Survey
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.feed.sections import WindowSettings
     from sluice.pipelines.ledger import Batch, Ledger, State
     from sluice.pipelines.operating.findings import Finding
     from sluice.pipelines.planning.held_back import HeldBack
@@ -67,10 +68,10 @@ class PartitionStatus:
 class FeedStatus:
     """One feed. `error` is the reason why Kafka's side is missing or refused; then there is no `outlook`.
 
-    Its newest windows last `length` ms each. `losses` are pending offsets that are gone from Kafka, `held` are offsets
-    that open transactions hold back. By live batch, `met` has the state of its run, `heartbeats` the time (ms) since
-    its owner's last sign, and `refused` the reason why a dead run did not publish it. `start_not_used` is the reason
-    why the first run will not begin as `start` says. `engine` runs the tasks of the next batch. `findings` are all of
+    `settings` cut its `windows`. `losses` are pending offsets that are gone from Kafka, `held` are offsets that open
+    transactions hold back. By live batch, `met` has the state of its run, `heartbeats` the time (ms) since its
+    owner's last sign, and `refused` the reason why a dead run did not publish it. `start_not_used` is the reason why
+    the first run will not begin as `start` says. `engine` runs the tasks of the next batch. `findings` are all of
     these problems and more, with remedies.
     """
 
@@ -79,7 +80,7 @@ class FeedStatus:
     live: tuple[Batch, ...]
     last: Batch | None
     error: SluiceError | None
-    length: int
+    settings: WindowSettings
     windows: tuple[WindowStanding, ...]
     outlook: Outlook | None = None
     losses: tuple[SluiceError, ...] = ()
@@ -110,7 +111,7 @@ def try_read_status(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
         from sluice.pipelines.operating.findings import explain_error
 
         findings = tuple(explain_error(error))
-        return FeedStatus(feed.name, (), (), None, error, feed.window.length, (), findings=findings)
+        return FeedStatus(feed.name, (), (), None, error, feed.window, (), findings=findings)
 
 
 def read_status(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
@@ -206,7 +207,7 @@ def _status(feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, cho
         live=state.live(),
         last=next((ledger.recall(b) for b in state.batches.newest_first() if not b.merges), None),
         error=reading.error,
-        length=feed.window.length,
+        settings=feed.window,
         windows=_windows(feed, edges, ledger, reading, chosen, dead),
         outlook=reading.outlook,
         losses=_losses(feed, reading.outlook),

@@ -28,7 +28,7 @@ from sluice.pipelines.publishing import lost_entries, published_files
 from sluice.pipelines.publishing import publish as owners
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import abandon, roll_forward
-from sluice.pipelines.util.units import many, show_window
+from sluice.pipelines.util.units import many
 
 STALE_MS = 3_600_000
 """How long an unfinished write must have stood still before it counts as that of a killed process."""
@@ -189,7 +189,7 @@ def _replaced_files(target: RepairTarget) -> Iterator[RepairFinding]:
 def _manifests(target: RepairTarget) -> Iterator[RepairFinding]:
     done = write_manifests(target.ledger, target.lake, target.feed, target.windows, everywhere=True)
     if done:
-        names = tuple(map(show_window, done))
+        names = tuple(map(target.windows.name, done))
         text = f"the manifest of {many(len(done), 'complete window')}, {ends(names)}"
         yield RepairFinding(RepairKind.MANIFEST, text, "written", items=names)
 

@@ -215,8 +215,9 @@ def _resolve_range(
 def _find_pinned_range(state: State, key: Key, start: int, end: int) -> Range:
     if (between := windows.find_range_between(state, key, start, end)) is None:
         raise UsageError(
-            f"{key} has no windows from {show_window(start)} to {show_window(end)}: they had another length then",
-            remedy="ask for windows of the length that the feed had then, or for offsets by number",
+            f"{key} has no windows from {show_window(start)} to {show_window(end)}: they had another length or zone"
+            " then",
+            remedy="ask for windows as the feed had them then, or for offsets by number; a catch-up lands the rest",
         )
     return between
 
@@ -386,7 +387,9 @@ def _cut_ranges(
 ) -> Iterable[OffsetRange]:
     """The pending ranges, cut at pinned window boundaries. Large pieces are cut evenly."""
     for piece in _iterate_pieces(o, state):
-        folder = paths.window_folder(None if by_time else piece.window, window.length, state.folder_prefix)
+        folder = paths.window_folder(
+            None if by_time or piece.window is None else window.local(piece.window), window.length, state.folder_prefix
+        )
         for r in _cut_evenly(piece.range, _count_cuts(o, piece, size)):
             yield OffsetRange(
                 *o.key,

@@ -26,23 +26,24 @@ from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState, Rang
 from sluice.pipelines.model.plans import Request
 from sluice.pipelines.ports import Cluster
 from sluice.pipelines.util.parallel import map_parallel
-from sluice.pipelines.util.units import many, show_duration, show_instant, show_window
+from sluice.pipelines.util.units import many, show_instant, show_window
 
 Partitions = Mapping[Key, PartitionState]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenWindows:
-    """Requested windows within their grace period: the first one (its start, ms), their number, and the time (ms) from
-    which the first can be landed."""
+    """Requested windows within their grace period: the first one (its start, ms), their number, the time (ms) from
+    which the first can be landed, and its name."""
 
     first: int
     number: int
     lands_from: int
+    name: str
 
     @classmethod
     def of(cls, first: int, number: int, settings: WindowSettings) -> OpenWindows:
-        return cls(first, number, settings.end_of(first) + settings.grace)
+        return cls(first, number, settings.end_of(first) + settings.grace, settings.name(first))
 
     @classmethod
     def of_request(cls, request: Request, settings: WindowSettings) -> OpenWindows | None:
@@ -60,17 +61,15 @@ class OpenWindows:
         later = f" and {many(self.number - 1, 'later one')}" if self.number > 1 else ""
         when = show_instant(self.lands_from)
         verb = "are" if later else "is"
-        return f"window {show_window(self.first)}{later} {verb} still open: it can be landed from {when} on"
+        return f"window {self.name}{later} {verb} still open: it can be landed from {when} on"
 
     def remedy(self, feed: str) -> str:
-        return f"the feed's schedule lands it then, if it is on; by hand: sluice run {feed} --window " + show_window(
-            self.first
-        )
+        return f"the feed's schedule lands it then, if it is on; by hand: sluice run {feed} --window {self.name}"
 
     def document(self) -> dict[str, object]:
         """For programs."""
         return {
-            "window": show_window(self.first),
+            "window": self.name,
             "windows": self.number,
             "lands_from": show_instant(self.lands_from),
         }
@@ -107,7 +106,7 @@ def check_window(window: int, settings: WindowSettings, now: int) -> None:
     if not settings.is_closed(window, now):
         when = show_instant(settings.end_of(window) + settings.grace)
         raise WindowOpen(
-            f"window {show_window(window)} is not closed yet",
+            f"window {settings.name(window)} is not closed yet",
             remedy=f"it can be landed from {when} on (end plus grace period); a catch-up lands the records so far",
         )
 
@@ -116,9 +115,8 @@ def check_aligned(window: int, settings: WindowSettings) -> None:
     """Raises UsageError for a time (ms) at which no window of the feed begins."""
     if not settings.is_start(window):
         raise UsageError(
-            f"{show_window(window)} is not the start of a window: windows of this feed last "
-            f"{show_duration(settings.length)}",
-            remedy=f"ask for the window that begins at {show_window(settings.start_of(window))}",
+            f"{show_window(window)} is not the start of a window: windows of this feed last {settings.words}",
+            remedy=f"ask for the window that begins at {settings.name(settings.start_of(window))}",
         )
 
 
@@ -127,9 +125,9 @@ def check_begun(feed: str, window: int, settings: WindowSettings, state: State) 
     first = find_earliest(state)
     if first is not None and settings.end_of(window) <= first:
         raise UsageError(
-            f"window {show_window(window)} is before the feed's first window {show_window(first)}",
+            f"window {settings.name(window)} is before the feed's first window {settings.name(first)}",
             remedy=f"a run that asks for it lands it, if Kafka still holds it: sluice run {feed} --window "
-            + show_window(window),
+            + settings.name(window),
         )
 
 
@@ -229,8 +227,8 @@ def find_before(
     is_last = settings.end_of(window) >= settings.start_of(state.first_window or first)
     if oldest_held > settings.end_of(window) and not (is_new and is_last):
         raise UsageError(
-            f"Kafka holds no record of window {show_window(window)} any more, nor an older one",
-            remedy=f"the oldest window that it holds records of is {show_window(settings.before(oldest_held))}",
+            f"Kafka holds no record of window {settings.name(window)} any more, nor an older one",
+            remedy=f"the oldest window that it holds records of is {settings.name(settings.before(oldest_held))}",
         )
     return look.entries()
 
@@ -573,7 +571,7 @@ def describe_unpinned(state: State, window: int, settings: WindowSettings) -> st
         return ""
     others = f" and {many(len(keys) - 1, 'more partition')}" if keys[1:] else ""
     return (
-        f"window {show_window(window)} has no end in {keys[0]}{others}, which the ledger has: Kafka did not list"
+        f"window {settings.name(window)} has no end in {keys[0]}{others}, which the ledger has: Kafka did not list"
         f" {'them' if others else 'it'} for the feed"
     )
 

@@ -66,7 +66,8 @@ def _find_start_after(state: State, feed: Feed) -> str:
     if feed.landing.layout is not Layout.WINDOW or not opened or None in opened:
         return ""
     oldest = min(w for w in opened if w is not None)
-    return f"{paths.visible_roots(feed.name)[0]}/{paths.window_folder(oldest, feed.window.length, state.folder_prefix)}"
+    folder = paths.window_folder(feed.window.local(oldest), feed.window.length, state.folder_prefix)
+    return f"{paths.visible_roots(feed.name)[0]}/{folder}"
 
 
 def _find_window(state: State, key: Key, offset: int) -> int | None:

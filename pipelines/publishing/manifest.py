@@ -93,13 +93,14 @@ def _take_back_retired(ledger: Ledger, lake: Lake, declared: list[int], settings
 
 
 class _Declared(NamedTuple):
-    """Every window that was complete below entry `number` has its manifest. Windows were of this `length` (ms) then;
-    boundaries were pinned up to `pinned` in every partition. `otherwise` stands for all that completes a window other
-    than publications, `witness` for the log: a lake restored from a copy may have the note of another."""
+    """Every window that was complete below entry `number` has its manifest. Windows were of this `length` (`grain`)
+    then; boundaries were pinned up to `pinned` in every partition. `otherwise` stands for all that completes a
+    window other than publications, `witness` for the log: a lake restored from a copy may have the note of
+    another."""
 
     ledger: str
     number: int
-    length: int
+    length: int | str
     pinned: int | None
     otherwise: str
     witness: str
@@ -110,7 +111,7 @@ class _Declared(NamedTuple):
         text = repr([sorted(x.items()) if isinstance(x, dict) else x for x in facts])
         otherwise = hashlib.sha256(text.encode()).hexdigest()[:16]
         pinned, witness = windows.find_pinned_end(state), state.batches.witness()
-        return cls(state.ledger_id, state.number, settings.length, pinned, otherwise, witness)
+        return cls(state.ledger_id, state.number, settings.grain, pinned, otherwise, witness)
 
     @classmethod
     def read(cls, lake: Lake, feed: str) -> _Declared | None:
@@ -361,10 +362,10 @@ def with_sharers(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> l
     return [r for g in groups if any((r.offset_range, r.attempt) in given_ranges for r in g) for r in g]
 
 
-def demand_complete(files: WindowFiles, feed: str) -> None:
+def demand_complete(files: WindowFiles, feed: str, settings: WindowSettings) -> None:
     """Raises WindowIncomplete while part of the window is pending, or one of its boundaries is not resolved."""
     if not files.complete:
-        window_text = show_window(files.window)
+        window_text = settings.name(files.window)
         raise WindowIncomplete(
             f"window {window_text} of feed {feed} is not complete",
             remedy=f"land it: sluice run {feed} --window {window_text}; or wait for it: sluice wait {feed} --window"

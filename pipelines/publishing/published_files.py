@@ -30,7 +30,6 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.manifest import WindowFiles
 from sluice.pipelines.util.parallel import map_parallel
-from sluice.pipelines.util.units import show_window
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def list_files(
             manifest.demand_kept(ledger, state, feed, window, settings)
         if is_open:  # ends at the first such window, also of millions up to a wrong year
             check_aligned(window, settings)
-            manifest.demand_complete(WindowFiles(window, complete(state, window, settings), ()), feed)
+            manifest.demand_complete(WindowFiles(window, complete(state, window, settings), ()), feed, settings)
     while True:
         window_files = manifest.read_windows(ledger, windows, settings)
         wrong = manifest.find_wrong_files(lake, (p for f in window_files for p in f.of(kind)))
@@ -123,15 +122,17 @@ def list_files(
     if damage := next(filter(None, wrong.values()), None):
         raise damage
     if not partial:
-        _check_complete(window_files, wrong, feed)
+        _check_complete(window_files, wrong, feed, settings)
     return tuple(build_file(lake, w, s, p) for w, s, p in _list_parts(window_files, kind) if p.path not in wrong)
 
 
-def _check_complete(windows: Sequence[WindowFiles], staged: Collection[str], feed: str) -> None:
+def _check_complete(
+    windows: Sequence[WindowFiles], staged: Collection[str], feed: str, settings: WindowSettings
+) -> None:
     for window in windows:
-        manifest.demand_complete(window, feed)
+        manifest.demand_complete(window, feed, settings)
         if unseen := len({p.path for p in window.parts}.intersection(staged)):
-            window_text = show_window(window.window)
+            window_text = settings.name(window.window)
             raise WindowIncomplete(
                 f"window {window_text} of feed {feed} has landed, but {unseen} of its files are not visible yet",
                 remedy=f"wait for the run that publishes them; if it is dead, run: sluice run {feed}",

@@ -25,7 +25,7 @@ from sluice.pipelines.model.plans import AskedRange, to_json
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.util.units import many, show_window
+from sluice.pipelines.util.units import many
 
 PIECE = 20_000
 """Offsets of one partition that are sent before the next one's turn."""
@@ -217,8 +217,8 @@ def asked_windows(feed: Feed, state: State, starts: Sequence[int]) -> list[tuple
             r = windows.find_range(state, key, window, feed.window)
             if r is None:
                 raise WindowIncomplete(
-                    f"window {show_window(window)} is not complete: where it ends in {key} is not resolved",
-                    remedy=f"land it first: sluice run {feed.name} --window {show_window(window)}",
+                    f"window {feed.window.name(window)} is not complete: where it ends in {key} is not resolved",
+                    remedy=f"land it first: sluice run {feed.name} --window {feed.window.name(window)}",
                 )
             ranges.append((key, r))
         for key in over:

@@ -138,7 +138,7 @@ def _standing(
         standing = Standing.RETIRED
     batch = {Standing.RUNNING: outside.running, Standing.FAILED: outside.failed}.get(standing, {}).get(window)
     losses, against = windows.find_losses(state, window, settings), windows.describe_against(state, window, settings)
-    return WindowStanding(window, standing, done, span, pending, batch, losses, bool(against))
+    return WindowStanding(window, standing, done, span, pending, batch, losses, bool(against), settings.name(window))
 
 
 def _is_cut_off(origin: OriginItem, o: PendingPart, window: int, settings: WindowSettings) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.landed_rows import in_order
 from sluice.pipelines.model.kafka import Key, Range
@@ -24,6 +25,7 @@ from sluice.pipelines.records.rows.row_format import KAFKA_FIELDS, RawFormat, of
 from sluice.pipelines.records.rows.row_hashes import combine, hash_rows, is_valid
 from sluice.pipelines.schema.arrays import as_mask, int64s
 from sluice.pipelines.status.repeats import NO_TIME, Coordinate, Kind, RepeatCounter, Repeats
+from sluice.pipelines.util.units import MINUTE
 
 _ROWS = 1 << 16
 _TYPE, _LOG_APPEND_TIME = "Type", 1
@@ -66,13 +68,18 @@ class WindowRows:
 
 
 def read_rows(
-    lake: Lake, parts: Sequence[tuple[OffsetRange, Part]], window: Range, by: Sequence[str], report: Reporter
+    lake: Lake,
+    parts: Sequence[tuple[OffsetRange, Part]],
+    window: int,
+    settings: WindowSettings,
+    by: Sequence[str],
+    report: Reporter,
 ) -> WindowRows:
-    """Read the landed `parts` of a window (its start and end in ms), in log order.
+    """Read the landed `parts` of a window (its start in ms), in log order.
 
     `by` names the columns of the key; empty: the Kafka key. Raises PartUnreadable.
     """
-    reading = _RowSums(window, by)
+    reading = _RowSums(window, settings, by)
     total = sum(p.rows for _, p in parts)
     for s, placed in groupby(parts, lambda placed: placed[0]):
         own = [part for _, part in placed]
@@ -96,13 +103,13 @@ def _read_part(lake: Lake, part: Part, reading: _RowSums, batch_rows: int) -> It
 class _RowSums:
     """Sums over the rows that were added."""
 
-    def __init__(self, window: Range, by: Sequence[str]) -> None:
+    def __init__(self, window: int, settings: WindowSettings, by: Sequence[str]) -> None:
         self.rows = self._untimed = 0
         self._by = tuple(by)
-        self._window = window
+        self._window = span = Range(window, settings.end_of(window))
         self._repeats = RepeatCounter(by)
-        self._late = _Distances(window.span, lambda times: window.start - times)
-        self._early = _Distances(window.span, lambda times: times - window.end + 1)
+        self._late = _Distances(settings, lambda times: span.start - times)
+        self._early = _Distances(settings, lambda times: times - span.end + 1)
         self._ends: dict[Key, tuple[Coordinate, Coordinate]] = {}
         self._extremes: tuple[Coordinate | None, Coordinate | None] = None, None
         self._twice: list[Coordinate] = []
@@ -178,8 +185,8 @@ class _RowSums:
 class _Distances:
     """How far timestamps lie outside the window. Of more than a million, every n-th counts for the median."""
 
-    def __init__(self, length: int, distance: Callable[[np.ndarray], np.ndarray]) -> None:
-        self._length, self._distance = length, distance
+    def __init__(self, settings: WindowSettings, distance: Callable[[np.ndarray], np.ndarray]) -> None:
+        self._settings, self._distance = settings, distance
         self._records = self._held = 0
         self._every = 1
         self._chunks: list[np.ndarray] = []
@@ -197,8 +204,10 @@ class _Distances:
         at = int(np.argmax(distances))
         if distances[at] > self._most:
             self._most, self._furthest = int(distances[at]), _find_coordinate(key, offsets, times, int(rows[at]))
-        starts, counts = np.unique(times[rows] // self._length, return_counts=True)
-        self._windows.update(dict(zip((starts * self._length).tolist(), counts.tolist(), strict=True)))
+        unit = MINUTE if self._settings.timezone else self._settings.length
+        units, counts = np.unique(times[rows] // unit, return_counts=True)
+        for number, count in zip(units.tolist(), counts.tolist(), strict=True):
+            self._windows[self._settings.start_of(number * unit)] += count
         if len(self._windows) > _MOST:
             self._windows = Counter(dict(self._windows.most_common(_MOST // 2)))
         self._append(distances[:: self._every])

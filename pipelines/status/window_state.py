@@ -57,6 +57,7 @@ class WindowStanding:
     batch: int | None = None
     losses: Losses = NO_LOSSES
     against: bool = False
+    name: str = ""
 
     @property
     def is_empty(self) -> bool:

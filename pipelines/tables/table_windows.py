@@ -121,7 +121,7 @@ def complete_windows(state: State, settings: WindowSettings) -> tuple[int, ...]:
 
 
 def _digest(starts: Iterable[int], settings: WindowSettings) -> str:
-    return hashlib.sha256(repr(("us", settings.length, *starts)).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr(("us", settings.grain, *starts)).encode()).hexdigest()[:32]
 
 
 def _digest_of(address: str) -> str:

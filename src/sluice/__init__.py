@@ -61,7 +61,7 @@ def read(
         # or .pandas(), .polars(), .duckdb(), .spark(session), .dataset(), .paths
 
     `window` and `to` are starts of windows: text in UTC, ms since the epoch, or datetimes with a zone. A date alone,
-    such as `2026-11-20`, is all windows of the day. `project` is the
+    such as `2026-11-20`, is all windows of the day; of a feed with a time zone, the day there. `project` is the
     folder of `feeds/`, or one below it (default: `$SLUICE_PROJECT`, or the current folder); `kind` is `landed` or
     `quarantined`.
 

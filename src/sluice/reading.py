@@ -112,7 +112,7 @@ def list_windows(settings: WindowSettings, window: When, to: When | None = None)
     if start >= end or (settings.is_start(start) and not settings.is_start(end)):
         raise UsageError(
             f"no whole windows lie between {settings.name(start)} and {settings.name(end)}",
-            remedy=f"windows of this feed last {units.show_duration(settings.length)}; `to` is the first one left out",
+            remedy=f"windows of this feed last {settings.words}; `to` is the first one left out",
         )
     return settings.list_starts(start, end)
 

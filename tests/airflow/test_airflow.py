@@ -121,10 +121,10 @@ except ImportError:
     CronPartitionTimetable = None
 import pendulum
 from airflow.timetables.base import DataInterval, TimeRestriction
+from sluice.airflow.dags import make_timetable
 from sluice.airflow.hooks import build_request
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.sections import WindowSettings
-from sluice.pipelines.util.units import show_window
 from sluice.running import list_requested
 
 def describe(length, context, window=None):
@@ -134,7 +134,7 @@ def describe(length, context, window=None):
     except UsageError as error:
         return error.message
     windows = list_requested(feed, request)
-    return [show_window(windows[0]), show_window(windows[-1] + feed.window.length), len(windows)]
+    return [feed.window.name(windows[0]), feed.window.name(feed.window.end_of(windows[-1])), len(windows)]
 
 def make_context(timetable, after):
     dag = DAG("x", schedule=timetable, start_date=datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc))
@@ -162,6 +162,12 @@ for zone in ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata"):
                 extra = {"key_format": "%Y-%m-%d"} if kind is CronPartitionTimetable else {}
                 context = make_context(kind("0 0 * * *", timezone=zone, **extra), after)
                 out[f"{kind.__name__} {zone} {day}"] = describe("1h", context)
+                for feed_zone in ("Europe/Berlin", "Asia/Kolkata"):
+                    days = describe({"length": "1d", "timezone": feed_zone}, context)
+                    out[f"days {feed_zone} {kind.__name__} {zone} {day}"] = days
+                if zone == "Europe/Berlin" and day == "2026-10-24":
+                    made = make_context(make_timetable({("0 0 * * *", zone)}), after)
+                    out["made"] = describe({"length": "1d", "timezone": zone}, made)
 hourly = make_context(CronTriggerTimetable("0 * * * *", timezone="UTC"), "2026-11-20T14:00:00")
 out["hourly"], out["hourly, days"] = describe("1h", hourly), describe("1d", hourly)
 out["date"] = describe("1h", hourly, "2026-11-20")
@@ -374,6 +380,15 @@ def test_windows_of_runs_are_those_of_their_timetable(airflow: Airflow) -> None:
                 assert "where no windows of 1h begin and end" in landed, name
             else:
                 assert landed[2] == 24, name
+            for feed_zone in ("Europe/Berlin", "Asia/Kolkata"):
+                days = windows[f"days {feed_zone} {name}"]
+                if zone == feed_zone:
+                    assert days == [f"{begin:%Y-%m-%d}", f"{end:%Y-%m-%d}", 1], name
+                elif kind == "CronPartitionTimetable":
+                    assert f"where no windows of 1d in {feed_zone} begin and end" in days, name
+                else:
+                    assert days[2] == 1, name
+    assert windows["made"] in (["2026-10-24", "2026-10-25", 1], ["2026-10-25", "2026-10-26", 1])
     assert windows["hourly"] == ["2026-11-20T13:00", "2026-11-20T14:00", 1]
     assert windows["hourly, days"] == ["2026-11-19T00:00", "2026-11-20T00:00", 1]
     assert windows["date"] == ["2026-11-20T00:00", "2026-11-21T00:00", 24]

@@ -11,6 +11,7 @@ from sluice.cli.daily import status
 from sluice.cli.rules import quarantine
 from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.errors import QuarantineExceeded
+from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.model.kafka import BrokerConfig, Configs, Isolation, OpenTransaction, TopicConfig
 from sluice.pipelines.model.plans import OffsetRange, Plan, Task
@@ -216,7 +217,7 @@ def _make_statuses() -> dict[str, FeedStatus]:
         findings += [Finding("cluster", "another Kafka", "accept it", severe=True)] if i == 10 else []
         windows = tuple(WindowStanding(hour * HOUR, Standing.LANDED, 1, 1) for hour in range(24))
         statuses[f"f{i:02}"] = FeedStatus(
-            f"f{i:02}", (), (), None, None, HOUR, windows, outlook=Outlook(0), findings=tuple(findings)
+            f"f{i:02}", (), (), None, None, WindowSettings(), windows, outlook=Outlook(0), findings=tuple(findings)
         )
     return statuses
 

@@ -236,7 +236,7 @@ def test_open_transaction_delays_its_window_only(project: FeedProject) -> None:
         with world.open_ports() as ports:
             files = manifest.read_window_files(open_feed_ledger(world.feed, ports), START + HOUR, world.feed.window)
         with pytest.raises(WindowIncomplete):
-            manifest.demand_complete(files, world.feed.name)
+            manifest.demand_complete(files, world.feed.name, world.feed.window)
         open_producer.commit_transaction()
     landed = world.land_window(START + HOUR)
     landed.check()

@@ -69,7 +69,7 @@ def _make_dag(
     name: str, feeds: list[Feed], tasks: Mapping[str, Mapping[str, Any]], arguments: Mapping[str, Any]
 ) -> DAG:
     if "schedule" not in arguments:
-        arguments = {**arguments, "schedule": make_timetable({f.window.cron for f in feeds})}
+        arguments = {**arguments, "schedule": make_timetable({(f.window.cron, f.window.timezone) for f in feeds})}
     defaults = {
         "start_date": _START,
         "catchup": False,
@@ -90,12 +90,14 @@ def name_pool(feed: Feed) -> str:
     return "sluice_" + re.sub(r"[^A-Za-z0-9_.-]", "_", address) if is_known else "default_pool"
 
 
-def make_timetable(crons: set[str]) -> Any:
+def make_timetable(times: set[tuple[str, str | None]]) -> Any:
     """Returns the timetable whose runs stand for one window each, of feeds whose windows begin at these times.
+
+    These are cron expressions with their time zones (None: UTC).
 
     Runs have a partition key where Airflow has them (3.2), and a data interval before. Raises UsageError.
     """
-    cron, *others = crons
+    (cron, zone), *others = times
     if others:
         raise UsageError(
             "no cron expression fits the windows of these feeds",
@@ -106,5 +108,7 @@ def make_timetable(crons: set[str]) -> Any:
     except ImportError:
         from airflow.timetables.interval import CronDataIntervalTimetable
 
-        return CronDataIntervalTimetable(cron, timezone="UTC")
-    return CronPartitionTimetable(cron, timezone="UTC", run_offset=-1, key_format="%Y-%m-%dT%H:%M")
+        return CronDataIntervalTimetable(cron, timezone=zone or "UTC")
+    return CronPartitionTimetable(
+        cron, timezone=zone or "UTC", run_offset=-1, key_format="%Y-%m-%d" if zone else "%Y-%m-%dT%H:%M"
+    )

@@ -31,7 +31,7 @@ from pendulum import instance
 from sluice.pipelines.errors import TRANSIENT, BatchIncomplete, SluiceError, UsageError
 from sluice.pipelines.model.plans import Request
 from sluice.pipelines.model.receipts import Scheduler
-from sluice.pipelines.util.units import show_duration, show_window
+from sluice.pipelines.util.units import show_window
 from sluice.resources.project import Project
 from sluice.running import request_windows
 
@@ -139,7 +139,7 @@ def _list_begun(settings: WindowSettings, start: int, end: int) -> Sequence[int]
     first, after = settings.end_of(start - 1), settings.end_of(end - 1)
     if first >= after:
         raise UsageError(
-            f"no window of the feed begins in the data interval from {show_window(start)} to {show_window(end)}",
+            f"no window of the feed begins in the data interval from {show_window(start)} to {show_window(end)} UTC",
             remedy="schedule the DAG at least as rarely as the feed's windows, or set `window` of the task",
         )
     return settings.list_starts(first, after)
@@ -147,11 +147,11 @@ def _list_begun(settings: WindowSettings, start: int, end: int) -> Sequence[int]
 
 def _find_partition(settings: WindowSettings, key: str, date: datetime | None, context: Context) -> Sequence[int]:
     """Returns the windows of the run's partition, which ends where the next one of its timetable begins."""
-    timetables = _list_timetables(context)
-    if date is None and (zones := {str(t._timezone) for t in timetables if hasattr(t, "_timezone")} - {"UTC"}):
+    timetables, zone = _list_timetables(context), settings.timezone or "UTC"
+    if date is None and (zones := {str(t._timezone) for t in timetables if hasattr(t, "_timezone")} - {zone}):
         raise UsageError(
             f"partition {key} has no date, and its timetable is in {', '.join(sorted(zones))}",
-            remedy="set `window` of the task, in UTC",
+            remedy=f"set `window` of the task, in {zone}",
         )
     if date is None or not timetables:
         return _parse_key(settings, key)
@@ -159,7 +159,7 @@ def _find_partition(settings: WindowSettings, key: str, date: datetime | None, c
     if not (settings.is_start(start) and settings.is_start(end)):
         raise UsageError(
             f"partition {key} is from {show_window(start)} to {show_window(end)} in UTC, where no windows of"
-            f" {show_duration(settings.length)} begin and end",
+            f" {settings.words} begin and end",
             remedy="give the timetable a zone and times at which windows begin, or set `window` of the task",
         )
     return settings.list_starts(start, end)

@@ -28,7 +28,6 @@ from sluice.pipelines.committing.commit import CommitStatus
 from sluice.pipelines.errors import SluiceError, WindowOpen
 from sluice.pipelines.lake import paths
 from sluice.pipelines.status.batch_facts import BatchFacts
-from sluice.pipelines.util.units import show_window
 from sluice.resources.lake import open_lake
 from sluice.resources.open_ports import open_ports
 from sluice.running import RunOptions, RunResult
@@ -206,7 +205,7 @@ def build_outcome(feed: Feed, request: Request, result: RunResult) -> dict[str, 
         "feed": feed.name,
         "outcome": "landed" if was_pending else "complete",
         "run": result.run_id,
-        "windows": [show_window(w) for w in running.list_requested(feed, request)],
+        "windows": [*map(feed.window.name, running.list_requested(feed, request))],
         "records": facts.counts.landed,
         "quarantined": facts.counts.quarantined,
         "offsets": facts.counts.total,

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind
@@ -48,7 +49,7 @@ def read(root: Path, messages: Sequence[Message], text: str = RAW, by: Sequence[
         (r for b in landed.result.batches for r in b.receipts), key=lambda r: (r.offset_range.key, r.offset_range.start)
     )
     parts = [(r.offset_range, p) for r in receipts for p in r.of(PartKind.LANDED)]
-    return read_rows(LocalLake(root / "lake"), parts, WINDOW, by, lambda progress: None)
+    return read_rows(LocalLake(root / "lake"), parts, WINDOW.start, WindowSettings(), by, lambda progress: None)
 
 
 def query(root: Path, sql: str) -> Any:
@@ -161,7 +162,9 @@ def test_part_read_twice_is_reported_as_landed_twice(tmp_path: Path) -> None:
     (path,) = (tmp_path / "lake" / "data").rglob("*.parquet")
     name = str(path.relative_to(tmp_path / "lake"))
     part = (OffsetRange("orders", 0, "memory", 0, 2), Part("p", PartKind.LANDED, name, name, 2, 1, ""))
-    result = read_rows(LocalLake(tmp_path / "lake"), [part, part], WINDOW, (), lambda progress: None)
+    result = read_rows(
+        LocalLake(tmp_path / "lake"), [part, part], WINDOW.start, WindowSettings(), (), lambda progress: None
+    )
     assert [str(c) for c in result.twice] == ["orders:0:0", "orders:0:1"]
 
 
