@@ -9,64 +9,18 @@ them.
 from __future__ import annotations
 
 import errno
-import importlib
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Annotated
 
 import typer
 
 from sluice.cli.app import completers
-from sluice.cli.app.invocation import SECTIONS, Menu
+from sluice.cli.app.menu import build_app
 from sluice.cli.terminal import process
 from sluice.cli.terminal.output import CommandOutput, claimed_stdout
 from sluice.pipelines.errors import Failed, SluiceError, explain_memory_error
 from sluice.pipelines.util import extras
-
-_FOLDERS = dict(zip(SECTIONS, ("daily", "inspect", "rules", "maintain", "kafka", "more"), strict=True))
-_MODULES = {"kafka": ("local",), "offsets": ("offsets", "offsets_compare", "offsets_migrate")}
-"""The modules of commands that are not in a module of their name."""
-
-
-def _tell_version(requested: bool) -> None:
-    if requested:
-        import platform
-
-        from sluice import __version__
-
-        print(f"sluice {__version__} (Python {platform.python_version()}, {platform.system()} {platform.machine()})")
-        raise typer.Exit
-
-
-_Version = Annotated[
-    bool, typer.Option("--version", help="Show the version, and exit.", is_eager=True, callback=_tell_version)
-]
-
-
-def _common(version: _Version = False) -> None: ...
-
-
-def build_app(*names: str) -> typer.Typer:
-    """Return the application with these commands. Without names, or with an unknown one, it has all commands."""
-    app = typer.Typer(
-        name="sluice",
-        cls=Menu,
-        help="Land Kafka topics as Parquet, hour by hour, and prove that nothing is missing.",
-        epilog="sluice COMMAND --help has examples. "
-        "Exit codes: 0 done · 1 failed · 2 usage or configuration · 3 refused to protect data · "
-        "75 not yet, retry later",
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    )
-    app.callback()(_common)
-    folders = {command: _FOLDERS[title] for title, commands in SECTIONS.items() for command in commands}
-    for name in names if names and {*names} <= {*folders} else folders:
-        for module in _MODULES.get(name, (name,)):
-            importlib.import_module(f"sluice.cli.{folders[name]}.{module}").register(app)
-    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -318,17 +318,6 @@ def _log(debug: bool, log_format: str | None) -> None:
         logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.CRITICAL)
 
 
-SECTIONS = {
-    "Daily": ("init", "run", "status", "check", "audit", "ui"),
-    "Inspect": ("plan", "files", "table", "wait", "explain", "peek", "report", "doctor", "metrics"),
-    "Data rules": ("feeds", "contract", "quarantine", "schema"),
-    "Maintain": ("accept", "repair", "unstick", "compact", "expire", "prune"),
-    "Kafka": ("offsets", "groups", "acls", "republish", "kafka", "produce"),
-    "More": ("docs", "demo", "completion", "pack"),
-}
-"""Commands by section. Any other command is shown in the last section."""
-
-
 class Command(TyperCommand):
     """A command whose help shows arguments by their metavars: `FEED`, or `[FEED]` if it is optional."""
 
@@ -377,16 +366,3 @@ def make_group(text: str, *examples: str) -> typer.Typer:
     """Returns a group of commands with a help text and example commands."""
     text = "\n".join((f"{text}\n\n\b", *(f"$ {example}" for example in examples)))
     return typer.Typer(cls=CommandGroup, help=text, no_args_is_help=True)
-
-
-class Menu(CommandGroup):
-    """The group of all commands. Its help lists them in sections."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        commands = self._shown(ctx)
-        listed = {name for names in SECTIONS.values() for name in names}
-        last = [*SECTIONS][-1]
-        sections = SECTIONS | {last: (*SECTIONS[last], *(name for name in commands if name not in listed))}
-        widest = max(map(len, commands), default=0)
-        for title, names in sections.items():
-            self._section(formatter, title, {name: commands[name] for name in names if name in commands}, widest)

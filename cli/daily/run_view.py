@@ -119,7 +119,7 @@ def view(run: TimedRun) -> list[RenderableType]:
     out += [_partition_table(run_profile.facts_of(batches)) for batches in groups]
     if landed is not None:
         out += _list_notices(run, landed)
-        if not run.batches and not landed.refusals:
+        if not run.batches and not landed.refusals and run.result.error is None:
             out.append(good("nothing stable is pending" if landed.held else "nothing is pending"))
         out += [line for h in landed.held for line in outlooks.show_problem(h.text, h.remedy)]
     if run.batches:

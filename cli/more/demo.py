@@ -31,6 +31,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.app.menu import build_app
 from sluice.cli.daily import run
 from sluice.cli.terminal.output import CommandOutput, facts, good, table
 from sluice.cli.terminal.text_layout import seconds
@@ -342,8 +343,6 @@ class _Show:
 
     def run(self, title: str, *words: str) -> Any:
         """Run a command, and show it. Returns its document with `--json`. Raises its error, and Failed for its code."""
-        from sluice.cli.main import build_app
-
         typed = f"sluice {shlex.join(words)}"
         self._begin(title, f"$ {typed}")
         terminal, documents = self.session.terminal, io.StringIO()

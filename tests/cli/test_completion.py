@@ -110,7 +110,7 @@ def test_each_shell_has_its_completion_script(shell: str, sluice: Sluice) -> Non
 
 
 def test_menu_lists_every_command_once_and_daily_commands_first(sluice: Sluice) -> None:
-    from sluice.cli.app.invocation import SECTIONS
+    from sluice.cli.app.menu import SECTIONS
 
     menu = sluice("--help").out
     assert menu.index("Daily:") < menu.index("  init ") < menu.index("  ui ") < menu.index("Inspect:")

@@ -62,6 +62,13 @@ def test_refused_partition_does_not_hide_the_commit(world: World, once: Once) ->
     assert document["committed"]["offsets"][0] == {"topic": "orders", "partition": 0, "before": None, "after": 100}
 
 
+def test_refused_batch_is_no_run_without_pending_records(world: World, once: Once) -> None:
+    world.engine.failing = {P0, P1}
+    text, document = once()
+    assert document["error"] == "BatchIncomplete"
+    assert "nothing is pending" not in text
+
+
 def test_failed_commit_is_reported_along_with_failed_ranges(world: World, once: Once) -> None:
     world.engine.failing = {P1}
     world.group.others = OTHERS
