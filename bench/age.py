@@ -236,25 +236,25 @@ class _World:
             self.cluster.now += HOUR
             self.run_hour()
 
-    def edges(self) -> Ports:
+    def ports(self) -> Ports:
         lake: Any = _Counted(self.lake, self.counts)
         clock = lambda: self.cluster.now  # noqa: E731
         return Ports(self.cluster, self.group, lake, UnreadEngine(), MemoryLiveness(), clock, None, parallelism=2)
 
     def ledger(self) -> Ledger:
-        return Ledger(self.edges().lake, self.feed.name, lambda: self.cluster.now)
+        return Ledger(self.ports().lake, self.feed.name, lambda: self.cluster.now)
 
     def run_hour(self) -> None:
         """Land and commit, as a run does without Dagster and Spark, with one ledger, which its steps share. The
         first run lands all that there is, as nothing before a window may stay pending."""
-        edges, token = self.edges(), secrets.token_hex(8)
-        ledger = open_ledger(self.feed, edges, token)
+        ports, token = self.ports(), secrets.token_hex(8)
+        ledger = open_ledger(self.feed, ports, token)
         window = self.feed.window.last_boundary(self.cluster.now) - HOUR
         request = Request(RequestKind.WINDOW, window=window) if self.group.offsets else _CATCH_UP
         options = LandingOptions(ledger)
-        land(self.feed, edges, request, Owner(token, token, "here", 1, 0), _quiet, options).check()
+        land(self.feed, ports, request, Owner(token, token, "here", 1, 0), _quiet, options).check()
         settings = CommitSettings(self.feed.commit, self.feed.transactional_id, self.feed.policies.on_group_moved)
-        commit(ledger, edges.group, settings, None, edges.cluster)
+        commit(ledger, ports.group, settings, None, ports.cluster)
 
     def work(self) -> dict[str, Callable[[], object]]:
         """Returns the measured work in order; each begins as in a new process."""
@@ -265,24 +265,24 @@ class _World:
 
         @contextmanager
         def open_ports(feed: Feed) -> Iterator[Ports]:
-            yield self.edges()
+            yield self.ports()
 
         def status() -> object:
             return read_status(open_ports, self.feed, 24)
 
-        compaction.compact(self.feed, self.edges(), None, Owner("merging", "", "here", 1, 0), _quiet)
+        compaction.compact(self.feed, self.ports(), None, Owner("merging", "", "here", 1, 0), _quiet)
         while self.ledger().pack():  # as a daily compaction does
             pass
         next_hour()  # reads everything once, and the files of the first run after it
         return {
             "next hour": next_hour,
             "status": status,
-            "plan": lambda: preview(self.feed, self.edges(), _CATCH_UP),
-            "compact --dry-run": lambda: compaction.foresee_compaction(self.feed, self.edges()),
+            "plan": lambda: preview(self.feed, self.ports(), _CATCH_UP),
+            "compact --dry-run": lambda: compaction.foresee_compaction(self.feed, self.ports()),
             "fold without a checkpoint": self.fold_again,
             "audit --all": lambda: self.look(None),
             "an hour later": next_hour,
-            "audit": lambda: self.look(audit_cache.load_audited(self.edges().lake, self.feed.name)),
+            "audit": lambda: self.look(audit_cache.load_audited(self.ports().lake, self.feed.name)),
         }
 
     def fold_again(self) -> None:
@@ -292,11 +292,11 @@ class _World:
 
     def look(self, previous: Audited | None) -> None:
         """An audit that keeps its proof. Raises ProofFailed."""
-        edges = self.edges()
-        report = audit(self.ledger(), edges.lake, previous=previous, at=self.cluster.now, quick=True)
+        ports = self.ports()
+        report = audit(self.ledger(), ports.lake, previous=previous, at=self.cluster.now, quick=True)
         if report.problems:
             raise ProofFailed(f"the benchmark's own ledger does not close: {report.problems[0]}")
-        audit_cache.keep(edges.lake, self.feed.name, report.audited, previous, report.at)
+        audit_cache.keep(ports.lake, self.feed.name, report.audited, previous, report.at)
 
     def costing(self, work: Callable[[], object]) -> Asked:
         log.loaded.cache_clear()

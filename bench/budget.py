@@ -69,8 +69,8 @@ def _parts(feed: Feed, ranges: Sequence[BufferedRange]) -> dict[str, Any]:
 
 
 def _fetch_ranges(feed: Feed) -> list[BufferedRange]:
-    with open_ports(feed) as edges:
-        plan = preview(feed, edges, Request(RequestKind.CATCH_UP)).plan
+    with open_ports(feed) as ports:
+        plan = preview(feed, ports, Request(RequestKind.CATCH_UP)).plan
     if plan is None:
         raise Failed("nothing is pending of the topic whose parts are to be measured", remedy="repeat; this is a bug")
     wiring = Wiring.of(feed)

@@ -107,8 +107,8 @@ def _side(folder: Path, name: str, settings: dict[str, Any], spark: dict[str, An
 
 
 def _landing(feed: Feed) -> Cost:
-    with metering(getpid()) as meter, open_ports(feed) as edges:
-        land(feed, edges, Request(RequestKind.CATCH_UP), new_owner("bench"), lambda progress: None).check()
+    with metering(getpid()) as meter, open_ports(feed) as ports:
+        land(feed, ports, Request(RequestKind.CATCH_UP), new_owner("bench"), lambda progress: None).check()
     return meter.cost
 
 

@@ -192,8 +192,8 @@ def _landing(feed: Feed) -> Cost:
 
 
 def _land(feed: Feed, request: Request) -> None:
-    with open_ports(feed) as edges:
-        land(feed, edges, request, new_owner("bench"), lambda progress: None).check()
+    with open_ports(feed) as ports:
+        land(feed, ports, request, new_owner("bench"), lambda progress: None).check()
 
 
 # -- requests

@@ -49,9 +49,9 @@ def stand(task: PeerTask) -> Iterator[Ready]:
 def _land(task: PeerTask, out: Path) -> dict[str, Any]:
     feed = feed_of(task, out)
     stages = _Stages()
-    with open_ports(feed) as edges:
+    with open_ports(feed) as ports:
         # In a lake of its own, the catch-up of a group that never committed is the whole topic.
-        result = land(feed, replace(edges, parallelism=task.cores), Request(RequestKind.CATCH_UP), _owner(), stages)
+        result = land(feed, replace(ports, parallelism=task.cores), Request(RequestKind.CATCH_UP), _owner(), stages)
     result.check()
     return {"stages": stages.seconds(), "tasks": _activities(result.batches)}
 

@@ -196,7 +196,7 @@ class _World:
         }
         self.feed = Feed.model_validate(settings, context={"root": Path("/")})
 
-    def edges(self) -> Ports:
+    def ports(self) -> Ports:
         outside = (
             self.cluster,
             MemoryGroup(),
@@ -221,7 +221,7 @@ class _World:
         return done
 
     def preview(self) -> Preview:
-        return preview(self.feed, self.edges(), _CATCH_UP)
+        return preview(self.feed, self.ports(), _CATCH_UP)
 
     def land(self, name: str) -> None:
         """Everything that a run does but Dagster and Spark, by stage."""
@@ -234,7 +234,7 @@ class _World:
                 spent[stage] += now - since  # type: ignore[assignment]
                 stage, since = progress.stage, now
 
-        land(self.feed, self.edges(), _CATCH_UP, Owner(name, name, "here", 1, 0), report).check()
+        land(self.feed, self.ports(), _CATCH_UP, Owner(name, name, "here", 1, 0), report).check()
         report(Progress("end"))
         self.cpu |= {f"{name}: {s}": round(took, 3) for s, took in spent.items() if s not in ("start workers", "land")}
 

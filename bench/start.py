@@ -255,9 +255,9 @@ def _warm(folder: Path, bootstrap: str, topic: str, repeat: int, note: Note, eng
     for number in range(-2, repeat):
         lake = folder / f"warm-{engine}-{number}"
         feed = _make_feed(folder, _feed_text(bootstrap, topic, lake) | {"commit": "none", "engine": engine})
-        with open_ports(feed) as edges:
+        with open_ports(feed) as ports:
             began = time.perf_counter()
-            landed = land(feed, edges, _CATCH_UP, new_owner("bench"), lambda progress: None)
+            landed = land(feed, ports, _CATCH_UP, new_owner("bench"), lambda progress: None)
             seconds = time.perf_counter() - began
         landed.check()
         if number >= 0:
@@ -291,16 +291,16 @@ def _time_plans(folder: Path, bootstrap: str, repeat: int, note: Note) -> Iterat
         try:
             feed = _make_feed(folder, _feed_text(bootstrap, topic, folder / "planned"))
             for _ in range(repeat):
-                with open_ports(feed) as edges:
-                    yield _plan(feed, edges)
+                with open_ports(feed) as ports:
+                    yield _plan(feed, ports)
         finally:
             admin.delete_topics([topic])
 
 
-def _plan(feed: Feed, edges: Ports) -> PlanTiming:
-    cluster, group = Timed(edges.cluster), Timed(edges.group)
+def _plan(feed: Feed, ports: Ports) -> PlanTiming:
+    cluster, group = Timed(ports.cluster), Timed(ports.group)
     began, cpu = time.perf_counter(), time.process_time()
-    preview(feed, replace(edges, cluster=cluster, group=group), _CATCH_UP)
+    preview(feed, replace(ports, cluster=cluster, group=group), _CATCH_UP)
     seconds, kafka = time.perf_counter() - began, cluster.seconds + group.seconds
     return PlanTiming(kafka, seconds - kafka, time.process_time() - cpu)
 

@@ -1,4 +1,4 @@
-"""A feed's edges, opened: Kafka, the lake, Spark. Only this module chooses the implementations of the ports."""
+"""A feed's ports, opened: Kafka, the lake, Spark. Only this module chooses the implementations of the ports."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_ports(feed: Feed) -> Iterator[Ports]:
-    """The feed's edges; connections are closed when the block ends. Raises KafkaUnavailable, SetupError."""
-    with _open_ports(feed) as edges:
-        yield edges
+    """The feed's ports; connections are closed when the block ends. Raises KafkaUnavailable, SetupError."""
+    with _open_ports(feed) as ports:
+        yield ports
 
 
 @contextmanager
-def shared_edges(feeds: Iterable[Feed]) -> Iterator[Callable[[Feed], AbstractContextManager[Ports]]]:
+def share_ports(feeds: Iterable[Feed]) -> Iterator[Callable[[Feed], AbstractContextManager[Ports]]]:
     """`open_ports` for feeds that one command or tick inspects. Feeds with the same Kafka settings share its
     connections and cached answers (`shared_cluster`) until the block ends. Any thread may call it; other feeds
-    get edges of their own."""
+    get ports of their own."""
     if find_spec("kafka") is None:
         yield _open_ports
         return

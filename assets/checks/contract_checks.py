@@ -81,15 +81,15 @@ def _describe_expectations(expectations: Sequence[str]) -> str:
     )
 
 
-def evaluate(books: LedgerView, window: int) -> Iterator[tuple[str, CheckResult]]:
+def evaluate(view: LedgerView, window: int) -> Iterator[tuple[str, CheckResult]]:
     """Yields the result of each of the feed's checks for the landed part of a window."""
-    names = list_checks(books.feed)
+    names = list_checks(view.feed)
     groups = [name for name in names if name != SCHEMA_DRIFT]
-    judged = books.read_judged(window) if groups else ()
+    judged = view.read_judged(window) if groups else ()
     for name in groups:
-        yield name, _evaluate_group(books, window, [j for j in judged if find_check(j.outcome.expectation) == name])
+        yield name, _evaluate_group(view, window, [j for j in judged if find_check(j.outcome.expectation) == name])
     if SCHEMA_DRIFT in names:
-        yield SCHEMA_DRIFT, _evaluate_drift(books, window)
+        yield SCHEMA_DRIFT, _evaluate_drift(view, window)
 
 
 def evaluate_refused(feed: Feed, refused: BatchRefused, page: str | None) -> Iterator[tuple[str, CheckResult]]:
@@ -143,16 +143,16 @@ def _describe_fate(o: ExpectationOutcome) -> str:
     return "broken: quarantined" if o.quarantines else "broken: published"
 
 
-def _evaluate_group(books: LedgerView, window: int, judged: Sequence[Judged]) -> CheckResult:
+def _evaluate_group(view: LedgerView, window: int, judged: Sequence[Judged]) -> CheckResult:
     failing = [j.outcome for j in judged if _is_failed(j.outcome)]
     severe = any(o.refuses for o in failing)
     return {
         "passed": not failing,
         "severity": dg.AssetCheckSeverity.ERROR if severe else dg.AssetCheckSeverity.WARN,
         "description": plain(
-            _join(map(_describe_outcome, failing)) if failing else _describe_success(books, window, judged)
+            _join(map(_describe_outcome, failing)) if failing else _describe_success(view, window, judged)
         ),
-        "metadata": _build_metadata(books, window, judged),
+        "metadata": _build_metadata(view, window, judged),
     }
 
 
@@ -162,8 +162,8 @@ def _join(texts: Iterable[str]) -> str:
     return "; ".join([*lines[:_SHOWN], *more])
 
 
-def _describe_success(books: LedgerView, window: int, judged: Sequence[Judged]) -> str:
-    rows = sum(r.counts.landed + r.counts.quarantined for r in books.list_receipts(window))
+def _describe_success(view: LedgerView, window: int, judged: Sequence[Judged]) -> str:
+    rows = sum(r.counts.landed + r.counts.quarantined for r in view.list_receipts(window))
     if not judged:
         return "no expectation of this group applied to these rows" if rows else "nothing landed"
     recorded = [j.outcome for j in judged if not j.outcome.passed]
@@ -171,14 +171,14 @@ def _describe_success(books: LedgerView, window: int, judged: Sequence[Judged]) 
     return f"{message}; recorded: {_join(map(_describe_outcome, recorded))}" if recorded else message
 
 
-def _build_metadata(books: LedgerView, window: int, judged: Sequence[Judged]) -> Metadata:
+def _build_metadata(view: LedgerView, window: int, judged: Sequence[Judged]) -> Metadata:
     quarantined = any(j.outcome.unexpected and j.outcome.quarantines for j in judged)
     return {
         "expectations": _build_table([j.outcome for j in judged]),
         **count_breaches(judged),
         "contract": ", ".join(dict.fromkeys(j.contract for j in judged)) or "none",
-        **({"show_rows": _format_command(books.feed, window)} if quarantined else {}),
-        **_link_report(books.find_page(window)),
+        **({"show_rows": _format_command(view.feed, window)} if quarantined else {}),
+        **_link_report(view.find_page(window)),
     }
 
 
@@ -222,14 +222,14 @@ def _build_row(o: ExpectationOutcome) -> dict[str, str | int]:
 # -- the schema
 
 
-def _evaluate_drift(books: LedgerView, window: int) -> CheckResult:
-    receipts = books.list_receipts(window)
+def _evaluate_drift(view: LedgerView, window: int) -> CheckResult:
+    receipts = view.list_receipts(window)
     drifts = sum_drift(receipts)
     return {
         "passed": not drifts,
         "severity": dg.AssetCheckSeverity.WARN,
         "description": plain(_join(map(describe_drift, drifts))) if drifts else "all records match the schema",
-        "metadata": build_drift_metadata(drifts, receipts) | build_column_schema(books, receipts),
+        "metadata": build_drift_metadata(drifts, receipts) | build_column_schema(view, receipts),
     }
 
 

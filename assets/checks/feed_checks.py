@@ -37,28 +37,28 @@ OFFSETS_COMMITTED = "offsets_committed"
 ALL_LANDED: CheckResult = {"passed": True, "description": "every offset of the window is accounted for"}
 
 
-def evaluate_window(books: LedgerView, window: int) -> dict[str, CheckResult]:
+def evaluate_window(view: LedgerView, window: int) -> dict[str, CheckResult]:
     """Returns the results of all checks of a complete window's rows, by name."""
-    return {name: c.evaluate(books, window) for name, c in WINDOW_CHECKS.items()} | dict(
-        contract_checks.evaluate(books, window)
+    return {name: c.evaluate(view, window) for name, c in WINDOW_CHECKS.items()} | dict(
+        contract_checks.evaluate(view, window)
     )
 
 
-def check_complete(books: LedgerView, window: int) -> CheckResult:
+def check_complete(view: LedgerView, window: int) -> CheckResult:
     """Returns the result for a complete window: a warning if it lacks records."""
-    if lacks := str(books.find_losses(window)):
+    if lacks := str(view.find_losses(window)):
         warning = dg.AssetCheckSeverity.WARN
         return {"passed": False, "severity": warning, "description": f"the window is complete, but {lacks}"}
-    if not books.is_empty(window):
+    if not view.is_empty(window):
         return ALL_LANDED
-    against = bool(windows.describe_against(books.state, window, books.feed.window))
+    against = bool(windows.describe_against(view.state, window, view.feed.window))
     return {"passed": True, "description": f"the window is complete and empty: {describe_empty(against)}"}
 
 
-def check_boundaries(books: LedgerView, window: int) -> CheckResult:
+def check_boundaries(view: LedgerView, window: int) -> CheckResult:
     """Returns whether all boundaries of the window are exact."""
-    searches = count_marker_searches(books.state, window, books.feed.window)
-    clocks = windows.describe_against(books.state, window, books.feed.window)
+    searches = count_marker_searches(view.state, window, view.feed.window)
+    clocks = windows.describe_against(view.state, window, view.feed.window)
     return {
         "passed": not searches and not clocks,
         "severity": dg.AssetCheckSeverity.WARN,
@@ -94,14 +94,14 @@ WINDOW_CHECKS = {
 
 
 def evaluate_windows(
-    instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey, windows: Iterable[int]
+    instance: dg.DagsterInstance, view: LedgerView, key: dg.AssetKey, windows: Iterable[int]
 ) -> Iterator[dg.AssetCheckEvaluation]:
     """Yields the checks of complete windows, for their newest materialization."""
     ordered = sorted(windows)
-    targets = internals.targets(instance, key, map(books.feed.window.name, ordered))
+    targets = internals.targets(instance, key, map(view.feed.window.name, ordered))
     for window in ordered:
-        for name, result in evaluate_window(books, window).items():
-            partition = books.feed.window.name(window)
+        for name, result in evaluate_window(view, window).items():
+            partition = view.feed.window.name(window)
             yield build_evaluation(key, name, partition, result, targets.get(partition))
 
 
@@ -127,16 +127,16 @@ def evaluate_feed(
     return build_evaluation(key, name, None, result, internals.newest(instance, key))
 
 
-def check_gaps(books: LedgerView, landed: Landed | None = None, run: str = "") -> CheckResult:
+def check_gaps(view: LedgerView, landed: Landed | None = None, run: str = "") -> CheckResult:
     """Returns whether all requested records landed, and no partition has gaps. `landed`: the result of `run`."""
-    partitions, failed = find_gaps(books), count_failures(landed) if landed else 0
+    partitions, failed = find_gaps(view), count_failures(landed) if landed else 0
     open_ = [s for s in partitions if not s.is_complete]
     return {
         "passed": not failed and not open_,
         "severity": dg.AssetCheckSeverity.ERROR if failed else dg.AssetCheckSeverity.WARN,
         "description": describe_failures(failed) if failed else _describe_gaps(partitions, len(open_)),
         "metadata": build_gaps_metadata(partitions)
-        | build_live_metadata(books, run)
+        | build_live_metadata(view, run)
         | (build_failures_metadata(landed) if landed else {}),
     }
 
@@ -160,19 +160,19 @@ def _describe_gaps(partitions: list[PartitionGaps], open_: int) -> str:
     return f"every offset from origin to frontier is accounted for in all {len(partitions)} partitions"
 
 
-def check_committed(books: LedgerView, window: int) -> CheckResult:
+def check_committed(view: LedgerView, window: int) -> CheckResult:
     """Returns whether the committed offsets have passed the window in all partitions."""
-    if books.feed.commit is CommitMode.NONE:
+    if view.feed.commit is CommitMode.NONE:
         return {
             "passed": False,
             "severity": dg.AssetCheckSeverity.WARN,
             "description": "nothing is committed: the feed has `commit: none`",
         }
-    lagging = find_behind(books, window)
+    lagging = find_behind(view, window)
     return {
         "passed": not lagging,
         "severity": dg.AssetCheckSeverity.WARN,
-        "description": _describe_lagging(lagging, sum(books.is_untried(b.key) for b in lagging)),
+        "description": _describe_lagging(lagging, sum(view.is_untried(b.key) for b in lagging)),
         "metadata": build_behind_metadata(lagging),
     }
 
@@ -245,15 +245,15 @@ class PartitionGaps:
         return not self.holes[self.untried :] and not self.reserved
 
 
-def find_gaps(books: LedgerView) -> list[PartitionGaps]:
+def find_gaps(view: LedgerView) -> list[PartitionGaps]:
     """Returns the gaps of each current partition."""
-    return [_find_gaps(books, key) for key in books.state.known()]
+    return [_find_gaps(view, key) for key in view.state.known()]
 
 
-def _find_gaps(books: LedgerView, key: Key) -> PartitionGaps:
-    state = books.state
+def _find_gaps(view: LedgerView, key: Key) -> PartitionGaps:
+    state = view.state
     origin, holes, reserved = state.origins[key].offset, state.holes(key), state.list_reserved(key)
-    return PartitionGaps(key, origin, books.frontiers[key], holes, reserved, bool(holes) and books.is_untried(key))
+    return PartitionGaps(key, origin, view.frontiers[key], holes, reserved, bool(holes) and view.is_untried(key))
 
 
 def build_gaps_metadata(partitions: Sequence[PartitionGaps]) -> Metadata:
@@ -272,7 +272,7 @@ def build_gaps_metadata(partitions: Sequence[PartitionGaps]) -> Metadata:
     return {"partitions": len(partitions), "holes": holes, "account": table(rows, columns)}
 
 
-def build_live_metadata(books: LedgerView, run: str) -> Metadata:
+def build_live_metadata(view: LedgerView, run: str) -> Metadata:
     """Returns the live batches of other runs: their state, and the commands that continue or end them."""
     rows: list[dict[str, str | int]] = [
         {
@@ -280,7 +280,7 @@ def build_live_metadata(books: LedgerView, run: str) -> Metadata:
             "state": str(m),
             "remedy": " or ".join(f"`{command}` {effect}" for command, effect in m.ways) or "wait for it to end",
         }
-        for m in books.live
+        for m in view.live
         if m.owner.run != run
     ]
     return {"live_batches": table(rows, {"batch": "int", "state": "string", "remedy": "string"})} if rows else {}
@@ -320,17 +320,17 @@ class PartitionBehind:
     live: Met | None
 
 
-def find_behind(books: LedgerView, window: int) -> list[PartitionBehind]:
+def find_behind(view: LedgerView, window: int) -> list[PartitionBehind]:
     """Returns the partitions whose frontier has not passed a window."""
-    ends, at = books.find_ends(window), books.frontiers
-    return [_find_behind(books, k, at[k], end) for k, end in ends.items() if end is None or at[k] < end]
+    ends, at = view.find_ends(window), view.frontiers
+    return [_find_behind(view, k, at[k], end) for k, end in ends.items() if end is None or at[k] < end]
 
 
-def _find_behind(books: LedgerView, key: Key, frontier: int, end: int | None) -> PartitionBehind:
+def _find_behind(view: LedgerView, key: Key, frontier: int, end: int | None) -> PartitionBehind:
     here = Range(frontier, frontier + 1)
-    pieces = windows.cut_at_boundaries(books.state, key, here)
-    owners = {b.id for b, s in books.state.list_live_ranges() if s.key == key and s.range.meets(here)}
-    live = next((m for m in books.live if m.batch in owners), None)
+    pieces = windows.cut_at_boundaries(view.state, key, here)
+    owners = {b.id for b, s in view.state.list_live_ranges() if s.key == key and s.range.meets(here)}
+    live = next((m for m in view.live if m.batch in owners), None)
     return PartitionBehind(key, frontier, end, pieces[0].window if pieces else None, live)
 
 

@@ -28,25 +28,25 @@ Again = Callable[[dg.DagsterInstance, LedgerView, Sequence[int]], Iterator[Any]]
 """Yields the last events of a failing run, for its partitions."""
 
 
-def report_landed_again(instance: dg.DagsterInstance, books: LedgerView, windows: Sequence[int]) -> Iterator[Any]:
+def report_landed_again(instance: dg.DagsterInstance, view: LedgerView, windows: Sequence[int]) -> Iterator[Any]:
     """Yields the complete windows again, and the feed's checks."""
-    key, complete = books.keys.landed, [w for w in windows if books.is_complete(w)]
-    yield from (landed_metadata.build_window_event(books, key, window, WHY) for window in complete)
-    yield from feed_checks.evaluate_windows(instance, books, key, complete)
-    yield feed_checks.evaluate_feed(instance, key, NO_GAPS, feed_checks.check_gaps(books))
+    key, complete = view.keys.landed, [w for w in windows if view.is_complete(w)]
+    yield from (landed_metadata.build_window_event(view, key, window, WHY) for window in complete)
+    yield from feed_checks.evaluate_windows(instance, view, key, complete)
+    yield feed_checks.evaluate_feed(instance, key, NO_GAPS, feed_checks.check_gaps(view))
 
 
-def report_committed_again(instance: dg.DagsterInstance, books: LedgerView, windows: Sequence[int]) -> Iterator[Any]:
+def report_committed_again(instance: dg.DagsterInstance, view: LedgerView, windows: Sequence[int]) -> Iterator[Any]:
     """Yields the reported commits of complete windows again."""
-    key, reported = books.keys.committed, list[int]()
+    key, reported = view.keys.committed, list[int]()
     for window in windows:
-        if books.is_complete(window) and (stood := _read_last_commit(instance, books, window)) is not None:
+        if view.is_complete(window) and (stood := _read_last_commit(instance, view, window)) is not None:
             yield stood
             reported.append(window)
-    targets = internals.targets(instance, key, map(books.feed.window.name, reported))
+    targets = internals.targets(instance, key, map(view.feed.window.name, reported))
     for window in reported:
-        result = feed_checks.check_committed(books, window)
-        name = books.feed.window.name(window)
+        result = feed_checks.check_committed(view, window)
+        name = view.feed.window.name(window)
         yield feed_checks.build_evaluation(key, OFFSETS_COMMITTED, name, result, targets.get(name))
 
 
@@ -59,10 +59,10 @@ def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_books: Cal
     planned = internals.planned_evaluations(instance, _list_feed_checks(keys), ())
     if not planned and not any(unreported.values()):
         return set()
-    books = open_books()
-    reported = {key: _report(instance, books, key, windows & books.complete) for key, windows in unreported.items()}
+    view = open_books()
+    reported = {key: _report(instance, view, key, windows & view.complete) for key, windows in unreported.items()}
     for p in (*planned, *_list_planned(instance, feed, keys, reported)):
-        if (result := _evaluate(instance, books, p)) is not None:
+        if (result := _evaluate(instance, view, p)) is not None:
             internals.evaluate(instance, p.run, result)
     return set().union(*reported.values())
 
@@ -76,25 +76,25 @@ def find_unreported_windows(instance: dg.DagsterInstance, feed: Feed, keys: Keys
     }
 
 
-def _report(instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey, windows: set[int]) -> set[int]:
+def _report(instance: dg.DagsterInstance, view: LedgerView, key: dg.AssetKey, windows: set[int]) -> set[int]:
     """Returns the windows that could be reported; for a commit, those reported before."""
-    events = {w: _build_event(instance, books, key, w) for w in sorted(windows)}
+    events = {w: _build_event(instance, view, key, w) for w in sorted(windows)}
     for event in filter(None, events.values()):
         instance.report_runless_asset_event(event)
     return {w for w, event in events.items() if event is not None}
 
 
 def _build_event(
-    instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey, window: int
+    instance: dg.DagsterInstance, view: LedgerView, key: dg.AssetKey, window: int
 ) -> dg.AssetMaterialization | None:
-    if key == books.keys.committed:
-        return _read_last_commit(instance, books, window)
-    return landed_metadata.build_window_event(books, key, window, WHY)
+    if key == view.keys.committed:
+        return _read_last_commit(instance, view, window)
+    return landed_metadata.build_window_event(view, key, window, WHY)
 
 
-def _read_last_commit(instance: dg.DagsterInstance, books: LedgerView, window: int) -> dg.AssetMaterialization | None:
+def _read_last_commit(instance: dg.DagsterInstance, view: LedgerView, window: int) -> dg.AssetMaterialization | None:
     """Returns the last report of a window's commit, regardless of later attempts."""
-    of = dg.AssetRecordsFilter(books.keys.committed, asset_partitions=[books.feed.window.name(window)])
+    of = dg.AssetRecordsFilter(view.keys.committed, asset_partitions=[view.feed.window.name(window)])
     records = instance.fetch_materializations(of, limit=1).records
     return records[0].asset_materialization if records else None
 
@@ -117,20 +117,20 @@ def _list_planned(
             yield from internals.planned_evaluations(instance, [dg.AssetCheckKey(key, name) for name in of], windows)
 
 
-def _evaluate(instance: dg.DagsterInstance, books: LedgerView, p: PlannedEvaluation) -> dg.AssetCheckEvaluation | None:
+def _evaluate(instance: dg.DagsterInstance, view: LedgerView, p: PlannedEvaluation) -> dg.AssetCheckEvaluation | None:
     """Evaluates from the ledger. `feed_health` needs the sensor."""
     key, name = p.check.asset_key, p.check.name
     if name == NO_GAPS:
-        return feed_checks.evaluate_feed(instance, key, name, feed_checks.check_gaps(books))
+        return feed_checks.evaluate_feed(instance, key, name, feed_checks.check_gaps(view))
     if name == FEED_HEALTH:
         return feed_checks.evaluate_feed(instance, key, name, feed_checks.report_unchecked(p.run))
     if p.partition is None:
         return None
-    window = books.feed.window.parse_name(p.partition)
+    window = view.feed.window.parse_name(p.partition)
     target = internals.targets(instance, key, [p.partition]).get(p.partition)
     results = (
-        {OFFSETS_COMMITTED: feed_checks.check_committed(books, window)}
+        {OFFSETS_COMMITTED: feed_checks.check_committed(view, window)}
         if name == OFFSETS_COMMITTED
-        else feed_checks.evaluate_window(books, window)
+        else feed_checks.evaluate_window(view, window)
     )
     return feed_checks.build_evaluation(key, name, p.partition, results[name], target) if name in results else None

@@ -323,75 +323,73 @@ def list_reported_assets(feed: Feed, keys: Keys) -> tuple[dg.AssetKey, ...]:
 Events = Iterator[dg.AssetMaterialization]
 
 
-def build_landing_events(
-    books: LedgerView, batches: Iterable[Batch], windows: Collection[int], why: str = ""
-) -> Events:
+def build_landing_events(view: LedgerView, batches: Iterable[Batch], windows: Collection[int], why: str = "") -> Events:
     """Yields the events of complete windows, and of published batches that these windows do not cover.
 
     An event by which a batch counts as reported comes last: after an earlier stop, the next run reports all of it.
     """
     for window in sorted(windows):
-        keys = reversed(list_reported_assets(books.feed, books.keys))
-        yield from (build_window_event(books, key, window, why) for key in keys)
-    yield from build_batch_events(books, batches, windows, why)
+        keys = reversed(list_reported_assets(view.feed, view.keys))
+        yield from (build_window_event(view, key, window, why) for key in keys)
+    yield from build_batch_events(view, batches, windows, why)
 
 
-def build_batch_events(books: LedgerView, batches: Iterable[Batch], windows: Collection[int], why: str = "") -> Events:
+def build_batch_events(view: LedgerView, batches: Iterable[Batch], windows: Collection[int], why: str = "") -> Events:
     """Yields the events of published batches that the events of these windows do not cover."""
-    covered = {(books.format_window_version(w), w) for w in windows}
+    covered = {(view.format_window_version(w), w) for w in windows}
     for batch in batches:
-        of = books.list_windows(batch)
-        if len(of) > 1 or not {(books.format_batch_version(batch), w) for w in of} <= covered:
-            yield _build_batch_event(books, batch, why)
+        of = view.list_windows(batch)
+        if len(of) > 1 or not {(view.format_batch_version(batch), w) for w in of} <= covered:
+            yield _build_batch_event(view, batch, why)
 
 
-def build_window_result(books: LedgerView, window: int) -> dg.MaterializeResult[None]:
+def build_window_result(view: LedgerView, window: int) -> dg.MaterializeResult[None]:
     """Returns the step's result for the complete window that is the run's own partition."""
-    key, version = books.keys.landed, dg.DataVersion(books.format_window_version(window))
-    return dg.MaterializeResult(asset_key=key, metadata=_build_metadata(books, key, window), data_version=version)
+    key, version = view.keys.landed, dg.DataVersion(view.format_window_version(window))
+    return dg.MaterializeResult(asset_key=key, metadata=_build_metadata(view, key, window), data_version=version)
 
 
-def _build_batch_event(books: LedgerView, batch: Batch, why: str) -> dg.AssetMaterialization:
+def _build_batch_event(view: LedgerView, batch: Batch, why: str) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
-        books.keys.landed,
+        view.keys.landed,
         description=why or None,
-        metadata=build_batch_metadata(books, batch),
-        tags={VERSION: _format_own_version(books, batch)},
+        metadata=build_batch_metadata(view, batch),
+        tags={VERSION: _format_own_version(view, batch)},
     )
 
 
-def build_window_event(books: LedgerView, key: dg.AssetKey, window: int, why: str = "") -> dg.AssetMaterialization:
+def build_window_event(view: LedgerView, key: dg.AssetKey, window: int, why: str = "") -> dg.AssetMaterialization:
     """Returns the event of a complete window, from the ledger, the same in every run. `key`: one of `outputs`."""
     return dg.AssetMaterialization(
         key,
-        partition=books.feed.window.name(window),
+        partition=view.feed.window.name(window),
         description=why or None,
-        metadata=_build_metadata(books, key, window),
-        tags={VERSION: books.format_window_version(window)},
+        metadata=_build_metadata(view, key, window),
+        tags={VERSION: view.format_window_version(window)},
     )
 
 
-def _build_metadata(books: LedgerView, key: dg.AssetKey, window: int) -> Metadata:
-    of = build_quarantine_metadata if key == books.keys.quarantined else build_window_metadata
-    return of(books, window)
+def _build_metadata(view: LedgerView, key: dg.AssetKey, window: int) -> Metadata:
+    of = build_quarantine_metadata if key == view.keys.quarantined else build_window_metadata
+    return of(view, window)
 
 
 # -- events missing from the log
 
 
-def find_unreported_batches(instance: dg.DagsterInstance, books: LedgerView) -> list[Batch]:
+def find_unreported_batches(instance: dg.DagsterInstance, view: LedgerView) -> list[Batch]:
     """Returns the batches published since the last `<feed>/committed` that the event log lacks."""
     return [
         b
-        for b in _list_published_since(books.state, _read_last_reconciled(instance, books))
-        if not _is_recorded(instance, books, b)
+        for b in _list_published_since(view.state, _read_last_reconciled(instance, view))
+        if not _is_recorded(instance, view, b)
     ]
 
 
-def find_unreported_windows(instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey) -> set[int]:
+def find_unreported_windows(instance: dg.DagsterInstance, view: LedgerView, key: dg.AssetKey) -> set[int]:
     """Returns the complete windows for which the event log has no materialization of this asset."""
-    reported = internals.list_materialized(instance, key) if books.complete else None
-    return set() if reported is None else {w for w in books.complete if books.feed.window.name(w) not in reported}
+    reported = internals.list_materialized(instance, key) if view.complete else None
+    return set() if reported is None else {w for w in view.complete if view.feed.window.name(w) not in reported}
 
 
 PORTION = 100
@@ -424,7 +422,7 @@ class Portion:
 
 
 def roll_forward(
-    instance: dg.DagsterInstance, books: LedgerView, limit: int | None = None, report: Reporter = lambda progress: None
+    instance: dg.DagsterInstance, view: LedgerView, limit: int | None = None, report: Reporter = lambda progress: None
 ) -> Portion:
     """Store the events that earlier runs left out. Idempotent.
 
@@ -432,34 +430,34 @@ def roll_forward(
     windows without any event (None: all). A run still has to report the checks of the returned windows: for a check and
     partition, Dagster keeps one evaluation for each run, and one without a run.
     """
-    return _store(instance, books, find_unreported_batches(instance, books), limit, report)
+    return _store(instance, view, find_unreported_batches(instance, view), limit, report)
 
 
-def reconcile(instance: dg.DagsterInstance, books: LedgerView, limit: int | None) -> None:
+def reconcile(instance: dg.DagsterInstance, view: LedgerView, limit: int | None) -> None:
     """Roll forward, and raise Failed if any batch that a commit would cover has no stored materialization.
 
     Asks the event log a second time only if it had lacked one.
     """
-    batches = find_unreported_batches(instance, books)
-    _store(instance, books, batches, limit)
+    batches = find_unreported_batches(instance, view)
+    _store(instance, view, batches, limit)
     if batches:
-        require_reported(instance, books)
+        require_reported(instance, view)
 
 
 def _store(
     instance: dg.DagsterInstance,
-    books: LedgerView,
+    view: LedgerView,
     batches: Sequence[Batch],
     limit: int | None,
     report: Reporter = lambda progress: None,
 ) -> Portion:
     runs = " and ".join({b.owner.run: b.owner.describe() for b in batches}.values()) or "a run"
     why = f"rolled forward: {runs} ended before this was recorded here" if batches else REPORTED_LATE
-    unknown = find_unreported_windows(instance, books, books.keys.landed)
+    unknown = find_unreported_windows(instance, view, view.keys.landed)
     portion = Portion.of(unknown, limit)
-    windows = portion.windows | (books.list_complete(batches) - unknown)
-    total = len(windows) * len(list_reported_assets(books.feed, books.keys))
-    for number, event in enumerate(build_landing_events(books, batches, windows, why)):
+    windows = portion.windows | (view.list_complete(batches) - unknown)
+    total = len(windows) * len(list_reported_assets(view.feed, view.keys))
+    for number, event in enumerate(build_landing_events(view, batches, windows, why)):
         report(Progress("report", number, max(total, number)))
         instance.report_runless_asset_event(event)
     return Portion(windows, portion.remaining)
@@ -468,11 +466,11 @@ def _store(
 REPORTED_LATE = "reported from the ledger: this event log lacked the window, which landed before"
 
 
-def require_reported(instance: dg.DagsterInstance, books: LedgerView) -> None:
+def require_reported(instance: dg.DagsterInstance, view: LedgerView) -> None:
     """Raise Failed if any batch that a commit would cover has no stored materialization."""
-    if missing := find_unreported_batches(instance, books):
+    if missing := find_unreported_batches(instance, view):
         raise Failed(
-            f"Dagster's event log holds no materialization of {books.feed.name}/landed for batch "
+            f"Dagster's event log holds no materialization of {view.feed.name}/landed for batch "
             + ", ".join(str(b.id) for b in missing[:10]),
             remedy="check that Dagster's storage accepts events, then run again: nothing was committed",
         )
@@ -483,20 +481,20 @@ def _list_published_since(state: State, reconciled: int | None) -> Iterable[Batc
     return (b for b in state.batches.published_since(since) if not b.merges)
 
 
-def _read_last_reconciled(instance: dg.DagsterInstance, books: LedgerView) -> int | None:
+def _read_last_reconciled(instance: dg.DagsterInstance, view: LedgerView) -> int | None:
     """Returns the ledger number in the last `<feed>/committed`; None if there is none of this ledger."""
-    event = instance.get_latest_materialization_event(books.keys.committed)
+    event = instance.get_latest_materialization_event(view.keys.committed)
     materialization = event.asset_materialization if event else None
     ledger, _, number = ((materialization.tags or {}).get(VERSION, "") if materialization else "").partition("/")
-    return int(number) if ledger == books.state.ledger_id and number.isdigit() else None
+    return int(number) if ledger == view.state.ledger_id and number.isdigit() else None
 
 
-def _is_recorded(instance: dg.DagsterInstance, books: LedgerView, batch: Batch) -> bool:
-    tags = {VERSION: _format_own_version(books, batch)}
-    return bool(instance.get_event_tags_for_asset(books.keys.landed, tags))
+def _is_recorded(instance: dg.DagsterInstance, view: LedgerView, batch: Batch) -> bool:
+    tags = {VERSION: _format_own_version(view, batch)}
+    return bool(instance.get_event_tags_for_asset(view.keys.landed, tags))
 
 
-def _format_own_version(books: LedgerView, batch: Batch) -> str:
+def _format_own_version(view: LedgerView, batch: Batch) -> str:
     """Returns the version of the batch's own event. Of several windows, each may have the version of the batch."""
-    version = books.format_batch_version(batch)
-    return f"{version}/all" if len(books.list_windows(batch)) > 1 else version
+    version = view.format_batch_version(batch)
+    return f"{version}/all" if len(view.list_windows(batch)) > 1 else version

@@ -50,10 +50,10 @@ class LedgerView:
     _judged: dict[int, Sequence[Judged]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def open(cls, feed: Feed, ledger: Ledger, edges: Ports, keys: Keys | None = None) -> LedgerView:
+    def open(cls, feed: Feed, ledger: Ledger, ports: Ports, keys: Keys | None = None) -> LedgerView:
         """`keys`: the feed's asset keys in Dagster; by default the untranslated ones."""
         own_keys = keys or Keys.of(feed.name)
-        return cls(feed, ledger, edges.lake, ledger.read(), edges.clock(), edges.liveness, own_keys)
+        return cls(feed, ledger, ports.lake, ledger.read(), ports.clock(), ports.liveness, own_keys)
 
     @cached_property
     def live(self) -> tuple[Met, ...]:

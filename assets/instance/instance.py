@@ -303,10 +303,10 @@ def _try_lock(file: IO[str]) -> bool:
 # -- what Dagster knows
 
 
-def with_dagster_liveness(edges: Ports, instance: dg.DagsterInstance) -> Ports:
+def with_dagster_liveness(ports: Ports, instance: dg.DagsterInstance) -> Ports:
     """Opens the ports, with Dagster as further evidence of dead runs."""
-    heartbeats = edges.liveness.liveness if isinstance(edges.liveness, Informed) else edges.liveness
-    return replace(edges, liveness=Informed(heartbeats, partial(_read_final_statuses, instance)))
+    heartbeats = ports.liveness.liveness if isinstance(ports.liveness, Informed) else ports.liveness
+    return replace(ports, liveness=Informed(heartbeats, partial(_read_final_statuses, instance)))
 
 
 def ended_runs(project: Project, runs: Iterable[str]) -> Mapping[str, str]:

@@ -83,8 +83,8 @@ def compact_step(context: dg.OpExecutionContext, session: RunSession) -> Iterato
         feed = session.feed(name)
         windows = config.windows(feed.window)
         with session.open_ports(feed) as opened:
-            edges, report = with_dagster_liveness(opened, context.instance), session.reporter(context.log)
-            done = compact(feed, edges, windows, new_owner(context.run.run_id), report)
+            ports, report = with_dagster_liveness(opened, context.instance), session.reporter(context.log)
+            done = compact(feed, ports, windows, new_owner(context.run.run_id), report)
     with session.hold_lock(context):
         yield from sync_table(context, session, name)
     yield dg.Output(None, metadata=_build_metadata(done, feed.window))

@@ -135,8 +135,8 @@ class Fleet:
             if feed not in self._sessions:
                 report = self._report_of(feed) if self._report_of else self._plain.report
                 feeds_at_once = min(self._limits.feeds_at_once, len(files.feeds))
-                edges = _divide_parallelism(self._shared.open_ports, feeds_at_once)
-                own = replace(self._shared.apart(), open_ports=edges, report=report, files=files, alone=False)
+                ports = _divide_parallelism(self._shared.open_ports, feeds_at_once)
+                own = replace(self._shared.apart(), open_ports=ports, report=report, files=files, alone=False)
                 self._sessions[feed] = replace(own, catch_up=self._limits.catch_up)
             return self._sessions[feed]
 
@@ -226,8 +226,8 @@ def _divide_parallelism(open_ports: OpenPorts, feeds_at_once: int) -> OpenPorts:
 
     @contextmanager
     def open_share(feed: Feed) -> Iterator[Ports]:
-        with open_ports(feed) as edges:
-            yield replace(edges, parallelism=max(1, edges.parallelism // feeds_at_once))
+        with open_ports(feed) as ports:
+            yield replace(ports, parallelism=max(1, ports.parallelism // feeds_at_once))
 
     return open_share
 

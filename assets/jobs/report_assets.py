@@ -121,17 +121,17 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
         report = load_report(session.project.root / "reports" / f"{name}.sql")
         feed, key = session.feed(report.feed), context.partition_key
         window = feed.window.parse_name(key)
-        with session.open_ports(feed) as edges:
-            books = LedgerView.open(feed, Ledger(edges.lake, feed.name, edges.clock), edges)
-            rows, version = _read_rows(books, window), f"{report.version}/{books.format_window_version(window)}"
+        with session.open_ports(feed) as ports:
+            view = LedgerView.open(feed, Ledger(ports.lake, feed.name, ports.clock), ports)
+            rows, version = _read_rows(view, window), f"{report.version}/{view.format_window_version(window)}"
             began = time.monotonic()
             result = session.ask(report, rows)
             seconds = round(time.monotonic() - began, 3)
-            path = _find_path(books, name, window)
+            path = _find_path(view, name, window)
             data = _write_parquet(result, report, window, version)
-            edges.lake.put(path, data)
-            where: Metadata = {"dagster/uri": edges.lake.locate(path), "bytes": len(data)}
-            missing = _list_missing(books, name, window)
+            ports.lake.put(path, data)
+            where: Metadata = {"dagster/uri": ports.lake.locate(path), "bytes": len(data)}
+            missing = _list_missing(view, name, window)
     if missing:
         message = _describe_missing(name, missing)
         context.log.warning("%s", message)
@@ -140,16 +140,16 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
     return dg.MaterializeResult(metadata=metadata | where, data_version=dg.DataVersion(version))
 
 
-def _list_missing(books: LedgerView, report: str, window: int) -> list[int]:
+def _list_missing(view: LedgerView, report: str, window: int) -> list[int]:
     """Returns the complete windows before this one that have no result and whose rows are still in the lake."""
-    results = {*books.lake.list(f"reports/{report}")}
-    missing = (w for w in books.complete if _find_path(books, report, w) not in results)
-    return sorted(w for w in missing if w < window and not is_retired(books.state, w, books.feed.window))
+    results = {*view.lake.list(f"reports/{report}")}
+    missing = (w for w in view.complete if _find_path(view, report, w) not in results)
+    return sorted(w for w in missing if w < window and not is_retired(view.state, w, view.feed.window))
 
 
-def _find_path(books: LedgerView, report: str, window: int) -> str:
-    settings = books.feed.window
-    return paths.report_path(report, settings.local(window), settings.length, books.state.folder_prefix)
+def _find_path(view: LedgerView, report: str, window: int) -> str:
+    settings = view.feed.window
+    return paths.report_path(report, settings.local(window), settings.length, view.state.folder_prefix)
 
 
 def _describe_missing(report: str, missing: Sequence[int]) -> str:
@@ -162,11 +162,11 @@ def _describe_missing(report: str, missing: Sequence[int]) -> str:
     )
 
 
-def _read_rows(books: LedgerView, window: int) -> "Windows":
+def _read_rows(view: LedgerView, window: int) -> "Windows":
     """The window's files. Raises WindowIncomplete, UsageError."""
     from sluice.reading import Windows
 
-    return Windows.of(books.feed, books.ledger, books.lake, (window,), PartKind.LANDED)
+    return Windows.of(view.feed, view.ledger, view.lake, (window,), PartKind.LANDED)
 
 
 def _write_parquet(result: pa.Table, report: Report, window: int, version: str) -> bytes:

@@ -64,7 +64,7 @@ class RepublishConfig(dg.Config):
     here: bool = Field(default=False, description="Send from this process alone, without Spark.")
     into_source: bool = Field(default=False, description="The feed may read from the topic: the sent rows land again.")
 
-    def build_plan(self, feed: Feed, state: State, edges: Ports, partitions: int) -> "Republish":
+    def build_plan(self, feed: Feed, state: State, ports: Ports, partitions: int) -> "Republish":
         """The plan for this. `partitions`: of the target. Raises as `plan_republish`."""
         from sluice.pipelines.republishing import republish_plan as plans
         from sluice.pipelines.republishing.lanes import name_of, way_of
@@ -82,7 +82,7 @@ class RepublishConfig(dg.Config):
             else plans.asked_windows(feed, state, self._parse_windows(feed))
         )
         wishes, name = by_own_schema(wishes, feed, {key.topic for key, _ in ranges_to_send}), name_of(self.name)
-        now, into_source = edges.clock(), self.into_source
+        now, into_source = ports.clock(), self.into_source
         return plans.plan_republish(feed, state, wishes, ranges_to_send, now, into_source=into_source).rename(name)
 
     def _parse_windows(self, feed: Feed) -> Sequence[int]:
@@ -154,26 +154,26 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession) -> Itera
         if config.resume:
             check_resumed({setting: value for setting, value in config if setting not in _UNPLANNED})
         codec, pace = config.codec, pace_of(config.rate)
-        with session.open_ports(feed) as edges:
-            ledger = Ledger(edges.lake, name, edges.clock)
-            plan = _plan(feed, config, ledger, edges)
+        with session.open_ports(feed) as ports:
+            ledger = Ledger(ports.lake, name, ports.clock)
+            plan = _plan(feed, config, ledger, ports)
             key = session.keys(name).republished
             report = session.reporter(context.log)
             executors.prepare(feed, report)
             work = sending(feed, ledger, plan, codec, pace, session.project.root)
             try:
-                with _cancel_on_interrupt(edges.engine):
-                    sent = carry_out(work, None if config.here else edges.engine, report)
+                with _cancel_on_interrupt(ports.engine):
+                    sent = carry_out(work, None if config.here else ports.engine, report)
             except SluiceError as error:
                 again = f"run this again, or: sluice republish {name} --resume {plan.id}"
-                metadata = _describe_wishes(plan, edges) | {"failed": error.message, "go_on": again}
+                metadata = _describe_wishes(plan, ports) | {"failed": error.message, "go_on": again}
                 yield dg.AssetObservation(key, description="Not finished.", metadata=metadata)
                 raise
-    yield dg.AssetMaterialization(key, metadata=_describe_wishes(plan, edges) | _describe_sent(sent))
+    yield dg.AssetMaterialization(key, metadata=_describe_wishes(plan, ports) | _describe_sent(sent))
     yield dg.Output(None)
 
 
-def _plan(feed: Feed, config: RepublishConfig, ledger: Ledger, edges: Ports) -> "Republish":
+def _plan(feed: Feed, config: RepublishConfig, ledger: Ledger, ports: Ports) -> "Republish":
     from sluice.pipelines.planning.schema_changes import find_shape
     from sluice.pipelines.republishing import republish_plan as plans
     from sluice.pipelines.republishing import row_filter
@@ -181,12 +181,12 @@ def _plan(feed: Feed, config: RepublishConfig, ledger: Ledger, edges: Ports) -> 
     from sluice.resources.open_ports import open_target
 
     if config.resume:
-        return plans.load(edges.lake, feed.name, name_of(config.resume))
+        return plans.load(ports.lake, feed.name, name_of(config.resume))
     state = ledger.read()
     with open_target(feed, config.to) as target:
-        plan = config.build_plan(feed, state, edges, target.partitions())
+        plan = config.build_plan(feed, state, ports, target.partitions())
     row_filter.check(plan.wishes, find_shape(feed, state).columns)
-    return plans.keep(edges.lake, plan)
+    return plans.keep(ports.lake, plan)
 
 
 @contextmanager
@@ -199,7 +199,7 @@ def _cancel_on_interrupt(engine: Engine) -> Iterator[None]:
         raise
 
 
-def _describe_wishes(plan: "Republish", edges: Ports) -> dict[str, Any]:
+def _describe_wishes(plan: "Republish", ports: Ports) -> dict[str, Any]:
     w = plan.wishes
     return {
         "republish": plan.id,
@@ -209,7 +209,7 @@ def _describe_wishes(plan: "Republish", edges: Ports) -> dict[str, Any]:
         "partition_by": w.function or str(w.by),
         "keep_timestamps": w.keep_timestamps,
         **({"where": w.where} if w.where else {}),
-        "map": dg.MetadataValue.path(edges.lake.locate(paths.republish_map_folder(plan.feed, plan.id))),
+        "map": dg.MetadataValue.path(ports.lake.locate(paths.republish_map_folder(plan.feed, plan.id))),
     }
 
 

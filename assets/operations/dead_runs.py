@@ -128,9 +128,9 @@ class Lakes:
         """Returns a verdict for each run by its heartbeats; one in any lake proves it alive. See `Heartbeats`."""
         by_run: dict[str, Verdict] = {}
         for feed in self.feeds if runs else ():
-            with self.open_ports(feed) as edges:
-                owners = [o for o in edges.liveness.owners() if o.run in runs]
-                verdicts = edges.liveness.judge(owners)
+            with self.open_ports(feed) as ports:
+                owners = [o for o in ports.liveness.owners() if o.run in runs]
+                verdicts = ports.liveness.judge(owners)
             for o in owners:
                 if o.run not in by_run or not verdicts[o.token].dead:
                     by_run[o.run] = verdicts[o.token]
@@ -141,11 +141,11 @@ class Lakes:
         return tuple(batch for feed in self.feeds for batch in self._find_batches(feed, run))
 
     def _find_batches(self, feed: Feed, run: str) -> list[LeftBatch]:
-        with self.open_ports(feed) as edges:
-            live = Ledger(edges.lake, feed.name, edges.clock).read().live()
+        with self.open_ports(feed) as ports:
+            live = Ledger(ports.lake, feed.name, ports.clock).read().live()
             mine = [b for b in live if b.owner.run == run]
             return [
-                LeftBatch(feed.name, b.id, str(b.request), *describe_outlook(edges.lake, feed.name, b)) for b in mine
+                LeftBatch(feed.name, b.id, str(b.request), *describe_outlook(ports.lake, feed.name, b)) for b in mine
             ]
 
 

@@ -23,60 +23,60 @@ from sluice.pipelines.util.units import many
 
 
 def reconcile(
-    instance: dg.DagsterInstance, books: LedgerView, report: Reporter = lambda progress: None, *, dry_run: bool = False
+    instance: dg.DagsterInstance, view: LedgerView, report: Reporter = lambda progress: None, *, dry_run: bool = False
 ) -> Iterator[RepairFinding]:
     """Report missing events of the feed to Dagster, and name events without ground in the ledger. Idempotent."""
-    yield from _report_missing(instance, books, report, dry_run)
-    yield from _settle_windows(instance, books, dry_run)
-    yield from _find_unfounded(instance, books)
+    yield from _report_missing(instance, view, report, dry_run)
+    yield from _settle_windows(instance, view, dry_run)
+    yield from _find_unfounded(instance, view)
 
 
 def _report_missing(
-    instance: dg.DagsterInstance, books: LedgerView, report: Reporter, dry_run: bool
+    instance: dg.DagsterInstance, view: LedgerView, report: Reporter, dry_run: bool
 ) -> Iterator[RepairFinding]:
-    key = books.keys.landed
-    batches = landed_metadata.find_unreported_batches(instance, books)
-    again = books.list_complete(batches)  # reported again if they were reported for another batch
+    key = view.keys.landed
+    batches = landed_metadata.find_unreported_batches(instance, view)
+    again = view.list_complete(batches)  # reported again if they were reported for another batch
     windows = {
-        key: landed_metadata.find_unreported_windows(instance, books, key) | again
-        for key in list_reported_assets(books.feed, books.keys)
+        key: landed_metadata.find_unreported_windows(instance, view, key) | again
+        for key in list_reported_assets(view.feed, view.keys)
     }
     if not dry_run:
-        landed_metadata.roll_forward(instance, books, report=report)
-        _report_quarantined(instance, books, windows.get(books.keys.quarantined, set()) - windows[key])
+        landed_metadata.roll_forward(instance, view, report=report)
+        _report_quarantined(instance, view, windows.get(view.keys.quarantined, set()) - windows[key])
     if batches:
         text = many(len(batches), "published batch", "published batches")
         yield RepairFinding(RepairKind.UNTOLD, text, "reported to Dagster", items=tuple(str(b.id) for b in batches))
-    if names := tuple(map(books.feed.window.name, sorted(set().union(*windows.values())))):
+    if names := tuple(map(view.feed.window.name, sorted(set().union(*windows.values())))):
         text = f"{many(len(names), 'complete window')}, {ends(names)}"
         yield RepairFinding(RepairKind.UNTOLD, text, "reported to Dagster", items=names)
 
 
-def _settle_windows(instance: dg.DagsterInstance, books: LedgerView, dry_run: bool) -> Iterator[RepairFinding]:
-    unreported = re_report.find_unreported_windows(instance, books.feed, books.keys)
+def _settle_windows(instance: dg.DagsterInstance, view: LedgerView, dry_run: bool) -> Iterator[RepairFinding]:
+    unreported = re_report.find_unreported_windows(instance, view.feed, view.keys)
     if not dry_run:
-        re_report.settle(instance, books.feed, books.keys, lambda: books)
-    if names := tuple(map(books.feed.window.name, sorted(unreported[books.keys.landed] & books.complete))):
+        re_report.settle(instance, view.feed, view.keys, lambda: view)
+    if names := tuple(map(view.feed.window.name, sorted(unreported[view.keys.landed] & view.complete))):
         text = f"{many(len(names), 'complete window')} that ended runs left red, {ends(names)}"
         yield RepairFinding(RepairKind.UNTOLD, text, "reported to Dagster", items=names)
 
 
-def _report_quarantined(instance: dg.DagsterInstance, books: LedgerView, windows: set[int]) -> None:
+def _report_quarantined(instance: dg.DagsterInstance, view: LedgerView, windows: set[int]) -> None:
     """Windows whose landed rows were reported by a run that ended before it reported their quarantine."""
-    key = books.keys.quarantined
-    for event in landed_metadata.build_landing_events(books, (), windows, "rolled forward by `sluice repair`"):
+    key = view.keys.quarantined
+    for event in landed_metadata.build_landing_events(view, (), windows, "rolled forward by `sluice repair`"):
         if event.asset_key == key:
             instance.report_runless_asset_event(event)
 
 
-def _find_unfounded(instance: dg.DagsterInstance, books: LedgerView) -> Iterator[RepairFinding]:
+def _find_unfounded(instance: dg.DagsterInstance, view: LedgerView) -> Iterator[RepairFinding]:
     """Partitions that are green without reason: their window is not complete by the ledger."""
-    partitions = instance.get_materialized_partitions(books.keys.landed)
-    windows = sorted(w for w in internals.parse_windows(partitions, books.feed.window) if not _is_founded(books, w))
+    partitions = instance.get_materialized_partitions(view.keys.landed)
+    windows = sorted(w for w in internals.parse_windows(partitions, view.feed.window) if not _is_founded(view, w))
     if windows:
-        names, name = tuple(map(books.feed.window.name, windows)), books.feed.name
+        names, name = tuple(map(view.feed.window.name, windows)), view.feed.name
         text = f"{many(len(names), 'window')} green in Dagster and pending by the ledger, {ends(names)}"
-        end = books.feed.window.end_of(windows[-1])
+        end = view.feed.window.end_of(windows[-1])
         request = Request(RequestKind.WINDOW, window=windows[0], until=end)
         ways = (
             f"{format_request(name, request)}   lands pending windows",
@@ -85,6 +85,6 @@ def _find_unfounded(instance: dg.DagsterInstance, books: LedgerView) -> Iterator
         yield RepairFinding(RepairKind.OVERTOLD, text, remedy=ways, items=names)
 
 
-def _is_founded(books: LedgerView, window: int) -> bool:
+def _is_founded(view: LedgerView, window: int) -> bool:
     """Also true for windows that once had another length: the ledger cannot name them."""
-    return window in books.complete or not books.feed.window.is_start(window) or books.is_complete(window)
+    return window in view.complete or not view.feed.window.is_start(window) or view.is_complete(window)

@@ -50,13 +50,13 @@ class RunLedgers:
     def __init__(self) -> None:
         self._opened: dict[tuple[str, str], Ledger] = {}
 
-    def of(self, feed: Feed, edges: Ports, run: str) -> Ledger:
+    def of(self, feed: Feed, ports: Ports, run: str) -> Ledger:
         """The ledger, opened for the run. Raises ClusterChanged when it was begun with another cluster."""
         ledger = self._opened.get((feed.name, run))
         if ledger is None:
-            ledger = self._opened[feed.name, run] = open_ledger(feed, edges, run)
+            ledger = self._opened[feed.name, run] = open_ledger(feed, ports, run)
         else:
-            check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
+            check_cluster(ledger.read(), ports.cluster.cluster_id(), feed.name)
         return ledger
 
     def forget(self) -> None:
@@ -88,12 +88,12 @@ class PendingWindowCache:
         self._lock = threading.Lock()
         self._cache: dict[str, _Cached] = {}
 
-    def of(self, feed: Feed, edges: Ports) -> list[int]:
+    def of(self, feed: Feed, ports: Ports) -> list[int]:
         """The closed windows (their starts, ms) of the feed that are pending, oldest first."""
-        location, until = (feed.lake, feed.s3, feed.window), feed.window.last_boundary(edges.clock())
+        location, until = (feed.lake, feed.s3, feed.window), feed.window.last_boundary(ports.clock())
         with self._lock:
             cached = self._cache.pop(feed.name, None)  # what fails below is read again the next time
-        if cached is not None and cached.location == location and not _is_newer(cached, feed, edges):
+        if cached is not None and cached.location == location and not _is_newer(cached, feed, ports):
             closed = feed.window.list_starts(cached.until, until)
             fresh = _Cached(
                 location,
@@ -104,8 +104,8 @@ class PendingWindowCache:
                 cached.retention,
             )
         else:
-            ledger = Ledger(edges.lake, feed.name, edges.clock)
-            state, now = ledger.read(), edges.clock()
+            ledger = Ledger(ports.lake, feed.name, ports.clock)
+            state, now = ledger.read(), ports.clock()
             pending = list_pending_windows(state, feed.window, now)
             until, retention = feed.window.last_boundary(now), ledger.facts.retention
             fresh = _Cached(location, state.ledger_id, state.number, pending, until, retention)
@@ -122,12 +122,12 @@ class PendingWindowCache:
         return cached.retention if cached else None
 
 
-def _is_newer(cached: _Cached, feed: Feed, edges: Ports) -> bool:
+def _is_newer(cached: _Cached, feed: Feed, ports: Ports) -> bool:
     """Returns true if the lake's ledger has a newer entry, or is another one, by its tip."""
-    tip = Tip.parse(edges.lake.get(paths.tip_path(feed.name)))
+    tip = Tip.parse(ports.lake.get(paths.tip_path(feed.name)))
     if tip is None or (tip.ledger, tip.number) != (cached.ledger, cached.number - 1):
         return True
-    return edges.lake.size(paths.log_path(feed.name, cached.number)) is not None
+    return ports.lake.size(paths.log_path(feed.name, cached.number)) is not None
 
 
 FEED_TAG = "sluice/feed"
@@ -147,7 +147,7 @@ def pool(feed: str) -> str:
 
 
 def open_real_ports(feed: Feed) -> AbstractContextManager[Ports]:
-    """The feed's edges. Imported late: loading definitions needs neither Spark nor a Kafka client."""
+    """The feed's ports. Imported late: loading definitions needs neither Spark nor a Kafka client."""
     from sluice.resources.open_ports import open_ports
 
     return open_ports(feed)
@@ -178,7 +178,7 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class RunSession:
-    """How a run finds its feed, opens its edges, and reports progress.
+    """How a run finds its feed, opens its ports, and reports progress.
 
     `on_interrupt` gets the run's id: only the caller that started the run recognizes a requested interrupt. `keys`
     returns Dagster's asset keys of a feed, by its name. `files` are the feed files if the caller read them; otherwise
@@ -210,13 +210,13 @@ class RunSession:
     @contextmanager
     def sharing(self, feeds: Iterable[Feed]) -> Iterator[RunSession]:
         """This session while it works for many feeds: until the block ends, those that reach one Kafka by the same
-        settings share connections and answers. A caller's own way to open edges stays."""
+        settings share connections and answers. A caller's own way to open ports stays."""
         if self.open_ports is not open_real_ports:
             yield self
             return
-        from sluice.resources.open_ports import shared_edges
+        from sluice.resources.open_ports import share_ports
 
-        with shared_edges(feeds) as open_ports:
+        with share_ports(feeds) as open_ports:
             yield replace(self, open_ports=open_ports)
 
     def apart(self) -> RunSession:

@@ -70,9 +70,9 @@ def _evaluate_health(session: RunSession, name: str, *, landing: bool) -> dict[s
     """Returns the check's result now; `landing`: in a run that lands. An error is a warning and fails no run."""
     try:
         feed = session.feed(name)
-        with session.open_ports(feed) as edges:
-            ledger = Ledger(edges.lake, feed.name, edges.clock)
-            watched = watch(edges, feed, ledger)
+        with session.open_ports(feed) as ports:
+            ledger = Ledger(ports.lake, feed.name, ports.clock)
+            watched = watch(ports, feed, ledger)
             return feed_checks.check_health(feed_checks.without_lag(watched) if landing else watched)
     except SluiceError as error:
         message = plain(f"not checked: {error.message}")
@@ -181,12 +181,12 @@ class Tick:
 
     def _check(self, instance: dg.DagsterInstance, feed: Feed, newest: int) -> None:
         try:
-            with self.session.open_ports(feed) as edges:
-                ledger = Ledger(edges.lake, feed.name, edges.clock)
+            with self.session.open_ports(feed) as ports:
+                ledger = Ledger(ports.lake, feed.name, ports.clock)
                 keys = self.session.keys(feed.name)
                 unseen = internals.planned_evaluations(instance, [dg.AssetCheckKey(keys.landed, FEED_HEALTH)], ())
-                re_report.settle(instance, feed, keys, partial(LedgerView.open, feed, ledger, edges, keys))
-                watched = watch(edges, feed, ledger)
+                re_report.settle(instance, feed, keys, partial(LedgerView.open, feed, ledger, ports, keys))
+                watched = watch(ports, feed, ledger)
         except SluiceError as error:
             self.news.append(f"{feed.name} could not be checked: {error.message}")
             return

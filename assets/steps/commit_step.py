@@ -46,21 +46,21 @@ def commit_step(context: Context, session: RunSession, name: str) -> Events:
 
 def _commit_and_report(context: Context, session: RunSession, name: str) -> Events:
     try:
-        books, result = _commit(context, session, name)
+        view, result = _commit(context, session, name)
     except Exception as error:
         yield from _report_partitions_again(context, session, name)
         yield failed_event(context, session, name, session.result.failure or error)
         raise
     if context.has_partition_key:
-        window = books.feed.window.parse_name(context.partition_key)
-        metadata = _build_metadata(books.feed.group, result)
-        yield dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(books.version))
-        yield dg.AssetCheckResult(check_name=OFFSETS_COMMITTED, **feed_checks.check_committed(books, window))
-        yield from _report_others(context, session, books, result, own=window)
+        window = view.feed.window.parse_name(context.partition_key)
+        metadata = _build_metadata(view.feed.group, result)
+        yield dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(view.version))
+        yield dg.AssetCheckResult(check_name=OFFSETS_COMMITTED, **feed_checks.check_committed(view, window))
+        yield from _report_others(context, session, view, result, own=window)
     else:
         if isinstance(context, dg.AssetExecutionContext):
-            yield from internals.report_without_results(context, books.keys.committed)
-        yield from _report_committed(context, session, books, result)
+            yield from internals.report_without_results(context, view.keys.committed)
+        yield from _report_committed(context, session, view, result)
     yield from sync_table(context, session, name)
 
 
@@ -70,8 +70,8 @@ def commit_in_landing_step(context: Context, session: RunSession, name: str) -> 
     Raises dagster.Failure, or an interrupt.
     """
     with session.hold_lock(context):
-        books, result = _commit(context, session, name)
-        yield from _report_committed(context, session, books, result)
+        view, result = _commit(context, session, name)
+        yield from _report_committed(context, session, view, result)
         yield from sync_table(context, session, name)
 
 
@@ -83,15 +83,15 @@ def partitions(context: Context, feed: Feed) -> Sequence[int]:
     return (feed.window.parse_name(context.partition_key),) if context.has_partition_key else ()
 
 
-def open_books(session: RunSession, feed: Feed, ledger: Ledger, edges: Ports) -> LedgerView:
-    return LedgerView.open(feed, ledger, edges, session.keys(feed.name))
+def open_books(session: RunSession, feed: Feed, ledger: Ledger, ports: Ports) -> LedgerView:
+    return LedgerView.open(feed, ledger, ports, session.keys(feed.name))
 
 
-def open_run(context: Context, session: RunSession, feed: Feed, edges: Ports) -> FeedRun:
+def open_run(context: Context, session: RunSession, feed: Feed, ports: Ports) -> FeedRun:
     """Returns the run of the feed, with the ledger that its steps share."""
-    edges, run = with_dagster_liveness(edges, context.instance), context.run.run_id
-    ledger = session.ledgers.of(feed, edges, run)
-    return FeedRun(feed, edges, ledger, run, session.reporter(context.log), session.result)
+    ports, run = with_dagster_liveness(ports, context.instance), context.run.run_id
+    ledger = session.ledgers.of(feed, ports, run)
+    return FeedRun(feed, ports, ledger, run, session.reporter(context.log), session.result)
 
 
 def failed_event(context: Context, session: RunSession, name: str, error: BaseException) -> dg.AssetCheckEvaluation:
@@ -102,7 +102,7 @@ def failed_event(context: Context, session: RunSession, name: str, error: BaseEx
 
 
 def report_again(
-    context: Context, session: RunSession, feed: Feed, edges: Ports, windows: Sequence[int], again: re_report.Again
+    context: Context, session: RunSession, feed: Feed, ports: Ports, windows: Sequence[int], again: re_report.Again
 ) -> Events:
     """Yields the complete windows of the run after a failure. If the lake is unreachable, the next run does.
 
@@ -112,66 +112,66 @@ def report_again(
         return
     with internals.optional():
         try:
-            ledger = Ledger(edges.lake, feed.name, edges.clock)  # needs the lake only: Kafka may be unreachable
-            yield from again(context.instance, open_books(session, feed, ledger, edges), windows)
+            ledger = Ledger(ports.lake, feed.name, ports.clock)  # needs the lake only: Kafka may be unreachable
+            yield from again(context.instance, open_books(session, feed, ledger, ports), windows)
         except SluiceError as error:
             context.log.warning("the windows' checks could not be reported again: %s", error.message)
 
 
-def commit_quietly(context: Context, session: RunSession, feed: Feed, edges: Ports) -> None:
+def commit_quietly(context: Context, session: RunSession, feed: Feed, ports: Ports) -> None:
     """Commit without a report. If this is refused, so is the step that commits, which reports the reason."""
     try:
-        _commit_landed(context, session, feed, edges)
+        _commit_landed(context, session, feed, ports)
     except SluiceError as error:
         context.log.warning("landed offsets are not committed yet: %s", error)
 
 
-def commit_after_failure(context: Context, session: RunSession, feed: Feed, edges: Ports) -> Events:
+def commit_after_failure(context: Context, session: RunSession, feed: Feed, ports: Ports) -> Events:
     """Commit landed offsets, without partitions whose log has changed. A failure is reported, not raised."""
     try:
-        changed = open_run(context, session, feed, edges).find_changed()
-        books, result = _commit_landed(context, session, feed, edges, changed)
+        changed = open_run(context, session, feed, ports).find_changed()
+        view, result = _commit_landed(context, session, feed, ports, changed)
     except SluiceError as error:
         session.result.uncommitted = error
         context.log.error("landed offsets could not be committed: %s", error)
         return
     if result.status is not CommitStatus.UNCHANGED:
-        yield from internals.to_yield(context, _build_event(books, result, None))
-    yield from _report_others(context, session, books, result)
+        yield from internals.to_yield(context, _build_event(view, result, None))
+    yield from _report_others(context, session, view, result)
 
 
 def _commit(context: Context, session: RunSession, name: str) -> tuple[LedgerView, CommitResult]:
     with session.step(context, name):
         feed = session.feed(name)
-        with session.open_ports(feed) as edges:
-            books, result = _commit_landed(context, session, feed, edges)
+        with session.open_ports(feed) as ports:
+            view, result = _commit_landed(context, session, feed, ports)
     session.reporter(context.log)(Progress("finish"))
-    return books, result
+    return view, result
 
 
 def _commit_landed(
-    context: Context, session: RunSession, feed: Feed, edges: Ports, changed: Collection[TopicPartition] = ()
+    context: Context, session: RunSession, feed: Feed, ports: Ports, changed: Collection[TopicPartition] = ()
 ) -> tuple[LedgerView, CommitResult]:
     """Commit, once the event log holds every batch below the frontier."""
-    run = open_run(context, session, feed, edges)
+    run = open_run(context, session, feed, ports)
     run.report(Progress("commit"))
-    books = open_books(session, feed, run.ledger, run.ports)
-    landed_metadata.reconcile(context.instance, books, 0 if session.result.landed else landed_metadata.PORTION)
+    view = open_books(session, feed, run.ledger, run.ports)
+    landed_metadata.reconcile(context.instance, view, 0 if session.result.landed else landed_metadata.PORTION)
     result = run.commit(changed)
     for moved in result.put_by_others:
         context.log.warning("%s: somebody else had committed %s, which landing has reached", moved.key, moved.after)
-    return books, result
+    return view, result
 
 
-def _report_committed(context: Context, session: RunSession, books: LedgerView, result: CommitResult) -> Events:
+def _report_committed(context: Context, session: RunSession, view: LedgerView, result: CommitResult) -> Events:
     """Report the commit for the run's complete partitions, or once if it has none."""
-    windows = partitions(context, books.feed)
-    complete = [w for w in windows if books.is_complete(w)]
+    windows = partitions(context, view.feed)
+    complete = [w for w in windows if view.is_complete(w)]
     for window in complete:
-        yield _build_event(books, result, window)
+        yield _build_event(view, result, window)
     if not windows:
-        yield _build_event(books, result, None)
-    yield from _report_others(context, session, books, result, reported=complete)
+        yield _build_event(view, result, None)
+    yield from _report_others(context, session, view, result, reported=complete)
 
 
 def _report_partitions_again(context: Context, session: RunSession, name: str) -> Events:
@@ -179,8 +179,8 @@ def _report_partitions_again(context: Context, session: RunSession, name: str) -
     try:
         feed = session.feed(name)
         if windows := partitions(context, feed):
-            with session.open_ports(feed) as edges:
-                yield from report_again(context, session, feed, edges, windows, re_report.report_committed_again)
+            with session.open_ports(feed) as ports:
+                yield from report_again(context, session, feed, ports, windows, re_report.report_committed_again)
     except SluiceError as error:
         context.log.warning("the windows' commits could not be reported again: %s", error.message)
 
@@ -188,7 +188,7 @@ def _report_partitions_again(context: Context, session: RunSession, name: str) -
 def _report_others(
     context: Context,
     session: RunSession,
-    books: LedgerView,
+    view: LedgerView,
     result: CommitResult,
     own: int | None = None,
     reported: Collection[int] = (),
@@ -196,26 +196,26 @@ def _report_others(
     """Report other windows: those that this run landed, and a portion of those landed before and not yet reported.
 
     Also evaluate the check of windows that were just passed. `reported`: windows without their check yet."""
-    key, landed = books.keys.committed, session.result.landed
-    unreported = landed_metadata.find_unreported_windows(context.instance, books, key) - {own}
+    key, landed = view.keys.committed, session.result.landed
+    unreported = landed_metadata.find_unreported_windows(context.instance, view, key) - {own}
     mine = unreported & {*landed.windows} if landed else set()
     portion = Portion.of(unreported - mine, landed_metadata.PORTION)
     windows = sorted(mine | portion.windows)
     for window in windows:
-        yield _build_event(books, result, window)
-    evaluated = sorted({*reported, *windows, *(_find_passed(books, result) - portion.remaining)} - {own})
-    targets = internals.targets(context.instance, key, map(books.feed.window.name, evaluated))
+        yield _build_event(view, result, window)
+    evaluated = sorted({*reported, *windows, *(_find_passed(view, result) - portion.remaining)} - {own})
+    targets = internals.targets(context.instance, key, map(view.feed.window.name, evaluated))
     for window in evaluated:
-        name, check = books.feed.window.name(window), feed_checks.check_committed(books, window)
+        name, check = view.feed.window.name(window), feed_checks.check_committed(view, window)
         yield build_evaluation(key, OFFSETS_COMMITTED, name, check, targets.get(name))
 
 
-def _build_event(books: LedgerView, result: CommitResult, window: int | None) -> dg.AssetMaterialization:
+def _build_event(view: LedgerView, result: CommitResult, window: int | None) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
-        books.keys.committed,
-        partition=None if window is None else books.feed.window.name(window),
-        metadata=_build_metadata(books.feed.group, result),
-        tags={landed_metadata.VERSION: books.version},
+        view.keys.committed,
+        partition=None if window is None else view.feed.window.name(window),
+        metadata=_build_metadata(view.feed.group, result),
+        tags={landed_metadata.VERSION: view.version},
     )
 
 
@@ -234,7 +234,7 @@ def _build_metadata(group: str, result: CommitResult) -> Metadata:
     }
 
 
-def _find_passed(books: LedgerView, result: CommitResult) -> set[int]:
+def _find_passed(view: LedgerView, result: CommitResult) -> set[int]:
     """Complete windows that the committed offsets passed with this commit, in some partition."""
-    moved = (books.find_ending_windows(m.key, m.before or 0, m.after) for m in result.offsets)
-    return {w for windows in moved for w in windows} & books.complete
+    moved = (view.find_ending_windows(m.key, m.before or 0, m.after) for m in result.offsets)
+    return {w for windows in moved for w in windows} & view.complete

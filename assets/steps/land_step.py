@@ -129,19 +129,19 @@ class LandStep:
     def run(self) -> Generator[Any, None, bool]:
         """Land, commit if landing fails, and report. Returns False if all requested windows are open."""
         self._plan_windows()
-        with self._in_lineage(), self.session.open_ports(self.feed) as edges:
-            if error := find_open_error(self.feed, edges, self.request):
+        with self._in_lineage(), self.session.open_ports(self.feed) as ports:
+            if error := find_open_error(self.feed, ports, self.request):
                 yield from self._report_all_open(error)
                 return False
             try:
-                yield from self._land_or_commit(edges)
+                yield from self._land_or_commit(ports)
             except Exception as error:
-                yield from self._report_again(edges, re_report.report_committed_again)
+                yield from self._report_again(ports, re_report.report_committed_again)
                 yield commit_step.failed_event(self.context, self.session, self.feed.name, error)
                 raise
         return True
 
-    def _land_or_commit(self, edges: Ports) -> Events:
+    def _land_or_commit(self, ports: Ports) -> Events:
         """Land. If it fails, commit the frontier before the step fails, since `<feed>/committed` will not run.
 
         What failed is not part of the frontier. After an error that ended landing before it reached anything, nothing
@@ -149,34 +149,34 @@ class LandStep:
         """
         context, session, feed = self.context, self.session, self.feed
         try:
-            yield from self._land_and_check(edges)
+            yield from self._land_and_check(ports)
         except SluiceError as error:
             if session.result.can_commit_after(error):
-                yield from commit_step.commit_after_failure(context, session, feed, edges)
+                yield from commit_step.commit_after_failure(context, session, feed, ports)
             raise
         if feed.offsets.in_zookeeper:
             # This step owns the partitions until it ends; the next owner begins at the committed offsets.
-            commit_step.commit_quietly(context, session, feed, edges)
+            commit_step.commit_quietly(context, session, feed, ports)
 
-    def _land_and_check(self, edges: Ports) -> Events:
+    def _land_and_check(self, ports: Ports) -> Events:
         try:
-            books, run, landed = yield from self._land(edges)
+            view, run, landed = yield from self._land(ports)
             if landed.refused:
                 raise landed.refused
         except Exception as error:
             if isinstance(error, BatchRefused) and self._own is not None:
                 with internals.optional():
-                    yield from self._report_refusal(edges, error, self._own)
-            yield from self._report_again(edges, re_report.report_landed_again)
+                    yield from self._report_refusal(ports, error, self._own)
+            yield from self._report_again(ports, re_report.report_landed_again)
             raise
         required = self._list_required(landed)
         if self._own is not None:
-            yield from self._report_own(books, landed, self._own)
+            yield from self._report_own(view, landed, self._own)
         else:
-            account = feed_checks.check_gaps(books, landed, self.context.run.run_id)
+            account = feed_checks.check_gaps(view, landed, self.context.run.run_id)
             yield feed_checks.evaluate_feed(self.context.instance, self._key, NO_GAPS, account)
             for window in run.find_incomplete(required) if self._windows else ():
-                result = _report_incomplete(landed, describe_unpinned(books.state, window, self.feed.window))
+                result = _report_incomplete(landed, describe_unpinned(view.state, window, self.feed.window))
                 yield build_evaluation(self._key, WINDOW_COMPLETE, self.feed.window.name(window), result)
         run.check(required)
 
@@ -220,37 +220,37 @@ class LandStep:
         for window in open_windows.windows(self.feed.window)[:_PLANNED]:
             yield _build_open_event(self.feed, self._key, window)
 
-    def _report_refusal(self, edges: Ports, refused: BatchRefused, window: int) -> Events:
+    def _report_refusal(self, ports: Ports, refused: BatchRefused, window: int) -> Events:
         """Yields the reason for the refusal as the window's checks; nothing if the batch belongs to another window."""
         context, feed = self.context, self.feed
-        ranges = open_ledger(feed, edges).read().list_live_ranges()
+        ranges = open_ledger(feed, ports).read().list_live_ranges()
         batch = next((b for b, s in ranges if s.window == window and b.owner.run == context.run.run_id), None)
         if batch is None:
             return
         page = paths.batch_page_path(feed.name, batch.id, batch.owner.token)
-        report = edges.lake.locate(page) if edges.lake.size(page) is not None else None
+        report = ports.lake.locate(page) if ports.lake.size(page) is not None else None
         yield from self._yield_known(window, contract_checks.evaluate_refused(feed, refused, report))
 
-    def _report_again(self, edges: Ports, again: re_report.Again) -> Events:
-        yield from commit_step.report_again(self.context, self.session, self.feed, edges, self._windows, again)
+    def _report_again(self, ports: Ports, again: re_report.Again) -> Events:
+        yield from commit_step.report_again(self.context, self.session, self.feed, ports, self._windows, again)
 
-    def _report_own(self, books: LedgerView, landed: Landed, window: int) -> Events:
+    def _report_own(self, view: LedgerView, landed: Landed, window: int) -> Events:
         """Report the run's only partition, and its checks."""
-        feed, key, complete = books.feed, books.keys.landed, books.is_complete(window)
+        feed, key, complete = view.feed, view.keys.landed, view.is_complete(window)
         if complete:
-            yield landed_metadata.build_window_result(books, window)
+            yield landed_metadata.build_window_result(view, window)
             yield from (
-                landed_metadata.build_window_event(books, k, window)
-                for k in landed_metadata.list_reported_assets(feed, books.keys)
+                landed_metadata.build_window_event(view, k, window)
+                for k in landed_metadata.list_reported_assets(feed, view.keys)
                 if k != key
             )
-        results = {name: check.evaluate(books, window) for name, check in feed_checks.WINDOW_CHECKS.items()}
+        results = {name: check.evaluate(view, window) for name, check in feed_checks.WINDOW_CHECKS.items()}
         if not complete:
-            results[WINDOW_COMPLETE] = _report_incomplete(landed, describe_unpinned(books.state, window, feed.window))
-        results |= {NO_GAPS: feed_checks.check_gaps(books, landed, self.context.run.run_id)}
+            results[WINDOW_COMPLETE] = _report_incomplete(landed, describe_unpinned(view.state, window, feed.window))
+        results |= {NO_GAPS: feed_checks.check_gaps(view, landed, self.context.run.run_id)}
         for name, result in results.items():
             yield dg.AssetCheckResult(check_name=name, asset_key=key, **result)
-        evaluated = dict(contract_checks.evaluate(books, window))
+        evaluated = dict(contract_checks.evaluate(view, window))
         yield from self._yield_known(window, evaluated.items())
         for name in sorted(self._selected_checks - results.keys() - evaluated.keys()):
             yield dg.AssetCheckResult(check_name=name, asset_key=key, **contract_checks.GONE)
@@ -274,40 +274,40 @@ class LandStep:
             name = self.feed.window.name(window)
             yield dg.AssetObservation(self._key, partition=name, description=message, metadata=new)
 
-    def _land(self, edges: Ports) -> Generator[Any, None, tuple[LedgerView, FeedRun, Landed]]:
+    def _land(self, ports: Ports) -> Generator[Any, None, tuple[LedgerView, FeedRun, Landed]]:
         """Land, and report batches and completed windows, but not the run's only partition."""
         context, session, feed = self.context, self.session, self.feed
-        run = commit_step.open_run(context, session, feed, edges)
-        edges, ledger = run.ports, run.ledger
+        run = commit_step.open_run(context, session, feed, ports)
+        ports, ledger = run.ports, run.ledger
 
         def books_now() -> LedgerView:
-            return commit_step.open_books(session, feed, ledger, edges)
+            return commit_step.open_books(session, feed, ledger, ports)
 
         rolled = landed_metadata.roll_forward(context.instance, books_now(), landed_metadata.PORTION, run.report)
         if message := rolled.describe(feed.name):
             context.log.info(message)
         re_report.settle(context.instance, feed, session.keys(feed.name), books_now)
-        with session.stop.cancel_on_stop(edges.engine.cancel), _keep_refused_report(context, ledger, edges):
+        with session.stop.cancel_on_stop(ports.engine.cancel), _keep_refused_report(context, ledger, ports):
             landed = run.land(self.request, self.skip, self._time_is_up())
         log_tasks(landed)
         self._log(landed)
         run.report(Progress("report"))
-        books = books_now()
+        view = books_now()
         watched = None
         if not landed.failures:  # after failures Kafka may be unreachable, and a request would take minutes
-            yield from _read_topics(context, edges, landed, books)
-            watched = _watch_after_landing(context, feed, edges, ledger)
+            yield from _read_topics(context, ports, landed, view)
+            watched = _watch_after_landing(context, feed, ports, ledger)
         outlook = watched.outlook if watched else None
         if outlook:
             ledger.note_retention(outlook.kept)
-        BatchReports(context.log, ledger, edges.lake).write_all(landed.batches, outlook)
+        BatchReports(context.log, ledger, ports.lake).write_all(landed.batches, outlook)
         if landed.refused:
-            BatchReports(context.log, ledger, edges.lake).write_refused(context.run.run_id, landed.refused)
-        yield from self._publish_events(books, landed, rolled)
+            BatchReports(context.log, ledger, ports.lake).write_refused(context.run.run_id, landed.refused)
+        yield from self._publish_events(view, landed, rolled)
         yield from self._report_open(landed.open_windows)
         if watched:
             yield feed_checks.evaluate_feed(context.instance, self._key, FEED_HEALTH, feed_checks.check_health(watched))
-        return books, run, landed
+        return view, run, landed
 
     def _time_is_up(self) -> Callable[[], bool]:
         """Returns a function that is true once the rest is left to the next run.
@@ -335,19 +335,19 @@ class LandStep:
         if landed.overridden:
             context.log.warning("%s", landed.overridden)
 
-    def _publish_events(self, books: LedgerView, landed: Landed, rolled: Portion) -> Events:
+    def _publish_events(self, view: LedgerView, landed: Landed, rolled: Portion) -> Events:
         """Yields the events of published and completed windows, even if others failed.
 
         `rolled`: the windows that were reported just before, without their checks, and those left to later runs. The
         run's partitions are reported even if an earlier run landed them.
         """
-        context, key, own = self.context, books.keys.landed, self._own
-        batches = [books.state.batches[b.batch] for b in landed.batches if b.number is not None]
-        windows = {*landed.windows, *self._windows} & books.complete | books.list_complete(batches)
-        windows |= landed_metadata.find_unreported_windows(context.instance, books, key) - rolled.remaining
-        yield from landed_metadata.build_landing_events(books, (), windows - {own})
-        yield from feed_checks.evaluate_windows(context.instance, books, key, (windows | rolled.windows) - {own})
-        for event in landed_metadata.build_batch_events(books, batches, windows):
+        context, key, own = self.context, view.keys.landed, self._own
+        batches = [view.state.batches[b.batch] for b in landed.batches if b.number is not None]
+        windows = {*landed.windows, *self._windows} & view.complete | view.list_complete(batches)
+        windows |= landed_metadata.find_unreported_windows(context.instance, view, key) - rolled.remaining
+        yield from landed_metadata.build_landing_events(view, (), windows - {own})
+        yield from feed_checks.evaluate_windows(context.instance, view, key, (windows | rolled.windows) - {own})
+        for event in landed_metadata.build_batch_events(view, batches, windows):
             yield from internals.to_yield(context, event)
 
 
@@ -361,22 +361,22 @@ def _build_open_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObse
     )
 
 
-def _watch_after_landing(context: Context, feed: Feed, edges: Ports, ledger: Ledger) -> WatchResult | None:
+def _watch_after_landing(context: Context, feed: Feed, ports: Ports, ledger: Ledger) -> WatchResult | None:
     """Returns the sensor's findings. An error is only logged."""
     try:
-        return feed_checks.without_lag(watch(edges, feed, ledger))
+        return feed_checks.without_lag(watch(ports, feed, ledger))
     except SluiceError as error:
         context.log.warning("the feed could not be checked after landing: %s", error.message)
         return None
 
 
 @contextmanager
-def _keep_refused_report(context: Context, ledger: Ledger, edges: Ports) -> Iterator[None]:
+def _keep_refused_report(context: Context, ledger: Ledger, ports: Ports) -> Iterator[None]:
     """Write a report of a batch that the block refuses."""
     try:
         yield
     except BatchRefused as refused:
-        BatchReports(context.log, ledger, edges.lake).write_refused(context.run.run_id, refused)
+        BatchReports(context.log, ledger, ports.lake).write_refused(context.run.run_id, refused)
         raise
 
 
@@ -388,19 +388,19 @@ def _report_incomplete(landed: Landed, unpinned: str) -> CheckResult:
     return {"passed": False, "description": description, "metadata": build_failures_metadata(landed)}
 
 
-def _read_topics(context: Context, edges: Ports, landed: Landed, books: LedgerView) -> Events:
+def _read_topics(context: Context, ports: Ports, landed: Landed, view: LedgerView) -> Events:
     """Yields observations of the topics that were just read. An error is only logged."""
-    feed, state = books.feed, books.state
+    feed, state = view.feed, view.state
     topics = {s.topic for b in landed.batches for s in b.plan.offset_ranges}
     try:
-        states = partitions_of(edges, feed, topics)
-        outlook = outlook_of(edges, feed, state, states)
+        states = partitions_of(ports, feed, topics)
+        outlook = outlook_of(ports, feed, state, states)
     except SluiceError as error:
         context.log.warning("the topics could not be observed after landing: %s", error.message)
         return
     for topic, partitions in sorted(states.items()):
         metadata = build_topic_metadata(partitions, [reader_of(feed.name, state, topic, outlook)])
-        yield dg.AssetObservation(books.keys.topic(topic), metadata=metadata)
+        yield dg.AssetObservation(view.keys.topic(topic), metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,10 +52,10 @@ def _read_topics(
         mine = [t for t, feeds in topics.items() if name in feeds]
         try:
             feed = session.feed(name)
-            with session.open_ports(feed) as edges:
-                states = states or partitions_of(edges, feed, mine)
-                state = Ledger(edges.lake, name, edges.clock).read()
-                outlook = outlook_of(edges, feed, state, {t: states[t] for t in mine if t in states})
+            with session.open_ports(feed) as ports:
+                states = states or partitions_of(ports, feed, mine)
+                state = Ledger(ports.lake, name, ports.clock).read()
+                outlook = outlook_of(ports, feed, state, {t: states[t] for t in mine if t in states})
         except SluiceError as error:
             if not states:
                 raise
@@ -66,20 +66,20 @@ def _read_topics(
     return states, lags, errors
 
 
-def partitions_of(edges: Ports, feed: Feed, topics: Iterable[str]) -> Topics:
+def partitions_of(ports: Ports, feed: Feed, topics: Iterable[str]) -> Topics:
     """Returns the partitions of those topics that exist."""
-    there = set(topics) & edges.cluster.topics().keys()
+    there = set(topics) & ports.cluster.topics().keys()
     by_topic: dict[str, list[PartitionState]] = {t: [] for t in there}
-    for p in edges.cluster.partitions(sorted(there), feed.isolation) if there else ():
+    for p in ports.cluster.partitions(sorted(there), feed.isolation) if there else ():
         by_topic[p.topic].append(p)
     return by_topic
 
 
-def outlook_of(edges: Ports, feed: Feed, state: State, topics: Topics) -> Outlook:
+def outlook_of(ports: Ports, feed: Feed, state: State, topics: Topics) -> Outlook:
     """Returns the outlook of the feed in these topics."""
     partitions = {find_key(state, p): p for ps in topics.values() for p in ps}
-    now = edges.clock()
-    return look_ahead(feed, Ledger(edges.lake, feed.name, edges.clock), state, edges.cluster, partitions, now)
+    now = ports.clock()
+    return look_ahead(feed, Ledger(ports.lake, feed.name, ports.clock), state, ports.cluster, partitions, now)
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,10 @@ def sync_table(
     key, report = session.keys(name).table, session.reporter(context.log)
     try:
         report(Progress("table"))
-        with session.open_ports(feed) as edges, open_tables(feed, edges.lake) as tables:
-            ledger = Ledger(edges.lake, name, edges.clock)
-            before = edges.clock() - feed.table.keep_snapshots
-            done = sync(ledger, edges.lake, tables, report, expire_before=before)
+        with session.open_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
+            ledger = Ledger(ports.lake, name, ports.clock)
+            before = ports.clock() - feed.table.keep_snapshots
+            done = sync(ledger, ports.lake, tables, report, expire_before=before)
     except SluiceError as error:
         session.result.table = error
         context.log.warning("the table is not up to date: %s → %s", error.message, error.remedy)
@@ -85,8 +85,8 @@ def _compare(session: RunSession, name: str) -> CheckResult:
     feed = session.feed(name)
     try:
         lake = session.open_lake(feed)
-        with session.open_ports(feed) as edges, open_tables(feed, lake) as tables:
-            ledger = Ledger(lake, name, edges.clock)
+        with session.open_ports(feed) as ports, open_tables(feed, lake) as tables:
+            ledger = Ledger(lake, name, ports.clock)
             return _judge([(t.name, comparison(ledger, lake, t, kind)) for kind, t in tables.of_parts], name)
     except SluiceError as error:
         return _report_failure(error)

@@ -112,14 +112,14 @@ class Session:
     def begin_engine(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:
         """Start the feed's engine on this machine while the caller loads Dagster and plans the batch.
 
-        Where feeds only catch up, it starts if one of them may have something pending, by edges of `open_ports`.
+        Where feeds only catch up, it starts if one of them may have something pending, by ports of `open_ports`.
         """
         from sluice.pipelines.batch.survey import has_pending
         from sluice.pipelines.model.receipts import EngineKind
 
         def is_pending(one: Feed) -> bool:
-            with (open_ports or self.open_ports)(one) as edges:
-                return has_pending(one, edges)
+            with (open_ports or self.open_ports)(one) as ports:
+                return has_pending(one, ports)
 
         def is_needed() -> bool:
             alike = [f for f in catching_up if f.spark == feed.spark]
@@ -136,33 +136,33 @@ class Session:
 
     @contextmanager
     def open_ports(self, feed: Feed) -> Iterator[Ports]:
-        """The feed's edges, with what Dagster knows about runs; no connection is opened before the first question."""
+        """The feed's ports, with what Dagster knows about runs; no connection is opened before the first question."""
         from sluice.resources.open_ports import open_ports
 
-        with open_ports(feed) as edges:
-            yield self._add_dagster_runs(edges)
+        with open_ports(feed) as ports:
+            yield self._add_dagster_runs(ports)
 
     @contextmanager
-    def shared_edges(self, feeds: Iterable[Feed]) -> Iterator[OpenPorts]:
+    def share_ports(self, feeds: Iterable[Feed]) -> Iterator[OpenPorts]:
         """`open_ports` for many feeds: those of one Kafka share connections and answers."""
         with fast_imports():
-            from sluice.resources.open_ports import shared_edges
+            from sluice.resources.open_ports import share_ports
 
-        with shared_edges(feeds) as open_one:
+        with share_ports(feeds) as open_one:
 
             @contextmanager
             def open_informed(feed: Feed) -> Iterator[Ports]:
-                with open_one(feed) as edges:
-                    yield self._add_dagster_runs(edges)
+                with open_one(feed) as ports:
+                    yield self._add_dagster_runs(ports)
 
             yield open_informed
 
-    def _add_dagster_runs(self, edges: Ports) -> Ports:
+    def _add_dagster_runs(self, ports: Ports) -> Ports:
         if not self.dagster:
-            return edges
+            return ports
         from sluice.resources.liveness import Informed
 
-        return replace(edges, liveness=Informed(edges.liveness, self._list_ended_runs))
+        return replace(ports, liveness=Informed(ports.liveness, self._list_ended_runs))
 
     def open_dagster(self) -> AbstractContextManager[DagsterInstance | None]:
         """The project's Dagster; None where it is not installed."""

@@ -115,9 +115,9 @@ def _of_table(session: Session, feed: Feed) -> tuple[AuditProblem, ...]:
     from sluice.pipelines.ledger import Ledger
     from sluice.resources.open_ports import open_tables
 
-    with session.open_ports(feed) as edges, open_tables(feed, edges.lake) as of_feed:
-        ledger = Ledger(edges.lake, feed.name, edges.clock)
-        return tuple(p for kind, t in of_feed.of_parts for p in table_problems(ledger, edges.lake, t, kind))
+    with session.open_ports(feed) as ports, open_tables(feed, ports.lake) as of_feed:
+        ledger = Ledger(ports.lake, feed.name, ports.clock)
+        return tuple(p for kind, t in of_feed.of_parts for p in table_problems(ledger, ports.lake, t, kind))
 
 
 def prove(session: Session, feed: Feed, *, rescan: bool) -> AuditReport:
@@ -135,43 +135,43 @@ def _prove(
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.publishing import lost_entries
 
-    with session.open_ports(feed) as edges:
-        ledger = Ledger(edges.lake, feed.name, edges.clock)
+    with session.open_ports(feed) as ports:
+        ledger = Ledger(ports.lake, feed.name, ports.clock)
         with session.terminal.working("checking files"):
-            before = audit_cache.load_audited(edges.lake, feed.name)
+            before = audit_cache.load_audited(ports.lake, feed.name)
             previous = None if options.everything else before
             if previous and previous.settled:
-                lost_entries.check_recent(ledger, edges.lake, feed)
+                lost_entries.check_recent(ledger, ports.lake, feed)
             else:
-                lost_entries.check_all(ledger, edges.lake)
-            quick, at = not (options.rescan or options.hashes or options.strict), edges.clock()
-            report = of_ledger(ledger, edges.lake, hashes=options.hashes, previous=previous, at=at, quick=quick)
-        report = replace(report, gaps=find_gaps(report, ledger.read(), edges.cluster))
-        report = _rescan(session, feed, edges, ledger, report) if options.rescan else report
-        more = _check_strictly(feed, edges, ledger, report) if options.strict else None
+                lost_entries.check_all(ledger, ports.lake)
+            quick, at = not (options.rescan or options.hashes or options.strict), ports.clock()
+            report = of_ledger(ledger, ports.lake, hashes=options.hashes, previous=previous, at=at, quick=quick)
+        report = replace(report, gaps=find_gaps(report, ledger.read(), ports.cluster))
+        report = _rescan(session, feed, ports, ledger, report) if options.rescan else report
+        more = _check_strictly(feed, ports, ledger, report) if options.strict else None
         if more:
             audited = replace(report.audited, strictly=more.strictly)
             problems = tuple(dict.fromkeys(report.problems + more.problems))
             report = replace(report, problems=problems, audited=audited)
-        report = choose_remedies(report, ledger.read(), edges.cluster)
-        return report, more, audit_cache.keep(edges.lake, feed.name, report.audited, before, report.at)
+        report = choose_remedies(report, ledger.read(), ports.cluster)
+        return report, more, audit_cache.keep(ports.lake, feed.name, report.audited, before, report.at)
 
 
-def _check_strictly(feed: Feed, edges: Ports, ledger: Ledger, report: AuditReport) -> Strict:
+def _check_strictly(feed: Feed, ports: Ports, ledger: Ledger, report: AuditReport) -> Strict:
     from sluice.pipelines.audit.strict_audit import strict
     from sluice.pipelines.batch.survey import take_survey
 
-    return strict(ledger, edges.lake, feed, take_survey(feed, edges, ledger), report)
+    return strict(ledger, ports.lake, feed, take_survey(feed, ports, ledger), report)
 
 
-def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: AuditReport) -> AuditReport:
+def _rescan(session: Session, feed: Feed, ports: Ports, ledger: Ledger, report: AuditReport) -> AuditReport:
     from sluice.pipelines.audit.audit import AuditProblem
     from sluice.pipelines.audit.gaps import read_policies
     from sluice.pipelines.audit.rescan import CurrentLog, rescan
     from sluice.pipelines.batch.survey import take_survey
     from sluice.resources.spark.executor import Wiring
 
-    survey = take_survey(feed, edges, ledger)
+    survey = take_survey(feed, ports, ledger)
     today, truncated = survey.partitions, [r.error for r in survey.refusals if isinstance(r.error, LogTruncated)]
     problems = tuple(AuditProblem(3, e.message, remedy=e.remedy) for e in truncated)
     report = replace(report, problems=report.problems + problems)
@@ -180,9 +180,9 @@ def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: 
         def report_progress(done: int, total: int) -> None:
             meter(Progress("compare", done, total))
 
-        policies = read_policies(edges.cluster, {key.topic for key in today})
+        policies = read_policies(ports.cluster, {key.topic for key in today})
         log = CurrentLog(tools.fetcher, feed.isolation, today, policies)
-        return rescan(report, ledger, edges.lake, feed.shape, log, report_progress)
+        return rescan(report, ledger, ports.lake, feed.shape, log, report_progress)
 
 
 # -- for people
@@ -385,17 +385,17 @@ def _compare_republish(session: Session, feed: Feed, name: str) -> RepublishAudi
     from sluice.resources.spark.executor import Wiring
 
     committed = Isolation.READ_COMMITTED
-    with session.open_ports(feed) as edges, Wiring.of(feed).open(committed, RAW) as tools:
-        republish = plan.load(edges.lake, feed.name, name)
-        ledger = Ledger(edges.lake, feed.name, edges.clock)
-        target = audit.TargetTopic(edges.cluster.partitions([republish.wishes.to], committed), tools.fetcher)
+    with session.open_ports(feed) as ports, Wiring.of(feed).open(committed, RAW) as tools:
+        republish = plan.load(ports.lake, feed.name, name)
+        ledger = Ledger(ports.lake, feed.name, ports.clock)
+        target = audit.TargetTopic(ports.cluster.partitions([republish.wishes.to], committed), tools.fetcher)
         with session.terminal.progress() as meter:
 
             def report_progress(done: int, total: int) -> None:
                 meter(Progress("compare", done, total))
 
             shape = find_shape(feed, ledger.read())
-            return audit.audit(republish, ledger, edges.lake, shape, target, report_progress)
+            return audit.audit(republish, ledger, ports.lake, shape, target, report_progress)
 
 
 def _republish_view(report: RepublishAudit) -> Iterator[RenderableType]:

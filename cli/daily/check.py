@@ -65,8 +65,8 @@ def check(session: Session, feed: FeedName, window: WindowArgument = None, key: 
     by = tuple(name.strip() for name in (key or "").split(",") if name.strip())
     definition = session.feed(feed)
     start = None if window is None else find_one(definition, window)
-    with session.open_ports(definition) as edges, session.terminal.progress() as meter:
-        result = check_window(definition, edges, start, by, meter)
+    with session.open_ports(definition) as ports, session.terminal.progress() as meter:
+        result = check_window(definition, ports, start, by, meter)
     session.terminal.show(*_view(result))
     session.terminal.print_document(build_document(result) | {"exit_code": result.exit_code})
     return result.exit_code

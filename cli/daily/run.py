@@ -347,7 +347,7 @@ def _load_engine(session: Session, feeds: Sequence[Feed]) -> Callable[..., Mappi
 
 
 def _open_ports(session: Session, feeds: Sequence[Feed]) -> AbstractContextManager[OpenPorts]:
-    return session.shared_edges(feeds) if len(feeds) > 1 else nullcontext(session.open_ports)
+    return session.share_ports(feeds) if len(feeds) > 1 else nullcontext(session.open_ports)
 
 
 def _find_window(session: Session, feed: Feed, run: TimedRun) -> WindowStanding | None:

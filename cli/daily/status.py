@@ -72,7 +72,7 @@ def status(
         if feed:
             statuses = [read_status(session.open_ports, feeds[feed], last)]
         else:
-            with session.shared_edges(feeds.values()) as open_ports:
+            with session.share_ports(feeds.values()) as open_ports:
                 statuses = map_parallel(lambda f: try_read_status(open_ports, f, last), list(feeds.values()), _PATIENCE)
         others = {} if feed else _without_files(session)
     broken = {} if feed else session.files.broken

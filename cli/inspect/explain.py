@@ -55,11 +55,11 @@ def explain(session: Session, feed: FeedName, coordinates: RecordArgument) -> No
 
     tp, offset = parsing.parse_record(coordinates)
     definition = session.feed(feed)
-    with session.open_ports(definition) as edges:
-        ledger = Ledger(edges.lake, feed, edges.clock)
-        explanation = of_ledger(ledger, edges.lake, tp, offset, edges.cluster)
-        row = _read_row(edges.lake, explanation)
-        moved = list(whence_and_whither(edges.lake, feed, tp, offset, ledger.read().current.get(tp)))
+    with session.open_ports(definition) as ports:
+        ledger = Ledger(ports.lake, feed, ports.clock)
+        explanation = of_ledger(ledger, ports.lake, tp, offset, ports.cluster)
+        row = _read_row(ports.lake, explanation)
+        moved = list(whence_and_whither(ports.lake, feed, tp, offset, ledger.read().current.get(tp)))
     session.terminal.show(*_view(explanation, row), *_format_moved(moved))
     session.terminal.print_document(
         _build_document(explanation, row) | {"republished": [_build_moved(m) for m in moved]}

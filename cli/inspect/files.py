@@ -56,10 +56,10 @@ def _list_files(
 
     if not options.any:
         raise UsageError("no window", remedy=f"add one: sluice files {feed.name} --window 2026-11-20T14")
-    with session.open_ports(feed) as edges:
-        windows = options.parse(feed.window, edges.clock())
-        ledger = Ledger(edges.lake, feed.name, edges.clock)
-        return windows, reading.list_files(ledger, edges.lake, windows, feed.window, kind, partial=partial)
+    with session.open_ports(feed) as ports:
+        windows = options.parse(feed.window, ports.clock())
+        ledger = Ledger(ports.lake, feed.name, ports.clock)
+        return windows, reading.list_files(ledger, ports.lake, windows, feed.window, kind, partial=partial)
 
 
 def build_document(feed: Feed, windows: Sequence[int], kind: PartKind, listed: Sequence[File]) -> dict[str, Any]:

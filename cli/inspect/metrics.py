@@ -191,7 +191,7 @@ LIVES = {Life.ALIVE: "alive", Life.DEAD: "dead", Life.UNKNOWN: "unknown"}
 def take_figures(session: Session, feeds: Sequence[Feed], broken: int, last: int) -> list[Figure]:
     """Returns the figures of feeds and their `last` windows. A feed that cannot be inspected has `sluice_up` 0."""
     began = time.time()
-    with session.shared_edges(feeds) as open_ports:
+    with session.share_ports(feeds) as open_ports:
         figures = [f for of in map_parallel(lambda feed: of_feed(open_ports, feed, last), list(feeds)) for f in of]
     figures += _of_runs(session, feeds)
     figures.append(build_figure("broken_feed_files", broken))
@@ -208,10 +208,10 @@ def of_feed(open_ports: OpenPorts, feed: Feed, last: int) -> list[Figure]:
     from sluice.pipelines.operating.findings import explain_error
 
     try:
-        with open_ports(feed) as edges:
-            ledger = Ledger(edges.lake, feed.name, edges.clock)
-            status = read_status_through(edges, feed, ledger, last)
-            figures = [*_of_ledger(ledger, edges.lake)] if status.partitions or status.last else []
+        with open_ports(feed) as ports:
+            ledger = Ledger(ports.lake, feed.name, ports.clock)
+            status = read_status_through(ports, feed, ledger, last)
+            figures = [*_of_ledger(ledger, ports.lake)] if status.partitions or status.last else []
             return [build_figure("up", status.error is None, feed.name), *_of_status(status), *figures]
     except SluiceError as error:
         return [build_figure("up", 0, feed.name), *_of_findings(feed.name, explain_error(error))]

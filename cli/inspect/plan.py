@@ -53,9 +53,9 @@ def plan(session: Session, feed: FeedName, options: WorkOptions, compare: Compar
     definition = session.feed(feed)
     typed = options.requests(session, definition)
     requests, open_windows = typed.requests, window_options.open_windows_document(typed.open_windows)
-    with session.terminal.working("querying Kafka"), session.open_ports(definition) as edges:
-        previewed = [previews.preview(definition, edges, request) for request in requests]
-        compared = [previews.compare(definition, edges, request) if compare else () for request in previewed]
+    with session.terminal.working("querying Kafka"), session.open_ports(definition) as ports:
+        previewed = [previews.preview(definition, ports, request) for request in requests]
+        compared = [previews.compare(definition, ports, request) if compare else () for request in previewed]
     if options.windows.start or len(requests) > 1:
         session.terminal.show(*_format_briefly(feed, requests, previewed))
         plans = [

@@ -41,9 +41,9 @@ def report(
     $ sluice report orders --batch 42 --json
     """
     definition = session.feed(feed)
-    with session.open_ports(definition) as edges:
-        facts_, path, data, fresh = _read_report(definition, edges.lake, edges.clock, batch)
-        address = edges.lake.locate(path)
+    with session.open_ports(definition) as ports:
+        facts_, path, data, fresh = _read_report(definition, ports.lake, ports.clock, batch)
+        address = ports.lake.locate(path)
     if output is not None:
         output.write_bytes(data)
     session.terminal.lines([str(output or address)])

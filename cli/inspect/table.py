@@ -107,8 +107,8 @@ def _rewrite_misread(session: Session, feed: Feed, misread: tuple[str, ...]) -> 
     from sluice.pipelines.maintenance.compaction import renew
     from sluice.resources.liveness import new_owner
 
-    with session.open_ports(feed) as edges, session.terminal.progress() as meter:
-        done = renew(feed, edges, frozenset(misread), new_owner("compact"), meter)
+    with session.open_ports(feed) as ports, session.terminal.progress() as meter:
+        done = renew(feed, ports, frozenset(misread), new_owner("compact"), meter)
     files = sum(len(receipt.parts) for _, receipt in done.merged if receipt)
     return good(f"{many(len(misread), 'file')} with bounds that Spark misreads rewritten as {many(files, 'file')}")
 
@@ -245,8 +245,8 @@ def _open_tables(session: Session, feed: Feed) -> Iterator[tuple[Ledger, Lake, F
     from sluice.pipelines.ledger import Ledger
     from sluice.resources.open_ports import open_tables
 
-    with session.open_ports(feed) as edges, open_tables(feed, edges.lake) as tables:
-        yield Ledger(edges.lake, feed.name, edges.clock), edges.lake, tables, edges.clock()
+    with session.open_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
+        yield Ledger(ports.lake, feed.name, ports.clock), ports.lake, tables, ports.clock()
 
 
 # -- shown

@@ -49,9 +49,9 @@ def wait(
     limit = None if timeout is None else parsing.duration(timeout)
     until = None if limit is None else time.monotonic() + limit / 1000
     looked = []
-    with session.open_ports(definition) as edges, session.terminal.progress() as meter:
+    with session.open_ports(definition) as ports, session.terminal.progress() as meter:
         for start in starts:
-            standing, ready = _wait_for(watch_window(definition, edges, start), meter, until)
+            standing, ready = _wait_for(watch_window(definition, ports, start), meter, until)
             looked.append(standing)
             if not ready:
                 break

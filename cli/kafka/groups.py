@@ -322,21 +322,21 @@ def _find_group(session: Session, name: str | None, feed: str | None) -> tuple[F
 def look(session: Session, feed: Feed, name: str) -> GroupReport:
     """The group, from its coordinator and its feed's ledger. Raises UsageError if there is none."""
     owners = list_owners(session, feed)
-    with session.open_ports(feed) as edges, session.open_groups(feed) as groups:
+    with session.open_ports(feed) as ports, session.open_groups(feed) as groups:
         view = groups.view(name)
         if not view.exists and name not in owners:
             raise _build_unknown_group(name, (g.name for g in groups.list_groups()), owners)
         committed = {} if view.kind == "share" else groups.fetch_committed(name)
         assigned = [tp for m in view.members or () for tp in m.assignment or ()]
-        ends = log_ends(edges.cluster, [*committed, *assigned])
-        retention = edges.cluster.configs(()).broker.offsets_retention
-    books = OwnerLedger.of(session, owners.get(name))
-    wanted = books.filter_read(tp for tp in (*committed, *assigned))
+        ends = log_ends(ports.cluster, [*committed, *assigned])
+        retention = ports.cluster.configs(()).broker.offsets_retention
+    ledger = OwnerLedger.of(session, owners.get(name))
+    wanted = ledger.filter_read(tp for tp in (*committed, *assigned))
     rows = (
-        GroupOffset(tp, at := committed.get(tp), ends.get(tp), view.holder(tp), tp in wanted, books.describe_note(at))
+        GroupOffset(tp, at := committed.get(tp), ends.get(tp), view.holder(tp), tp in wanted, ledger.describe_note(at))
         for tp in sorted({*committed, *assigned})
     )
-    lasts, others = estimate_expiry(view, retention, books.last_commit), list_strangers(feed, view)
+    lasts, others = estimate_expiry(view, retention, ledger.last_commit), list_strangers(feed, view)
     return GroupReport(view, owners.get(name), tuple(rows), lasts, others)
 
 
@@ -382,8 +382,8 @@ class OwnerLedger:
         if feed is None:
             return cls(None, None, State())
         owner = session.feed(feed)
-        with session.open_ports(owner) as edges:
-            ledger = Ledger(edges.lake, owner.name, edges.clock)
+        with session.open_ports(owner) as ports:
+            ledger = Ledger(ports.lake, owner.name, ports.clock)
             return cls(owner, ledger, ledger.read())
 
     @property

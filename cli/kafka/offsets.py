@@ -58,16 +58,16 @@ def show(session: Session, feed: FeedName) -> int:
     $ sluice offsets show orders --json | jq '.offsets[] | select(.stands == "moved by somebody")'
     """
     definition = session.feed(feed)
-    with session.terminal.working("querying Kafka"), open_context(session, definition, None) as desk:
-        stands = [_find_stand(desk, spot) for spot in desk.spots]
-    session.terminal.show(*_show_view(desk, stands))
+    with session.terminal.working("querying Kafka"), open_context(session, definition, None) as context:
+        stands = [_find_stand(context, spot) for spot in context.spots]
+    session.terminal.show(*_show_view(context, stands))
     session.terminal.print_document(
         {
-            **desk.to_document(),
+            **context.to_document(),
             "offsets": [_build_spot(s.spot) | {"stands": s.stands, "expected": s.expected} for s in stands],
         }
     )
-    return 3 if _list_refused(desk, stands) else 0
+    return 3 if _list_refused(context, stands) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +162,20 @@ def export(
     from sluice.pipelines.operating.move_offsets import dump_offsets
 
     definition = session.feed(feed)
-    with session.terminal.working("querying Kafka"), open_context(session, definition, other) as desk:
-        committed = {s.tp: s.before for s in desk.spots if s.before is not None}
+    with session.terminal.working("querying Kafka"), open_context(session, definition, other) as context:
+        committed = {s.tp: s.before for s in context.spots if s.before is not None}
     lines = list(dump_offsets(committed))
     if file is None:
         session.terminal.lines(lines)
     else:
         _write(file, lines)
-        session.terminal.show(good(f"{many(len(lines), 'offset')} of group {desk.name} in {file}"))
+        session.terminal.show(good(f"{many(len(lines), 'offset')} of group {context.name} in {file}"))
     session.terminal.print_document(
-        {**desk.to_document(), "file": file, "offsets": [_place(tp) | {"offset": at} for tp, at in committed.items()]}
+        {
+            **context.to_document(),
+            "file": file,
+            "offsets": [_place(tp) | {"offset": at} for tp, at in committed.items()],
+        }
     )
 
 
@@ -222,23 +226,23 @@ class _Stand:
     expected: int | None
 
 
-def _find_stand(desk: OffsetsContext, spot: Spot) -> _Stand:
+def _find_stand(context: OffsetsContext, spot: Spot) -> _Stand:
     from sluice.pipelines.operating.move_offsets import expected_offset, stands
 
-    return _Stand(spot, stands(desk.state, spot), expected_offset(desk.state, spot.key))
+    return _Stand(spot, stands(context.state, spot), expected_offset(context.state, spot.key))
 
 
-def _list_refused(desk: OffsetsContext, stands: Sequence[_Stand]) -> list[_Stand]:
+def _list_refused(context: OffsetsContext, stands: Sequence[_Stand]) -> list[_Stand]:
     """Returns the partitions whose committed offsets the next commit would refuse."""
     from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
     from sluice.pipelines.operating.move_offsets import Stands
 
-    if desk.feed.commit is CommitMode.NONE:
+    if context.feed.commit is CommitMode.NONE:
         return []
     fatal = {Stands.STALE, Stands.FOREIGN}
-    fatal |= {Stands.MOVED} if desk.feed.policies.on_group_moved is OnGroupMoved.REFUSE else set()
-    fatal |= set(Stands) - {Stands.AT, Stands.UNPLANNED} if desk.is_blocked else set()
-    return [s for s in stands if s.stands in fatal and (desk.is_blocked or not _is_landing_next(s))]
+    fatal |= {Stands.MOVED} if context.feed.policies.on_group_moved is OnGroupMoved.REFUSE else set()
+    fatal |= set(Stands) - {Stands.AT, Stands.UNPLANNED} if context.is_blocked else set()
+    return [s for s in stands if s.stands in fatal and (context.is_blocked or not _is_landing_next(s))]
 
 
 def _is_landing_next(s: _Stand) -> bool:
@@ -249,19 +253,20 @@ def _is_landing_next(s: _Stand) -> bool:
     return s.stands is Stands.MOVED and ahead and s.spot.before == s.spot.kafka.last_stable_offset
 
 
-def _show_view(desk: OffsetsContext, stands: Sequence[_Stand]) -> list[RenderableType]:
+def _show_view(context: OffsetsContext, stands: Sequence[_Stand]) -> list[RenderableType]:
     from sluice.pipelines.operating.move_offsets import Stands
 
     rows = [
-        (str(s.spot.tp), *map(count, _list_numbers(s.spot)[1:]), _describe_stand(desk, s)) for s in stands[:SHOWN_ROWS]
+        (str(s.spot.tp), *map(count, _list_numbers(s.spot)[1:]), _describe_stand(context, s))
+        for s in stands[:SHOWN_ROWS]
     ]
     names = ("partition", "committed", "frontier", "log end", "lag", "")
-    moved = [s for s in _list_refused(desk, stands) if s.stands is Stands.MOVED and not _is_landing_next(s)]
+    moved = [s for s in _list_refused(context, stands) if s.stands is Stands.MOVED and not _is_landing_next(s)]
     return [
-        heading(f"Offsets of {desk.feed.name}", f"group {desk.name}, {desk.view.state}"),
+        heading(f"Offsets of {context.feed.name}", f"group {context.name}, {context.view.state}"),
         table(names, limit_rows(rows, len(stands)), right="committed frontier log lag"),
-        *_list_warnings(desk),
-        *(_list_remedies(desk, moved) if moved else []),
+        *_list_warnings(context),
+        *(_list_remedies(context, moved) if moved else []),
     ]
 
 
@@ -271,14 +276,14 @@ def _list_numbers(spot: Spot) -> tuple[int | None, ...]:
     return kafka.log_start, spot.before, spot.frontier, kafka.high_watermark, lag
 
 
-def _describe_stand(desk: OffsetsContext, s: _Stand) -> str | Text:
+def _describe_stand(context: OffsetsContext, s: _Stand) -> str | Text:
     from sluice.pipelines.operating.move_offsets import Stands
 
     match s.stands:
         case Stands.ANOTHER:
-            return warn(f"not the log in the ledger: see sluice plan {desk.feed.name}")
+            return warn(f"not the log in the ledger: see sluice plan {context.feed.name}")
         case Stands.UNPLANNED if s.spot.committed is None:
-            return f"not landed yet: begins at `start: {desk.feed.start}`"
+            return f"not landed yet: begins at `start: {context.feed.start}`"
         case Stands.UNPLANNED:
             return "not landed yet: the feed begins here"
         case Stands.GONE:
@@ -299,12 +304,12 @@ def _describe_stand(desk: OffsetsContext, s: _Stand) -> str | Text:
         case Stands.STALE:
             return warn("its commit mark is not in the ledger, which lost entries")
         case Stands.FOREIGN:
-            return warn(f"committed by another ledger: see sluice plan {desk.feed.name}")
+            return warn(f"committed by another ledger: see sluice plan {context.feed.name}")
     return str(s.stands)
 
 
-def _list_remedies(desk: OffsetsContext, moved: Sequence[_Stand]) -> list[RenderableType]:
-    feed = desk.feed.name
+def _list_remedies(context: OffsetsContext, moved: Sequence[_Stand]) -> list[RenderableType]:
+    feed = context.feed.name
     ways = [("commit the frontier anyway", f"sluice accept {feed} moved --reason …")]
     if any((s.spot.before or 0) > (s.spot.frontier or 0) for s in moved):
         ways.append(("skip the offsets in between", f"sluice accept {feed} moved --adopt --reason …"))
@@ -313,20 +318,20 @@ def _list_remedies(desk: OffsetsContext, moved: Sequence[_Stand]) -> list[Render
     return [Text(), Text(f"  {text}"), facts(*((f"  {what}", how) for what, how in ways))]
 
 
-def _list_warnings(desk: OffsetsContext) -> list[RenderableType]:
+def _list_warnings(context: OffsetsContext) -> list[RenderableType]:
     from sluice.pipelines.feed.sections import CommitMode
 
-    name = desk.feed.name
-    if desk.ledger is None:
+    name = context.feed.name
+    if context.ledger is None:
         return []
-    if desk.feed.commit is CommitMode.NONE:
+    if context.feed.commit is CommitMode.NONE:
         return [
             Text(),
             warn(f"{name} has `commit: none`: Sluice reads this group's start position and never commits"),
         ]
-    if not desk.is_blocked:
+    if not context.is_blocked:
         return []
-    who = f"{desk.view.who()}: no commit until they leave; see sluice groups describe {desk.name}"
+    who = f"{context.view.who()}: no commit until they leave; see sluice groups describe {context.name}"
     return [Text(), warn(f"the group has other members, {who}")]
 
 
@@ -339,90 +344,92 @@ def _reset(session: Session, feed: Feed, aim: OffsetTarget | Path, options: Move
     partitions = options.partitions
     with ExitStack() as stack:
         with session.terminal.working("querying Kafka"):
-            desk = stack.enter_context(open_context(session, feed, options.group))
-            target = OffsetTarget(Aim.FILE, offsets=read_offsets(aim, desk)) if isinstance(aim, Path) else aim
-            moves = _list_moves(desk, target, partitions)
-            if desk.ledger:
-                check_ours(desk.ledger, moves)
-        refused, done = refusal(feed.name, desk.view, moves, target), None
+            context = stack.enter_context(open_context(session, feed, options.group))
+            target = OffsetTarget(Aim.FILE, offsets=read_offsets(aim, context)) if isinstance(aim, Path) else aim
+            moves = _list_moves(context, target, partitions)
+            if context.ledger:
+                check_ours(context.ledger, moves)
+        refused, done = refusal(feed.name, context.view, moves, target), None
         if not options.dry_run and refused is None:
             if not options.yes and moves:
-                session.terminal.show(*_view_moves(desk, target, moves), *_explain_moves(desk, moves))
-                session.terminal.confirm(f"Move {many(len(moves), 'offset')} of group {desk.name}?")
+                session.terminal.show(*_view_moves(context, target, moves), *_explain_moves(context, moves))
+                session.terminal.confirm(f"Move {many(len(moves), 'offset')} of group {context.name}?")
             reason = options.reason or f"sluice offsets reset {target}"
-            done = move(OwnedGroup(desk.name, desk.groups, feed.name, desk.ledger), moves, target, reason)
+            done = move(OwnedGroup(context.name, context.groups, feed.name, context.ledger), moves, target, reason)
     if options.dry_run or options.yes or refused:
-        session.terminal.show(*_view_moves(desk, target, moves), *([] if refused else _explain_moves(desk, moves)))
+        session.terminal.show(
+            *_view_moves(context, target, moves), *([] if refused else _explain_moves(context, moves))
+        )
     if not refused:
-        session.terminal.show("", _format_moved(desk, moves, done) if done else output.format_dry_run())
+        session.terminal.show("", _format_moved(context, moves, done) if done else output.format_dry_run())
     if refused is not None:
         session.terminal.fail(refused)
-    session.terminal.print_document(_reset_document(desk, target, moves, done, refused))
+    session.terminal.print_document(_reset_document(context, target, moves, done, refused))
     return refused.exit_code if refused else 0
 
 
-def _list_moves(desk: OffsetsContext, target: OffsetTarget, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
+def _list_moves(context: OffsetsContext, target: OffsetTarget, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
     from sluice.pipelines.operating.move_offsets import Aim, resolve, spots_concerned
     from sluice.pipelines.planning.origins import check_incarnation
 
-    spots = spots_concerned(target, desk.choose(only), all_of_them=bool(only))
-    for another in (check_incarnation(desk.state, s.kafka, {}) for s in spots):
+    spots = spots_concerned(target, context.choose(only), all_of_them=bool(only))
+    for another in (check_incarnation(context.state, s.kafka, {}) for s in spots):
         if another is not None:
             raise another.error
     times = {s.tp: target.number for s in spots} if target.aim is Aim.TIME else {}
-    return resolve(target, spots, desk.edges.cluster.offsets_at(times) if times else {}, desk.edges.clock())
+    return resolve(target, spots, context.ports.cluster.offsets_at(times) if times else {}, context.ports.clock())
 
 
-def _view_moves(desk: OffsetsContext, target: OffsetTarget, moves: Sequence[Move]) -> list[RenderableType]:
+def _view_moves(context: OffsetsContext, target: OffsetTarget, moves: Sequence[Move]) -> list[RenderableType]:
     rows = [
-        (str(m.tp), count(m.spot.before), "→", count(m.after), count(m.spot.frontier), _move_note(desk, m))
+        (str(m.tp), count(m.spot.before), "→", count(m.after), count(m.spot.frontier), _move_note(context, m))
         for m in moves[:SHOWN_ROWS]
     ]
     names = ("partition", "before", "", "after", "frontier", "")
     out: list[RenderableType] = [
-        heading(f"Offsets of group {desk.name}, move {target}"),
+        heading(f"Offsets of group {context.name}, move {target}"),
         table(names, limit_rows(rows, len(moves)), right="before after frontier"),
     ]
-    if others := len(desk.spots) - len(moves):
+    if others := len(context.spots) - len(moves):
         out.append(indent(f"{many(others, 'other partition')} left as {'it is' if others == 1 else 'they are'}"))
     return out
 
 
-def _format_moved(desk: OffsetsContext, moves: Sequence[Move], done: Done) -> Text:
-    where = f", recorded as entry {done.entry} of the ledger of {desk.feed.name}" if done.entry is not None else ""
-    return good(f"{many(len(moves), 'offset')} of group {desk.name} moved and read back{where}")
+def _format_moved(context: OffsetsContext, moves: Sequence[Move], done: Done) -> Text:
+    where = f", recorded as entry {done.entry} of the ledger of {context.feed.name}" if done.entry is not None else ""
+    return good(f"{many(len(moves), 'offset')} of group {context.name} moved and read back{where}")
 
 
-def _move_note(desk: OffsetsContext, m: Move) -> str | Text:
+def _move_note(context: OffsetsContext, m: Move) -> str | Text:
     if m.passes:
         return warn(f"{count(m.passes)} beyond the frontier")
-    begins = "not landed yet: the feed will begin there" if desk.ledger and m.spot.frontier is None else ""
+    begins = "not landed yet: the feed will begin there" if context.ledger and m.spot.frontier is None else ""
     return "; ".join(note for note in (m.note, begins) if note)
 
 
-def _explain_moves(desk: OffsetsContext, moves: Sequence[Move]) -> list[RenderableType]:
+def _explain_moves(context: OffsetsContext, moves: Sequence[Move]) -> list[RenderableType]:
     """Describes the consequence, actual or expected."""
     from sluice.pipelines.feed.sections import CommitMode
 
     out: list[str] = []
     if any(m.spot.frontier is not None for m in moves):
-        name = desk.feed.name
+        name = context.feed.name
         next_commit = ", and the next commit moves them to the frontier again"
         out.append(
             f"Feed {name} reads from its ledger's frontier, not from these offsets; sluice run {name} --from START "
-            f"--replace lands windows again{'' if desk.feed.commit is CommitMode.NONE else next_commit}."
+            f"--replace lands windows again{'' if context.feed.commit is CommitMode.NONE else next_commit}."
         )
     return [
-        *(_list_warnings(desk) if desk.feed.commit is CommitMode.NONE else []),
+        *(_list_warnings(context) if context.feed.commit is CommitMode.NONE else []),
         *([Text(), indent(*out)] if out else []),
     ]
 
 
 def _reset_document(
-    desk: OffsetsContext, target: OffsetTarget, moves: Sequence[Move], done: Done | None, refused: SluiceError | None
+    context: OffsetsContext, target: OffsetTarget, moves: Sequence[Move], done: Done | None, refused: SluiceError | None
 ) -> dict[str, Any]:
     return {
-        **desk.to_document(),
+        **context.to_document(),
         "target": str(target),
         "applied": done is not None,
         "entry": done.entry if done else None,

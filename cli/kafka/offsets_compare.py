@@ -48,12 +48,12 @@ def before(
     """
     definition = session.feed(feed)
     at = parsing.instant(time, definition.window.parse_name)
-    with session.terminal.working("querying Kafka"), open_context(session, definition, other) as desk:
-        spots = desk.choose(tuple(map(parsing.parse_partition, only or ())))
-        hits = desk.edges.cluster.offsets_at({s.tp: at for s in spots})
+    with session.terminal.working("querying Kafka"), open_context(session, definition, other) as context:
+        spots = context.choose(tuple(map(parsing.parse_partition, only or ())))
+        hits = context.ports.cluster.offsets_at({s.tp: at for s in spots})
     rows = [_Before(s.tp, hits[s.tp], s.kafka.log_start, s.kafka.high_watermark, s.before) for s in spots]
-    session.terminal.show(*_format_before(desk, at, rows))
-    session.terminal.print_document({**desk.to_document(), "time": at, "offsets": [r.to_document() for r in rows]})
+    session.terminal.show(*_format_before(context, at, rows))
+    session.terminal.print_document({**context.to_document(), "time": at, "offsets": [r.to_document() for r in rows]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class _Before:
         }
 
 
-def _format_before(desk: OffsetsContext, at: int, rows: Sequence[_Before]) -> list[RenderableType]:
+def _format_before(context: OffsetsContext, at: int, rows: Sequence[_Before]) -> list[RenderableType]:
     cells = [
         (
             str(r.tp),
@@ -103,7 +103,7 @@ def _format_before(desk: OffsetsContext, at: int, rows: Sequence[_Before]) -> li
     ]
     names = ("partition", "offset", "stamped", "committed", "beyond it", "")
     return [
-        heading(f"Offsets of {desk.feed.name} before {show_instant(at)}", f"group {desk.name}"),
+        heading(f"Offsets of {context.feed.name} before {show_instant(at)}", f"group {context.name}"),
         table(names, limit_rows(cells), right="offset committed beyond", optional="stamped"),
     ]
 
@@ -130,36 +130,36 @@ def diff(
     $ sluice offsets diff orders --with legacy-loader
     """
     definition = session.feed(feed)
-    with session.terminal.working("querying Kafka"), open_context(session, definition, other) as desk:
-        ours = {s.tp: s.before for s in desk.spots if s.before is not None}
-        theirs = _read_theirs(desk, source_name)
+    with session.terminal.working("querying Kafka"), open_context(session, definition, other) as context:
+        ours = {s.tp: s.before for s in context.spots if s.before is not None}
+        theirs = _read_theirs(context, source_name)
     rows = [(tp, ours.get(tp), theirs.get(tp)) for tp in sorted({*ours, *theirs})]
     differ = [row for row in rows if row[1] != row[2]]
-    session.terminal.show(*_diff_view(desk, source_name, rows, differ))
+    session.terminal.show(*_diff_view(context, source_name, rows, differ))
     documents = [{"topic": tp.topic, "partition": tp.partition, "offset": a, "other": b} for tp, a, b in rows]
     session.terminal.print_document(
-        {**desk.to_document(), "with": source_name, "same": not differ, "offsets": documents}
+        {**context.to_document(), "with": source_name, "same": not differ, "offsets": documents}
     )
     return 1 if differ else 0
 
 
-def _read_theirs(desk: OffsetsContext, source: str) -> Mapping[TopicPartition, int]:
+def _read_theirs(context: OffsetsContext, source: str) -> Mapping[TopicPartition, int]:
     """Raises UsageError if the argument is neither a file nor a group with offsets."""
     if Path(source).exists():
-        return read_offsets(Path(source), desk)
-    if not (committed := desk.groups.fetch_committed(source)):
+        return read_offsets(Path(source), context)
+    if not (committed := context.groups.fetch_committed(source)):
         raise UsageError(
             f"{source!r} is neither a file nor a group with committed offsets",
             remedy="choose a file of sluice offsets export, or a group of sluice groups list",
         )
-    mine = {s.tp for s in desk.spots}
+    mine = {s.tp for s in context.spots}
     return {tp: at.offset for tp, at in committed.items() if tp in mine}
 
 
 def _diff_view(
-    desk: OffsetsContext, source: str, rows: Sequence[_Pair], differ: Sequence[_Pair]
+    context: OffsetsContext, source: str, rows: Sequence[_Pair], differ: Sequence[_Pair]
 ) -> list[RenderableType]:
-    title = heading(f"Offsets of {desk.feed.name}", f"group {desk.name}, compared with {source}")
+    title = heading(f"Offsets of {context.feed.name}", f"group {context.name}, compared with {source}")
     if not differ:
         return [title, good(f"the same in {many(len(rows), 'partition')}")]
     cells = [(str(tp), count(a), count(b), _format_gap(a, b)) for tp, a, b in differ]

@@ -46,7 +46,7 @@ class OffsetsContext:
 
     feed: Feed
     name: str
-    edges: Ports
+    ports: Ports
     groups: Groups
     ledger: Ledger | None
     state: State
@@ -84,24 +84,24 @@ def open_context(session: Session, feed: Feed, other: str | None) -> Iterator[Of
     name = other or feed.group
     if name != feed.group and (owner := list_owners(session, feed).get(name)):
         raise UsageError(f"--group {name} belongs to feed {owner}", remedy=f"use feed {owner} instead of {feed.name}")
-    with session.open_ports(feed) as edges, session.open_groups(feed) as groups:
-        ledger = open_ledger(feed, edges) if name == feed.group else None
+    with session.open_ports(feed) as ports, session.open_groups(feed) as groups:
+        ledger = open_ledger(feed, ports) if name == feed.group else None
         state = ledger.read() if ledger else State()
         yield OffsetsContext(
-            feed, name, edges, groups, ledger, state, groups.view(name), _list_spots(feed, edges, groups, name, state)
+            feed, name, ports, groups, ledger, state, groups.view(name), _list_spots(feed, ports, groups, name, state)
         )
 
 
-def _list_spots(feed: Feed, edges: Ports, groups: Groups, name: str, state: State) -> tuple[Spot, ...]:
+def _list_spots(feed: Feed, ports: Ports, groups: Groups, name: str, state: State) -> tuple[Spot, ...]:
     """The partitions that the feed reads; of another group those that it has offsets in, if it has any."""
     from sluice.pipelines.feed.topic_selection import match
     from sluice.pipelines.operating.move_offsets import Spot
     from sluice.pipelines.planning.origins import find_key
 
-    visible = edges.cluster.topics()
+    visible = ports.cluster.topics()
     committed = groups.fetch_committed(name)
     topics = {tp.topic for tp in committed} & set(visible) if name != feed.group else set()
-    partitions = edges.cluster.partitions(sorted(topics or match(feed.topics, visible)), feed.isolation)
+    partitions = ports.cluster.partitions(sorted(topics or match(feed.topics, visible)), feed.isolation)
     keys = [find_key(state, p) for p in partitions]
     return tuple(
         Spot(p, key, committed.get(p.tp), state.frontier(key) if key in state.origins else None)
@@ -109,7 +109,7 @@ def _list_spots(feed: Feed, edges: Ports, groups: Groups, name: str, state: Stat
     )
 
 
-def read_offsets(path: Path, desk: OffsetsContext) -> dict[TopicPartition, int]:
+def read_offsets(path: Path, context: OffsetsContext) -> dict[TopicPartition, int]:
     """Returns the offsets in a file. Raises UsageError with file and line."""
     from sluice.pipelines.operating.move_offsets import FILE_BYTES, parse_offsets
 
@@ -124,7 +124,7 @@ def read_offsets(path: Path, desk: OffsetsContext) -> dict[TopicPartition, int]:
         raise UsageError(
             f"{path} is larger than {FILE_BYTES >> 20} MiB", remedy="choose a file of lines TOPIC,PARTITION,OFFSET"
         )
-    return parse_offsets(data, str(path), desk.name, {s.tp for s in desk.spots})
+    return parse_offsets(data, str(path), context.name, {s.tp for s in context.spots})
 
 
 def describe_store(feed: Feed) -> str:

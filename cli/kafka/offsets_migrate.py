@@ -57,9 +57,9 @@ def migrate(
 
     definition, source = session.feed(feed), _find_other_store(into)
     done = False
-    with session.open_ports(definition) as edges, session.open_stores(definition) as stores:
+    with session.open_ports(definition) as ports, session.open_stores(definition) as stores:
         with session.terminal.working("querying Kafka and ZooKeeper"):
-            logs = _list_logs(definition, edges.cluster, tuple(map(parsing.parse_partition, only or ())))
+            logs = _list_logs(definition, ports.cluster, tuple(map(parsing.parse_partition, only or ())))
             plan = migrating.plan(stores, source, logs)
             refused = _build_refusal(definition, stores, plan)
         sound = not plan.of(*migrating.REFUSED)

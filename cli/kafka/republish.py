@@ -157,30 +157,30 @@ def republish(
         raise UsageError("give either --topic or --resume", remedy="see sluice republish --help")
     if resume is not None:
         check_resumed(options.list_given())
-    with session.open_ports(definition) as edges:
+    with session.open_ports(definition) as ports:
         from sluice.pipelines.ledger import Ledger
         from sluice.pipelines.planning.schema_changes import find_shape
         from sluice.pipelines.republishing import republish_plan as plans
         from sluice.pipelines.republishing import row_filter
 
-        ledger = Ledger(edges.lake, feed, edges.clock)
+        ledger = Ledger(ports.lake, feed, ports.clock)
         if resume is not None:
-            plan = plans.load(edges.lake, feed, name_of(resume))
+            plan = plans.load(ports.lake, feed, name_of(resume))
         else:
-            plan = _make_plan(session, definition, ledger, edges, options)
+            plan = _make_plan(session, definition, ledger, ports, options)
         row_filter.check(plan.wishes, find_shape(definition, ledger.read()).columns)
         if change.dry_run or not change.yes:
-            _preview(session, plan, ledger, edges, dry_run=change.dry_run)
+            _preview(session, plan, ledger, ports, dry_run=change.dry_run)
         if change.dry_run:
             return
-        plan = plans.keep(edges.lake, plan)
+        plan = plans.keep(ports.lake, plan)
         work = republish_tasks.sending(
             definition, ledger, plan, CODEC_NAMES.index(sending.compression), pace, session.project.root
         )
-        _send(session, work, None if sending.here else edges.engine)
+        _send(session, work, None if sending.here else ports.engine)
 
 
-def _make_plan(session: Session, feed: Feed, ledger: Ledger, edges: Ports, options: PlanOptions) -> Republish:
+def _make_plan(session: Session, feed: Feed, ledger: Ledger, ports: Ports, options: PlanOptions) -> Republish:
     """Raises as `plan_republish`, and UsageError."""
     from sluice.pipelines.model.receipts import PartKind
     from sluice.pipelines.republishing import republish_plan as plans
@@ -190,13 +190,13 @@ def _make_plan(session: Session, feed: Feed, ledger: Ledger, edges: Ports, optio
     name = name_of(options.name or "")
     by, function = way_of(options.keep_partitions, options.partition_by or "")
     state, topic = ledger.read(), options.topic or ""
-    ranges = _list_ranges(feed, state, edges.clock(), options)
+    ranges = _list_ranges(feed, state, ports.clock(), options)
     with session.open_target(feed, topic) as target:
         kind = PartKind.QUARANTINED if options.quarantined else PartKind.LANDED
         settings = (options.keep_timestamps, options.headers, options.where or "", function)
         wishes = plans.Wishes(topic, target.partitions(), kind, by, *settings)
     wishes = by_own_schema(wishes, feed, {key.topic for key, _ in ranges})
-    plan = plans.plan_republish(feed, state, wishes, ranges, edges.clock(), into_source=options.into_source)
+    plan = plans.plan_republish(feed, state, wishes, ranges, ports.clock(), into_source=options.into_source)
     return plan.rename(name)
 
 
@@ -243,14 +243,14 @@ def _list_ranges(feed: Feed, state: State, now: int, options: PlanOptions) -> li
 # -- for people
 
 
-def _preview(session: Session, plan: Republish, ledger: Ledger, edges: Ports, *, dry_run: bool) -> None:
+def _preview(session: Session, plan: Republish, ledger: Ledger, ports: Ports, *, dry_run: bool) -> None:
     """Show the plan, and ask for confirmation unless it is a dry run or nothing would be sent."""
     from sluice.pipelines.lake import paths
     from sluice.pipelines.republishing.republish_rows import Shelf
 
-    shelf = Shelf(edges.lake, ledger, ledger.read(), plan)
+    shelf = Shelf(ports.lake, ledger, ledger.read(), plan)
     amounts = [shelf.amount(n) for n in range(len(plan.sources))]
-    done = edges.lake.get(paths.republish_done_path(plan.feed, plan.id)) is not None
+    done = ports.lake.get(paths.republish_done_path(plan.feed, plan.id)) is not None
     session.terminal.show(*_format_plan(plan, amounts, done))
     if not dry_run:
         if not done and any(rows for rows, _ in amounts):

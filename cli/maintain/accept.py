@@ -150,16 +150,16 @@ def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: Dr
 
     definition = session.feed(feed)
 
-    def decide(edges: Ports) -> Accepted:
+    def decide(ports: Ports) -> Accepted:
         with session.terminal.working("querying Kafka"):
-            return _accept(definition, edges, options)
+            return _accept(definition, ports, options)
 
-    with session.open_ports(definition) as edges:
+    with session.open_ports(definition) as ports:
         if dry_run or not yes:
-            foreseen = decide(replace(edges, lake=Pretended(edges.lake)))
+            foreseen = decide(replace(ports, lake=Pretended(ports.lake)))
             if not dry_run:
                 _confirm(session, definition, foreseen, options.reason)
-        done = foreseen if dry_run else decide(edges)
+        done = foreseen if dry_run else decide(ports)
     session.terminal.show(*view(definition, done, options.reason, dry_run=dry_run))
     session.terminal.print_document({"applied": not dry_run, **build_document(definition, done, options.reason)})
     return 0
@@ -173,28 +173,28 @@ def _confirm(session: Session, feed: Feed, foreseen: Accepted, reason: str) -> N
         session.terminal.confirm(f"Give up {many(given_up, 'offset')} of feed {feed.name}?")
 
 
-def _accept(feed: Feed, edges: Ports, options: AcceptOptions) -> Accepted:
+def _accept(feed: Feed, ports: Ports, options: AcceptOptions) -> Accepted:
     from sluice.pipelines.operating import acceptance as accepting
     from sluice.resources.spark.executor import Wiring
 
     reason, partitions = options.reason, options.partitions
     match kind := accepting.AcceptEvent(options.event):
         case accepting.AcceptEvent.LOST:
-            return accepting.accept_lost(feed, edges, reason, partitions)
+            return accepting.accept_lost(feed, ports, reason, partitions)
         case accepting.AcceptEvent.MOVED:
-            return accepting.accept_moved(feed, edges, reason, partitions, adopting=options.adopt)
+            return accepting.accept_moved(feed, ports, reason, partitions, adopting=options.adopt)
         case accepting.AcceptEvent.LEDGER:
-            return accepting.accept_ledger(feed, edges, reason)
+            return accepting.accept_ledger(feed, ports, reason)
         case accepting.AcceptEvent.GROUP:
-            return accepting.accept_group(feed, edges, accepting.Begin(options.begin or ""), reason)
+            return accepting.accept_group(feed, ports, accepting.Begin(options.begin or ""), reason)
         case accepting.AcceptEvent.CORRUPT:
             with Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
                 damaged = parsing.parse_offset_range(options.offsets or "")
-                return accepting.accept_corrupt(feed, edges, tools.fetcher, damaged, reason)
+                return accepting.accept_corrupt(feed, ports, tools.fetcher, damaged, reason)
         case accepting.AcceptEvent.DAMAGED:
-            return accepting.accept_damaged(feed, edges, parsing.parse_offset_range(options.offsets or ""), reason)
+            return accepting.accept_damaged(feed, ports, parsing.parse_offset_range(options.offsets or ""), reason)
         case _:
-            return accepting.accept_log(feed, edges, kind, reason, partitions, options.parse_start())
+            return accepting.accept_log(feed, ports, kind, reason, partitions, options.parse_start())
 
 
 # -- for people

@@ -75,17 +75,17 @@ class CompactionRun:
 def _preview(session: Session, feed: Feed, windows: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
     from sluice.pipelines.maintenance.compaction import foresee_compaction
 
-    with session.open_ports(feed) as edges, session.terminal.working("looking for small files"):
-        return foresee_compaction(feed, edges, windows), ()
+    with session.open_ports(feed) as ports, session.terminal.working("looking for small files"):
+        return foresee_compaction(feed, ports, windows), ()
 
 
 def _merge(session: Session, feed: Feed, windows: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
     from sluice.pipelines.maintenance.compaction import compact
     from sluice.resources.liveness import new_owner
 
-    with session.open_ports(feed) as edges, session.terminal.progress() as meter:
+    with session.open_ports(feed) as ports, session.terminal.progress() as meter:
         heard = other_batches.MetRecorder(meter)
-        done = compact(feed, edges, windows, new_owner("compact"), heard)
+        done = compact(feed, ports, windows, new_owner("compact"), heard)
     return done, heard.met
 
 

@@ -101,22 +101,22 @@ def look(
     from sluice.pipelines.operating.repairs import Pretended, RepairTarget
     from sluice.pipelines.operating.repairs import repair as fix
 
-    with session.open_ports(feed) as edges:
+    with session.open_ports(feed) as ports:
         if instance is not None:
             from sluice.assets.instance.instance import with_dagster_liveness
 
-            edges = with_dagster_liveness(edges, instance)
-        edges = replace(edges, lake=Pretended(edges.lake)) if dry_run else edges
-        cluster = Ledger(edges.lake, feed.name, edges.clock).read().cluster
-        ledger = Ledger(edges.lake, feed.name, edges.clock, "repair", cluster)
-        target = RepairTarget(feed.name, ledger, edges.lake, edges.liveness, feed.window)
+            ports = with_dagster_liveness(ports, instance)
+        ports = replace(ports, lake=Pretended(ports.lake)) if dry_run else ports
+        cluster = Ledger(ports.lake, feed.name, ports.clock).read().cluster
+        ledger = Ledger(ports.lake, feed.name, ports.clock, "repair", cluster)
+        target = RepairTarget(feed.name, ledger, ports.lake, ports.liveness, feed.window)
         findings = list(fix(target, abandon))
         if instance is None:
             return findings
         from sluice.assets.events.ledger_view import LedgerView
         from sluice.assets.operations.event_log_repair import reconcile
 
-        return [*findings, *reconcile(instance, LedgerView.open(feed, ledger, edges), report, dry_run=dry_run)]
+        return [*findings, *reconcile(instance, LedgerView.open(feed, ledger, ports), report, dry_run=dry_run)]
 
 
 def _choose_exit_code(findings: Sequence[RepairFinding]) -> int:

@@ -156,8 +156,8 @@ def ledger_state(session: Session, feed: Feed) -> tuple[State, int]:
     """The feed's folded ledger, and the time (ms). Kafka is not asked."""
     from sluice.pipelines.ledger import Ledger
 
-    with session.open_ports(feed) as edges:
-        return Ledger(edges.lake, feed.name, edges.clock).read(), edges.clock()
+    with session.open_ports(feed) as ports:
+        return Ledger(ports.lake, feed.name, ports.clock).read(), ports.clock()
 
 
 def _list_between(settings: WindowSettings, start: int, end: int, text: str | None) -> Sequence[int]:

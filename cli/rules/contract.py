@@ -173,13 +173,13 @@ def _choose_ranges(
     session.terminal.show(*window_options.open_window_lines(feed.name, chosen_windows.open_windows))
     spans = chosen_windows.settled
     ranges = ranges_by_partition(request.offsets)
-    with session.terminal.working("querying Kafka"), session.open_ports(feed) as edges:
-        state = Ledger(edges.lake, feed.name, edges.clock).read() if spans else State()
-        topics = match(feed.topics, edges.cluster.topics())
-        partitions = edges.cluster.partitions(topics, feed.isolation)
+    with session.terminal.working("querying Kafka"), session.open_ports(feed) as ports:
+        state = Ledger(ports.lake, feed.name, ports.clock).read() if spans else State()
+        topics = match(feed.topics, ports.cluster.topics())
+        partitions = ports.cluster.partitions(topics, feed.isolation)
         for start in spans:
             for tp, span in find_window_ranges(
-                state, edges.cluster, partitions, start, feed.window.end_of(start)
+                state, ports.cluster, partitions, start, feed.window.end_of(start)
             ).items():
                 ranges.setdefault(tp, []).append(span)
     if unknown := ranges.keys() - {p.tp for p in partitions}:

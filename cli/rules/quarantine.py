@@ -79,8 +79,8 @@ class RecordOptions:
 
         chosen: frozenset[int] | None = None
         if self.windows.any:
-            with session.open_ports(feed) as edges:
-                chosen = frozenset(self.windows.parse(feed.window, edges.clock()))
+            with session.open_ports(feed) as ports:
+                chosen = frozenset(self.windows.parse(feed.window, ports.clock()))
             for window in chosen:
                 check_aligned(window, feed.window)
         records = tuple(map(parsing.parse_record, self.offset or ()))
@@ -106,10 +106,10 @@ def list_(session: Session, feed: FeedName, windows: WindowOptions) -> None:
 
     definition = session.feed(feed)
     criteria = RecordOptions(windows).build_filter(session, definition)
-    with session.open_ports(definition) as edges, session.terminal.working("counting"):
-        ledger = Ledger(edges.lake, feed, edges.clock)
-        listed = listing(ledger, edges.lake, criteria, definition.window)
-        waiting = listings_staged(definition, ledger, edges.lake, criteria)
+    with session.open_ports(definition) as ports, session.terminal.working("counting"):
+        ledger = Ledger(ports.lake, feed, ports.clock)
+        listed = listing(ledger, ports.lake, criteria, definition.window)
+        waiting = listings_staged(definition, ledger, ports.lake, criteria)
     views = [*list_view(definition, listed), *(line for part in waiting for line in list_view(definition, part))]
     session.terminal.show(*views)
     staged = [list_document(definition, part) | {"batch": part.batch} for part in waiting]
@@ -221,12 +221,12 @@ def show(
 
     definition = session.feed(feed)
     criteria = options.build_filter(session, definition)
-    with session.open_ports(definition) as edges, session.terminal.working("reading"):
-        ledger = Ledger(edges.lake, feed, edges.clock)
+    with session.open_ports(definition) as ports, session.terminal.working("reading"):
+        ledger = Ledger(ports.lake, feed, ports.clock)
         receipts = criteria.receipts(ledger, ledger.read(), definition.window)
         rows = [
             (r.offset_range.window, row)
-            for r, batch in samples(edges.lake, receipts, criteria, number)
+            for r, batch in samples(ports.lake, receipts, criteria, number)
             for row in record_rows(batch)
         ]
     session.terminal.show(*show_view(definition, rows))
@@ -323,24 +323,24 @@ Done = tuple["Replayed", tuple["Met", ...]]
 def _preview(session: Session, feed: Feed, criteria: Filter, fixer: Any) -> Done:
     from sluice.pipelines.maintenance.replay import foresee_replay
 
-    with session.open_ports(feed) as edges, session.terminal.progress() as meter:
-        return foresee_replay(feed, edges, criteria, fixer, meter), ()
+    with session.open_ports(feed) as ports, session.terminal.progress() as meter:
+        return foresee_replay(feed, ports, criteria, fixer, meter), ()
 
 
 def _replay(session: Session, feed: Feed, criteria: Filter, fixer: Any) -> Done:
     from sluice.pipelines.maintenance.replay import replay as carry_out
     from sluice.resources.liveness import new_owner
 
-    with session.open_ports(feed) as edges:
+    with session.open_ports(feed) as ports:
         with session.terminal.progress() as meter:
             heard = other_batches.MetRecorder(meter)
-            done = carry_out(feed, edges, criteria, fixer, new_owner("replay"), heard)
+            done = carry_out(feed, ports, criteria, fixer, new_owner("replay"), heard)
         if done.batches:
-            _tell(session, feed, edges)
+            _tell(session, feed, ports)
     return done, heard.met
 
 
-def _tell(session: Session, feed: Feed, edges: Ports) -> None:
+def _tell(session: Session, feed: Feed, ports: Ports) -> None:
     """Report the batches to Dagster, if it is installed; its commits wait for that."""
     with session.terminal.working("reporting to Dagster"), session.open_dagster() as instance:
         if instance is None:
@@ -349,8 +349,8 @@ def _tell(session: Session, feed: Feed, edges: Ports) -> None:
         from sluice.assets.events.ledger_view import LedgerView
         from sluice.pipelines.ledger import Ledger
 
-        ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
-        landed_metadata.roll_forward(instance, LedgerView.open(feed, ledger, edges), landed_metadata.PORTION)
+        ledger = Ledger.offline(ports.lake, feed.name, ports.clock)
+        landed_metadata.roll_forward(instance, LedgerView.open(feed, ledger, ports), landed_metadata.PORTION)
 
 
 def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:

@@ -66,8 +66,8 @@ def table_after(session: Session, feed: Feed) -> Iterator[Text]:
     from sluice.resources.open_ports import open_tables
 
     try:
-        with session.open_ports(feed) as edges, open_tables(feed, edges.lake) as tables:
-            done = sync(Ledger(edges.lake, feed.name, edges.clock), edges.lake, tables)
+        with session.open_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
+            done = sync(Ledger(ports.lake, feed.name, ports.clock), ports.lake, tables)
     except SluiceError as error:
         yield warn(f"the table is not up to date: {error.message}; sluice table sync {feed.name}")
         return

@@ -66,29 +66,29 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     If they refuse a batch of several windows, the windows that they allow by themselves are published, and the others
     stay pending: each is then a batch of its own.
     """
-    feed, edges, ledger, owner, report = run.feed, run.edges, run.ledger, run.owner, run.report
+    feed, ports, ledger, owner, report = run.feed, run.ports, run.ledger, run.owner, run.report
     plan, fresh = batch.plan or ledger.plan(batch.id), batch.owner.token == owner.token
     report(Progress("start workers"))
-    edges.engine.start()
-    with report_progress(edges.lake, feed.name, batch.id, plan, report):
-        job = Job(plan, batch.id, owner.token, edges.wiring, shape, fresh=fresh)
-        sent = edges.engine.run(job, [t.index for t in plan.tasks])
+    ports.engine.start()
+    with report_progress(ports.lake, feed.name, batch.id, plan, report):
+        job = Job(plan, batch.id, owner.token, ports.wiring, shape, fresh=fresh)
+        sent = ports.engine.run(job, [t.index for t in plan.tasks])
     check_owner(ledger, batch.id, owner)
     report(Progress("prove", plan.span, plan.span))
     outcomes = [s for s in sent if not isinstance(s, TaskTraffic)]
-    receipts, failures = prove(plan, batch.id, _match_outcomes(plan, outcomes), edges.lake)
+    receipts, failures = prove(plan, batch.id, _match_outcomes(plan, outcomes), ports.lake)
     if plan.request.replace and not failures:
         landed = read_receipts_meeting(ledger, ledger.read(), ((s.key, s.range) for s in plan.offset_ranges))
         failures = find_lost_rows(feed.name, landed, receipts)
-    traffic = traffic_of((s for s in sent if isinstance(s, TaskTraffic)), receipts, edges.engine.describe())
+    traffic = traffic_of((s for s in sent if isinstance(s, TaskTraffic)), receipts, ports.engine.describe())
     all_or_nothing = feed.publish is PublishPolicy.ALL_OR_NOTHING or plan.request.replace
 
     def judge(chosen: Sequence[Receipt]) -> tuple[Result, ...]:
-        check_quarantine(chosen, feed.policies, edges.lake)
+        check_quarantine(chosen, feed.policies, ports.lake)
         check_drift(chosen, feed.policies)
         if failures and all_or_nothing:
             return ()
-        return check_contract(shape, ledger, batch, chosen, edges.lake, len(failures))
+        return check_contract(shape, ledger, batch, chosen, ports.lake, len(failures))
 
     refused: list[RangeFailure] = []
     try:
@@ -110,9 +110,9 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     schema_changes.evolve(feed, ledger, receipts)
     number = ledger.read().batches[batch.id].published
     if fresh and not (plan.replaces or failures or refused or any(r.adopted for r in receipts)):
-        roll_forward_own(ledger, edges.lake, feed.name, batch.id, receipts)
+        roll_forward_own(ledger, ports.lake, feed.name, batch.id, receipts)
     else:
-        roll_forward(ledger, edges.lake, feed.name)
+        roll_forward(ledger, ports.lake, feed.name)
     windows = len({f.offset_range.window for f in refused})
     result = BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number, results, traffic=traffic)
     return replace(result, refused_windows=windows)
@@ -226,23 +226,23 @@ def decide_fate(call: Call, batch: Batch, in_the_way: Container[int] = ()) -> tu
         return Fate.TAKEN_OVER, ""
     if call.request.kind is not RequestKind.CATCH_UP or call.request.only:
         return Fate.LEFT, "this run has another request; a catch-up finishes it"
-    if _was_refused(call.feed.name, call.edges, batch):
+    if _was_refused(call.feed.name, call.ports, batch):
         return Fate.LEFT, _REFUSED
     return Fate.TAKEN_OVER, ""
 
 
-def _was_refused(feed: str, edges: Ports, batch: Batch) -> bool:
+def _was_refused(feed: str, ports: Ports, batch: Batch) -> bool:
     """Returns whether the run ended by itself and reported why it could not publish the batch."""
-    if edges.liveness.last_heartbeat(batch.owner) is not None:
+    if ports.liveness.last_heartbeat(batch.owner) is not None:
         return False
-    return receipt_files.find_batch_page(edges.lake, feed, batch.id, batch.owner.token) is not None
+    return receipt_files.find_batch_page(ports.lake, feed, batch.id, batch.owner.token) is not None
 
 
 def finish_others(run: LandingRun, shape: Shape) -> list[BatchResult]:
     """Deal with batches of dead runs that do not conflict. A failure among them does not fail this run."""
     done: list[BatchResult] = []
     live = [b for b in run.ledger.read().live() if b.owner.token != run.owner.token]
-    verdicts = owners.judge_batches(run.edges.liveness, live)
+    verdicts = owners.judge_batches(run.ports.liveness, live)
     for batch in (b for b in live if verdicts[b.id].dead):
         fate, why = decide_fate(run, batch)
         if fate is Fate.GIVEN_UP:

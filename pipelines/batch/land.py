@@ -82,7 +82,7 @@ class LandingOptions:
 
 def land(
     feed: Feed,
-    edges: Ports,
+    ports: Ports,
     request: Request,
     owner: Owner,
     report: Reporter,
@@ -95,13 +95,13 @@ def land(
     their grace period are not landed. Raises WindowOpen if all are, PlanBusy if the conflicting batch is alive, and
     any error that prevents planning.
     """
-    request, open_windows = windows.split_settled(request, feed.window, edges.clock())
-    with edges.liveness.send_heartbeats(owner):
-        ledger = options.ledger or open_ledger(feed, edges, owner.run)
-        run = LandingRun(feed, edges, ledger, request, owner, report)
+    request, open_windows = windows.split_settled(request, feed.window, ports.clock())
+    with ports.liveness.send_heartbeats(owner):
+        ledger = options.ledger or open_ledger(feed, ports, owner.run)
+        run = LandingRun(feed, ports, ledger, request, owner, report)
         _check_whole(run)
         report(Progress("roll forward"))
-        roll_forward(ledger, edges.lake, feed.name)
+        roll_forward(ledger, ports.lake, feed.name)
         skipped = _skip(run, options.skip) if options.skip else ()
         return replace(_land(run, options.enough), skipped=skipped, open_windows=open_windows)
 
@@ -111,27 +111,27 @@ def _check_whole(run: LandingRun) -> None:
 
     Raises EntriesLost if they name lost entries, and ForeignMarks if committed offsets name another ledger.
     """
-    feed, edges, ledger = run.feed, run.edges, run.ledger
-    committed = edges.group.fetch_committed([k.tp for k in ledger.read().known()])
+    feed, ports, ledger = run.feed, run.ports, run.ledger
+    committed = ports.group.fetch_committed([k.tp for k in ledger.read().known()])
     state = check_marks(ledger, ledger.read(), committed)
     check_owner(ledger, state, committed, commits=feed.commit is not CommitMode.NONE)
-    lost_entries.check_near(ledger, edges.lake, feed)
+    lost_entries.check_near(ledger, ports.lake, feed)
 
 
 def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
-    feed, edges, ledger, request = run.feed, run.edges, run.ledger, run.request
+    feed, ports, ledger, request = run.feed, run.ports, run.ledger, run.request
     done: list[BatchResult] = []
     losses: list[KeyRange] = []
     complete: list[int] = []
     refusals: tuple[Refusal, ...] = ()
     ends: dict[Key, int] = {}
-    rounds = Rounds(feed, edges)
+    rounds = Rounds(feed, ports)
     for_others, reads, stopped, begins = 0, 0, False, ""
     refusal: BatchRefused | None = None
     while for_others < MAX_ROUNDS:
         run.report(Progress("plan", note=rounds.note))
-        edges.group.own(lambda: list_partitions(feed, edges.cluster), edges.engine.cancel)
-        snapshot = _limit_to_first_ends(take_survey(feed, edges, ledger), ends)
+        ports.group.own(lambda: list_partitions(feed, ports.cluster), ports.engine.cancel)
+        snapshot = _limit_to_first_ends(take_survey(feed, ports, ledger), ends)
         check_sound(snapshot, request)
         shape = schema_changes.declare(feed, ledger)
         begins = begins or start_not_used(feed, snapshot)
@@ -150,7 +150,7 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
             if dead:
                 publish.tell(run.report, publish.report_met(feed.name, batch, dead, refused=True))
             rounds.leave(batch.plan or ledger.plan(batch.id))  # it reserves its own windows; the others land
-            edges.cluster.forget()
+            ports.cluster.forget()
             continue
         done.append(_conclude_take_over(run, batch, dead, result) if dead else result)
         if _must_plan_again(run, result, taken_over=dead is not None):
@@ -158,11 +158,11 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
             rounds.give_back(result)
         elif dead or not rounds.goes_on(result) or (stopped := enough()):
             break
-        complete += write_manifests(ledger, edges.lake, feed.name, feed.window)
-        edges.cluster.forget()
+        complete += write_manifests(ledger, ports.lake, feed.name, feed.window)
+        ports.cluster.forget()
     done += finish_others(run, shape)
     state = ledger.read()
-    complete += write_manifests(ledger, edges.lake, feed.name, feed.window)
+    complete += write_manifests(ledger, ports.lake, feed.name, feed.window)
     refused, on_hold = with_holders(run, refusals, snapshot), find_held_back(run, snapshot)
     results = tuple(done), refused, tuple(losses), tuple(complete), state.frontiers()
     landed = Landed(*results, held=on_hold, stopped=stopped, start_not_used=begins, boundary_reads=reads)
@@ -175,7 +175,7 @@ def _carry_out_as_owner(run: LandingRun, shape: Shape, batch: Batch) -> BatchRes
     try:
         return carry_out(run, shape, batch)
     except Failed:
-        run.edges.group.own(tuple, lambda: None)
+        run.ports.group.own(tuple, lambda: None)
         raise
 
 
@@ -207,7 +207,7 @@ def _conclude_take_over(run: LandingRun, batch: Batch, dead: Verdict, result: Ba
 def _count_pending_windows(run: LandingRun, state: State) -> int:
     """Returns the number of closed windows that the request has pending."""
     request = run.request
-    pending = windows.list_pending_windows(state, run.feed.window, run.edges.clock())
+    pending = windows.list_pending_windows(state, run.feed.window, run.ports.clock())
     return sum((request.window or 0) <= w and (request.until is None or w < request.until) for w in pending)
 
 
@@ -270,14 +270,14 @@ def _pin_boundaries(run: LandingRun, snapshot: Survey) -> int:
 
 def _skip(run: LandingRun, skip: Skip) -> tuple[KeyRange, ...]:
     """Skip offsets from the frontiers to the given time, except landed ones and those of live plans."""
-    edges, ledger, only = run.edges, run.ledger, run.request.only
-    snapshot = take_survey(run.feed, edges, ledger)
+    ports, ledger, only = run.ports, run.ledger, run.request.only
+    snapshot = take_survey(run.feed, ports, ledger)
     _pin_origins(ledger, snapshot)
     planning.check_only(only, {k.tp: k for k in snapshot.partitions})
     partitions = {k: p for k, p in snapshot.partitions.items() if not only or k.tp in only}
     ends = {k: p.last_stable_offset for k, p in partitions.items()}
     if skip.to is not None:
-        hits = edges.cluster.offsets_at({k.tp: skip.to for k in partitions}, run.feed.window.max_skew)
+        hits = ports.cluster.offsets_at({k.tp: skip.to for k in partitions}, run.feed.window.max_skew)
         ends = {k: min(end, hit.offset) if (hit := hits.get(k.tp)) else end for k, end in ends.items()}
     return origins.skip_to(ledger, ends, skip.reason)
 
@@ -347,7 +347,7 @@ def _pin_plan(
         return None, None, refusals
     batch, s = in_the_way
     run.report(Progress("wait", note=f"is {batch.owner.describe()}, which holds batch {batch.id}, still at work?"))
-    verdicts = publish.judge_batches(run.edges.liveness, [batch])
+    verdicts = publish.judge_batches(run.ports.liveness, [batch])
     if not verdicts[batch.id].dead:
         raise publish.build_busy_error(feed.name, batch, s, verdicts[batch.id])
     if batch.rewrites:
@@ -369,7 +369,7 @@ class Rounds:
     """The progress of one call: the part of the run's limits that its batches used, and offset ranges not to retry."""
 
     feed: Feed
-    edges: Ports
+    ports: Ports
     taken: list[Plan] = field(default_factory=list)
     failed: dict[Key, tuple[Range, ...]] = field(default_factory=dict)
     total: int = 0
@@ -384,7 +384,7 @@ class Rounds:
     @property
     def sizes(self) -> Sizing:
         """The sizes of the next plan, within the rest of the run's limits."""
-        sizes = build_sizing(self.feed, self.edges)
+        sizes = build_sizing(self.feed, self.ports)
         return replace(
             sizes,
             max_records=sizes.max_records and max(sizes.max_records - sum(p.span for p in self.taken), 1),

@@ -61,20 +61,20 @@ class Preview:
     """Reads of the logs that decided the boundaries that a run would pin."""
 
 
-def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
+def preview(feed: Feed, ports: Ports, request: Request) -> Preview:
     """Returns the plan that `land` would make now. Writes nothing, anywhere."""
-    request, open_windows = windows.split_settled(request, feed.window, edges.clock())
-    ledger = open_ledger(feed, edges)
-    call = Call(feed, edges, ledger, request)
-    lost_entries.check_near(ledger, edges.lake, feed)
-    snapshot = take_survey(feed, edges, ledger)
-    lost_entries.check_names(ledger, snapshot.state, edges.lake.list(paths.staging_root(feed.name)))
+    request, open_windows = windows.split_settled(request, feed.window, ports.clock())
+    ledger = open_ledger(feed, ports)
+    call = Call(feed, ports, ledger, request)
+    lost_entries.check_near(ledger, ports.lake, feed)
+    snapshot = take_survey(feed, ports, ledger)
+    lost_entries.check_names(ledger, snapshot.state, ports.lake.list(paths.staging_root(feed.name)))
     check_sound(snapshot, request)
     schema_changes.check_one_table(feed, schema_changes.find_shape(feed, snapshot.state), snapshot.state)
     state, reads = _with_boundaries(call, _with_origins(snapshot), snapshot)
     replaced = find_receipts_replaced(call, snapshot, state)
     pending, refused = planning.find_pending_ranges(request, state, snapshot.partitions, feed.window, replaced)
-    plan = plan_for(call, snapshot.cluster_id, pending, state, replaced, build_sizing(feed, edges))
+    plan = plan_for(call, snapshot.cluster_id, pending, state, replaced, build_sizing(feed, ports))
     losses = refuse_losses(feed, pending)
     free = [o for o in pending if o.key.tp not in {r.tp for r in losses}]
     blocked, met = _find_conflicts(call, state, free)
@@ -94,13 +94,13 @@ def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
     )
 
 
-def compare(feed: Feed, edges: Ports, planned: Preview) -> tuple[Comparison, ...]:
+def compare(feed: Feed, ports: Ports, planned: Preview) -> tuple[Comparison, ...]:
     """Compare the assignors on the offset ranges that a run would read; empty if it would read none."""
     if planned.plan is None:
         return ()
-    ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
+    ledger = Ledger.offline(ports.lake, feed.name, ports.clock)
     leaders = {key.tp: p.leader for key, p in planned.survey.partitions.items()}
-    sizes = replace(build_sizing(feed, edges), before=read_tasks_before(ledger, planned.survey.state))
+    sizes = replace(build_sizing(feed, ports), before=read_tasks_before(ledger, planned.survey.state))
     return assignment.compare([(leaders[s.tp], s) for s in planned.plan.offset_ranges], sizes)
 
 
@@ -125,7 +125,7 @@ def _find_conflicts(
 ) -> tuple[SluiceError | None, tuple[Met, ...]]:
     """Returns the error for a conflicting batch that is alive, and the fates of dead runs' batches."""
     feed = call.feed.name
-    verdicts = publish.judge_batches(call.edges.liveness, state.live())
+    verdicts = publish.judge_batches(call.ports.liveness, state.live())
     dead = {i for i, verdict in verdicts.items() if verdict.dead}
     conflicts = list(planning.find_overlapping(state, call.request, pending))
     blocked = next((x for x in conflicts if x[0].id not in dead), None)

@@ -42,7 +42,7 @@ class Call:
     """A request for a feed, with the ports and the ledger."""
 
     feed: Feed
-    edges: Ports
+    ports: Ports
     ledger: Ledger
     request: Request
 

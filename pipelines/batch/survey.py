@@ -47,42 +47,42 @@ class Survey:
     at: int
 
 
-def open_ledger(feed: Feed, edges: Ports, run: str = "") -> Ledger:
+def open_ledger(feed: Feed, ports: Ports, run: str = "") -> Ledger:
     """Open the feed's ledger. Raises ClusterChanged if it was begun with another cluster."""
-    ledger = Ledger(edges.lake, feed.name, edges.clock, run, edges.cluster.cluster_id())
-    origins.check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
+    ledger = Ledger(ports.lake, feed.name, ports.clock, run, ports.cluster.cluster_id())
+    origins.check_cluster(ledger.read(), ports.cluster.cluster_id(), feed.name)
     return ledger
 
 
-def take_survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
+def take_survey(feed: Feed, ports: Ports, ledger: Ledger) -> Survey:
     """Request the inputs of a plan from Kafka, and refuse partitions whose log is not the one in the ledger.
 
     Raises EntriesLost if a committed offset names an entry that the ledger does not have, and ForeignMarks if it names
     another ledger.
     """
-    topics = list_topics(feed, edges.cluster)
-    now = edges.clock()
-    at = now - edges.cluster.get_age()
+    topics = list_topics(feed, ports.cluster)
+    now = ports.clock()
+    at = now - ports.cluster.get_age()
     if feed.window.last_boundary(at) != feed.window.last_boundary(now):
-        edges.cluster.forget()  # a window has closed since: its boundary may lie beyond those positions
+        ports.cluster.forget()  # a window has closed since: its boundary may lie beyond those positions
         at = now
-    partitions = edges.cluster.partitions(topics, feed.isolation)
-    committed = edges.group.fetch_committed([p.tp for p in partitions])
+    partitions = ports.cluster.partitions(topics, feed.isolation)
+    committed = ports.group.fetch_committed([p.tp for p in partitions])
     state = check_marks(ledger, ledger.read(), committed)
     check_owner(ledger, state, committed, commits=feed.commit is not CommitMode.NONE)
-    if refusals := find_changed_logs(feed.name, state, partitions, edges.cluster):
+    if refusals := find_changed_logs(feed.name, state, partitions, ports.cluster):
         # Others may have landed more between our request to Kafka and the read of the ledger: ask Kafka again.
-        edges.cluster.forget()
+        ports.cluster.forget()
         surveyed = {p.tp for p in partitions}  # a newer one waits for the next survey: its committed offset is not here
-        partitions = tuple(p for p in edges.cluster.partitions(topics, feed.isolation) if p.tp in surveyed)
-        refusals = find_changed_logs(feed.name, state, partitions, edges.cluster)
+        partitions = tuple(p for p in ports.cluster.partitions(topics, feed.isolation) if p.tp in surveyed)
+        refusals = find_changed_logs(feed.name, state, partitions, ports.cluster)
     sound = [p for p in partitions if p.tp not in {r.tp for r in refusals}]
     keyed = {origins.find_key(state, p): p for p in sound}
-    at = _check_clock(feed, edges.cluster, state, at)
-    began = origins.resolve_origins(state, sound, committed, feed, edges.cluster, edges.clock)
-    began = with_first_windows(feed, edges.cluster, state, keyed, began, at)
-    began = windows.find_cuts(edges.cluster, keyed, began, feed.window.max_skew)
-    return Survey(edges.cluster.cluster_id(), state, keyed, committed, began, refusals, at)
+    at = _check_clock(feed, ports.cluster, state, at)
+    began = origins.resolve_origins(state, sound, committed, feed, ports.cluster, ports.clock)
+    began = with_first_windows(feed, ports.cluster, state, keyed, began, at)
+    began = windows.find_cuts(ports.cluster, keyed, began, feed.window.max_skew)
+    return Survey(ports.cluster.cluster_id(), state, keyed, committed, began, refusals, at)
 
 
 _LITTLE = 30_000
@@ -182,11 +182,11 @@ def _find_restored_logs(
     return [origins.refuse_restored_log(partitions[tp], tails[tp], feed) for tp in unchanging]
 
 
-def find_changed_partitions(feed: Feed, edges: Ports, state: State) -> frozenset[TopicPartition]:
+def find_changed_partitions(feed: Feed, ports: Ports, state: State) -> frozenset[TopicPartition]:
     """Returns the feed's partitions whose current log in Kafka is no longer the one in the ledger."""
-    edges.cluster.forget()
-    partitions = edges.cluster.partitions(list_topics(feed, edges.cluster), feed.isolation)
-    return frozenset(r.tp for r in find_changed_logs(feed.name, state, partitions, edges.cluster))
+    ports.cluster.forget()
+    partitions = ports.cluster.partitions(list_topics(feed, ports.cluster), feed.isolation)
+    return frozenset(r.tp for r in find_changed_logs(feed.name, state, partitions, ports.cluster))
 
 
 def find_boundaries_due(call: Call, state: State, snapshot: Survey) -> list[BoundaryEntry]:
@@ -195,7 +195,7 @@ def find_boundaries_due(call: Call, state: State, snapshot: Survey) -> list[Boun
     One that passed since would be cut to an end of the log from before it, however long this process slept. The
     request's windows have passed their grace period: see `windows.split_settled`. Raises UsageError.
     """
-    feed, cluster, request = call.feed, call.edges.cluster, call.request
+    feed, cluster, request = call.feed, call.ports.cluster, call.request
     partitions = snapshot.partitions
     if request.replace and request.kind is RequestKind.CATCH_UP:
         raise UsageError("--replace without a range", remedy="add --window, --from and --to, or --offsets")
@@ -232,12 +232,12 @@ def plan_for(
     return planning.build(blank, pending, sizes, state, feed.window, replaced)
 
 
-def build_sizing(feed: Feed, edges: Ports) -> Sizing:
+def build_sizing(feed: Feed, ports: Ports) -> Sizing:
     """Returns the sizes by which this feed's plans are cut."""
     return Sizing(
         range_bytes=feed.limits.slice_bytes,
         task_bytes=feed.limits.task_bytes,
-        parallelism=edges.parallelism,
+        parallelism=ports.parallelism,
         max_tasks=feed.limits.max_tasks,
         max_records=feed.limits.records,
         max_bytes=feed.limits.bytes,
@@ -275,8 +275,8 @@ def with_holders(call: Call, refusals: Sequence[Refusal], snapshot: Survey) -> t
     """Returns the refusals. Those of held windows name the transaction, if known, and the remedy."""
     on_hold = {r.tp: r.error for r in refusals if isinstance(r.error, WindowHeld)}
     partitions = (p for p in snapshot.partitions.values() if p.tp in on_hold)
-    edges = call.edges
-    holders = held_back.by_partition(held_back.look(call.feed, edges.cluster, partitions, edges.clock()))
+    ports = call.ports
+    holders = held_back.by_partition(held_back.look(call.feed, ports.cluster, partitions, ports.clock()))
     explained = {
         tp: planning.build_window_held_error(tp, e.end or 0, e.start or 0, holders[tp])
         for tp, e in on_hold.items()
@@ -290,25 +290,25 @@ def find_held_back(call: Call, snapshot: Survey) -> tuple[HeldBack, ...]:
 
     Requests them again, because the run may have taken long. Empty if Kafka does not answer: this only explains.
     """
-    feed, edges, request = call.feed, call.edges, call.request
+    feed, ports, request = call.feed, call.ports, call.request
     meant = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
     tps = {p.tp for p in held_back.find_unstable(snapshot.partitions.values()) if not meant or p.tp in meant}
     with suppress(KafkaUnavailable):
-        now = edges.cluster.partitions({tp.topic for tp in tps}, feed.isolation) if tps else ()
-        return held_back.look(feed, edges.cluster, [p for p in now if p.tp in tps], edges.clock())
+        now = ports.cluster.partitions({tp.topic for tp in tps}, feed.isolation) if tps else ()
+        return held_back.look(feed, ports.cluster, [p for p in now if p.tp in tps], ports.clock())
     return ()
 
 
-def has_pending(feed: Feed, edges: Ports) -> bool:
+def has_pending(feed: Feed, ports: Ports) -> bool:
     """False if a catch-up of the feed would find nothing to land, or fails before it reads. Nothing is changed.
 
     It only helps: a run that turns out to need an engine starts it by itself.
     """
     try:
-        state = Ledger(edges.lake, feed.name, edges.clock).read()
+        state = Ledger(ports.lake, feed.name, ports.clock).read()
         if state.live():
             return True
-        partitions = edges.cluster.partitions(list_topics(feed, edges.cluster), feed.isolation)
+        partitions = ports.cluster.partitions(list_topics(feed, ports.cluster), feed.isolation)
     except SluiceError:
         return False
     keyed = {find_key(state, p): p for p in partitions}

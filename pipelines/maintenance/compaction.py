@@ -166,17 +166,17 @@ def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
     return run[-1].offset_range.end == s.start and not bounded
 
 
-def foresee_compaction(feed: Feed, edges: Ports, windows_wanted: Sequence[int] | None = None) -> Compacted:
+def foresee_compaction(feed: Feed, ports: Ports, windows_wanted: Sequence[int] | None = None) -> Compacted:
     """Returns what `compact` would merge now, including the unfinished merges of a dead run. Writes nothing."""
-    ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
+    ledger = Ledger.offline(ports.lake, feed.name, ports.clock)
     merges, busy = (
-        _find(feed, ledger, windows_wanted, _Seen.read(edges.lake, feed, ledger.read())),
+        _find(feed, ledger, windows_wanted, _Seen.read(ports.lake, feed, ledger.read())),
         dict[int | None, int](),
     )
     state = ledger.read()
-    dead = {i for i, verdict in publish.judge_batches(edges.liveness, rewriting(state)).items() if verdict.dead}
+    dead = {i for i, verdict in publish.judge_batches(ports.liveness, rewriting(state)).items() if verdict.dead}
     free = [m for m in merges.merges if is_free(state, m.offset_range, merges.number, busy, dead)]
-    met = company(feed.name, ledger, edges.liveness, busy.values())
+    met = company(feed.name, ledger, ports.liveness, busy.values())
     return Compacted(tuple((m, None) for m in free), (), busy, merges.incomplete, met)
 
 
@@ -184,31 +184,31 @@ def foresee_compaction(feed: Feed, edges: Ports, windows_wanted: Sequence[int] |
 
 
 def compact(
-    feed: Feed, edges: Ports, windows_wanted: Sequence[int] | None, owner: Owner, report: Reporter
+    feed: Feed, ports: Ports, windows_wanted: Sequence[int] | None, owner: Owner, report: Reporter
 ) -> Compacted:
     """Merge what `find` finds, batch by batch. What one batch put in place stays, whatever stops the next.
 
     Rewriting batches of dead runs are given up first, and reported. Raises PlanBusy while another run merges,
     OwnershipLost, ProofFailed for a part that differs from the ledger, LakeFull, LakeUnavailable.
     """
-    with edges.liveness.send_heartbeats(owner):
-        ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)
+    with ports.liveness.send_heartbeats(owner):
+        ledger = Ledger.offline(ports.lake, feed.name, ports.clock, owner.run)
         report(Progress("roll forward"))
-        give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
-        roll_forward(ledger, edges.lake, feed.name)
+        give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
+        roll_forward(ledger, ports.lake, feed.name)
         report(Progress("find"))
-        merges = _find(feed, ledger, windows_wanted, _Seen.read(edges.lake, feed, ledger.read()))
+        merges = _find(feed, ledger, windows_wanted, _Seen.read(ports.lake, feed, ledger.read()))
         at_once = threads(feed.compaction, os.cpu_count() or 1)
-        how = RewriteMethod(REQUEST, "merge", lambda desk: Merger(desk).merge, at_once)
-        run = Rewriting(feed, edges, ledger, owner, report, how)
+        how = RewriteMethod(REQUEST, "merge", lambda context: Merger(context).merge, at_once)
+        run = Rewriting(feed, ports, ledger, owner, report, how)
         run.all(merges.merges, merges.number)
         if windows_wanted is None:
             unfinished = {*merges.incomplete, *(b if b is None else feed.window.start_of(b) for b in run.busy)}
             of = (ledger.read().ledger_id, merges.number, feed.compaction.target_file_bytes, feed.window.grain)
             with suppress(SluiceError):  # the next one checks more, and packs the rest
-                edges.lake.put(paths.compacted_path(feed.name), _Seen(*of, tuple(unfinished)).dump())
+                ports.lake.put(paths.compacted_path(feed.name), _Seen(*of, tuple(unfinished)).dump())
                 ledger.pack()
-        met = company(feed.name, ledger, edges.liveness, run.busy.values())
+        met = company(feed.name, ledger, ports.liveness, run.busy.values())
     return Compacted(tuple(run.done), tuple(run.batches), run.busy, merges.incomplete, met)
 
 
@@ -217,23 +217,23 @@ def threads(settings: CompactionSettings, cores: int) -> int:
     return max(min(cores, settings.memory // MERGE_BYTES), 1)
 
 
-def renew(feed: Feed, edges: Ports, addresses: Collection[str], owner: Owner, report: Reporter) -> Compacted:
+def renew(feed: Feed, ports: Ports, addresses: Collection[str], owner: Owner, report: Reporter) -> Compacted:
     """Write the files at these addresses again, batch by batch; what one batch replaced stays replaced.
 
     Offset ranges of a shared file get files of their own. A file that another live batch works on, or that holds a
     topic's earlier life, stays as it is. Raises as `compact`.
     """
-    with edges.liveness.send_heartbeats(owner):
-        ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)
-        give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
-        roll_forward(ledger, edges.lake, feed.name)
+    with ports.liveness.send_heartbeats(owner):
+        ledger = Ledger.offline(ports.lake, feed.name, ports.clock, owner.run)
+        give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
+        roll_forward(ledger, ports.lake, feed.name)
         report(Progress("find"))
         state = ledger.read()
         at_once = threads(feed.compaction, os.cpu_count() or 1)
-        method = RewriteMethod(REQUEST, "merge", lambda desk: Merger(desk).merge, at_once)
-        run = Rewriting(feed, edges, ledger, owner, report, method)
-        run.all(_pieces(ledger, state, edges.lake, addresses), state.number)
-        met = company(feed.name, ledger, edges.liveness, run.busy.values())
+        method = RewriteMethod(REQUEST, "merge", lambda context: Merger(context).merge, at_once)
+        run = Rewriting(feed, ports, ledger, owner, report, method)
+        run.all(_pieces(ledger, state, ports.lake, addresses), state.number)
+        met = company(feed.name, ledger, ports.liveness, run.busy.values())
     return Compacted(tuple(run.done), tuple(run.batches), run.busy, (), met)
 
 

@@ -92,7 +92,7 @@ class RewriteContext:
 class Merger:
     """Carries out the merges of one batch."""
 
-    desk: RewriteContext
+    context: RewriteContext
 
     def merge(self, m: Merge) -> Receipt:
         """Stage the parts of one offset range and return its receipt. A failure leaves none behind.
@@ -100,7 +100,7 @@ class Merger:
         Raises ProofFailed, LakeFull, LakeUnavailable.
         """
         for part in m.parts:
-            check_source(self.desk.lake, self.desk.feed, part)
+            check_source(self.context.lake, self.context.feed, part)
         writers: list[PartWriter] = []
         try:
             for kind in PartKind:
@@ -117,9 +117,9 @@ class Merger:
 
     def _write(self, m: Merge, kind: PartKind, writers: list[PartWriter]) -> None:
         writer: PartWriter | None = None
-        for rows in self.desk.rows(m.receipts, kind, visible_path):
+        for rows in self.context.rows(m.receipts, kind, visible_path):
             if writer is None:
-                writer = self.desk.writer(m.offset_range, kind, rows.schema.remove_metadata())
+                writer = self.context.writer(m.offset_range, kind, rows.schema.remove_metadata())
                 writers.append(writer)
             writer.write(rows)
 
@@ -133,7 +133,7 @@ class Merger:
             last.position,
             counts,
             parts,
-            self.desk.attempt,
+            self.context.attempt,
             sum(r.input_bytes for r in rs),
             format=last.format,
             tallies=tallies,
@@ -146,7 +146,10 @@ class Merger:
         return receipt
 
     def _check_same(self, m: Merge, receipt: Receipt, kind: PartKind) -> None:
-        before, after = self.desk.rows(m.receipts, kind, visible_path), self.desk.rows((receipt,), kind, staged_path)
+        before, after = (
+            self.context.rows(m.receipts, kind, visible_path),
+            self.context.rows((receipt,), kind, staged_path),
+        )
         if not compare_rows(before, after):
             raise ProofFailed(
                 f"{m.offset_range}: the {kind} rows of its merged parts are not those of its {len(m.parts)} parts",

@@ -109,11 +109,11 @@ class ReplayCandidates:
 
 
 def find(
-    feed: Feed, edges: Ports, ledger: Ledger, wanted: Filter, fixer: Fixer | None, report: Reporter = lambda p: None
+    feed: Feed, ports: Ports, ledger: Ledger, wanted: Filter, fixer: Fixer | None, report: Reporter = lambda p: None
 ) -> ReplayCandidates:
     """Try the quarantined records that were asked for. Writes nothing. Raises ProofFailed for a part that is not what
     the ledger says, LakeUnavailable for one that another batch has replaced."""
-    state, lake = ledger.read(), edges.lake
+    state, lake = ledger.read(), ports.lake
     shape = find_shape(feed, state)
     receipts = [r for r in wanted.receipts(ledger, state, feed.window) if r.counts.quarantined]
     total, done = sum(r.counts.quarantined for r in receipts), 0
@@ -122,7 +122,7 @@ def find(
         with _still_there(ledger, r):
             for part in r.of(PartKind.QUARANTINED):
                 check_source(lake, feed.name, part)
-            trial = _try_records(edges, r, wanted, shape, fixer)
+            trial = _try_records(ports, r, wanted, shape, fixer)
         done += r.counts.quarantined
         report(Progress("try", done, total))
         if trial.tried:
@@ -156,10 +156,10 @@ def _replaced_meanwhile(r: Receipt) -> LakeUnavailable:
     )
 
 
-def _try_records(edges: Ports, r: Receipt, wanted: Filter, shape: Shape, fixer: Fixer | None) -> Trial:
-    sorter = Sorter(r.offset_range, shape, fixer, edges.writers)
+def _try_records(ports: Ports, r: Receipt, wanted: Filter, shape: Shape, fixer: Fixer | None) -> Trial:
+    sorter = Sorter(r.offset_range, shape, fixer, ports.writers)
     for part in r.of(PartKind.QUARANTINED):
-        for rows in read_part_at(edges.lake, part, part.path):
+        for rows in read_part_at(ports.lake, part, part.path):
             chosen, _ = wanted.split(rows, r.offset_range.tp)
             if chosen.num_rows:
                 sorter.sort_out(chosen)
@@ -219,46 +219,46 @@ class Replayed:
         return total(c.trial for c, _ in self.done)
 
 
-def foresee_replay(feed: Feed, edges: Ports, wanted: Filter, fixer: Fixer | None, report: Reporter) -> Replayed:
+def foresee_replay(feed: Feed, ports: Ports, wanted: Filter, fixer: Fixer | None, report: Reporter) -> Replayed:
     """Returns what `replay` would do now. Writes nothing. Raises SchemaChanged."""
-    ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
+    ledger = Ledger.offline(ports.lake, feed.name, ports.clock)
     check_one_table(feed, find_shape(feed, ledger.read()), ledger.read())
-    candidates, busy = find(feed, edges, ledger, wanted, fixer, report), dict[int | None, int]()
+    candidates, busy = find(feed, ports, ledger, wanted, fixer, report), dict[int | None, int]()
     state = ledger.read()
-    dead = {i for i, verdict in publish.judge_batches(edges.liveness, rewriting(state)).items() if verdict.dead}
+    dead = {i for i, verdict in publish.judge_batches(ports.liveness, rewriting(state)).items() if verdict.dead}
     groups = group_by_sharing(candidates.fitting)
     free = [c for g in groups if are_free(state, g, candidates.number, busy, dead) for c in g]
-    met = company(feed.name, ledger, edges.liveness, busy.values())
+    met = company(feed.name, ledger, ports.liveness, busy.values())
     return Replayed(candidates, tuple((c, None) for c in free), busy=busy, met=met)
 
 
-def replay(feed: Feed, edges: Ports, wanted: Filter, fixer: Fixer | None, owner: Owner, report: Reporter) -> Replayed:
+def replay(feed: Feed, ports: Ports, wanted: Filter, fixer: Fixer | None, owner: Owner, report: Reporter) -> Replayed:
     """Land the records that fit now, batch by batch. A finished batch stays even if the next one fails.
 
     A fix function is called twice for each record. Rewriting batches of dead runs are given up first, and reported.
     Raises SchemaChanged, PlanBusy while another run replays, OwnershipLost, ProofFailed for a part that differs from
     the ledger, LakeFull, LakeUnavailable.
     """
-    with edges.liveness.send_heartbeats(owner):
-        ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)
+    with ports.liveness.send_heartbeats(owner):
+        ledger = Ledger.offline(ports.lake, feed.name, ports.clock, owner.run)
         report(Progress("roll forward"))
-        give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
-        roll_forward(ledger, edges.lake, feed.name)
-        _tidy(ledger, edges.lake)
+        give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
+        roll_forward(ledger, ports.lake, feed.name)
+        _tidy(ledger, ports.lake)
         if ledger.read().origins:  # else nothing is in quarantine, and only a landing may begin a ledger
             declare(feed, ledger)
-        candidates = find(feed, edges, ledger, wanted, fixer, report)
+        candidates = find(feed, ports, ledger, wanted, fixer, report)
         # One thread calls a fix function, which need not be thread-safe.
         at_once = 1 if fixer else threads(feed.compaction, os.cpu_count() or 1)
         how: RewriteMethod[Candidate] = RewriteMethod(
             REQUEST,
             "replay",
-            lambda desk: Replayer(desk, wanted, candidates.shape, fixer, edges.writers).replay,
+            lambda context: Replayer(context, wanted, candidates.shape, fixer, ports.writers).replay,
             at_once,
         )
-        run = Rewriting(feed, edges, ledger, owner, report, how)
+        run = Rewriting(feed, ports, ledger, owner, report, how)
         run.all(candidates.fitting, candidates.number)
-        met = company(feed.name, ledger, edges.liveness, run.busy.values())
+        met = company(feed.name, ledger, ports.liveness, run.busy.values())
     return Replayed(candidates, tuple(run.done), tuple(run.batches), run.busy, met)
 
 
@@ -275,7 +275,7 @@ def _tidy(ledger: Ledger, lake: Lake) -> None:
 class Replayer:
     """Carries out the replays of one batch."""
 
-    desk: RewriteContext
+    context: RewriteContext
     wanted: Filter
     shape: Shape
     fixer: Fixer | None
@@ -287,7 +287,7 @@ class Replayer:
         Raises ProofFailed, LakeFull, LakeUnavailable, and Failed for a landed value that today's types do not hold.
         """
         for part in c.parts:
-            check_source(self.desk.lake, self.desk.feed, part)
+            check_source(self.context.lake, self.context.feed, part)
         work = _RangeReplay(self, c.receipt)
         try:
             return work.carry_out()
@@ -305,7 +305,7 @@ class _RangeReplay:
     """One offset range on its way from its old parts to its new ones."""
 
     def __init__(self, by: Replayer, receipt: Receipt) -> None:
-        self._by, self._old, self._desk = by, receipt, by.desk
+        self._by, self._old, self._desk = by, receipt, by.context
         self._schema = by.shape.landed
         self._sorter = Sorter(receipt.offset_range, by.shape, by.fixer, by.writers)
         self._checks = RowChecks(by.shape.contract) if by.shape.contract else None

@@ -120,7 +120,7 @@ class Rewriting(Generic[P]):
     def __init__(
         self,
         feed: Feed,
-        edges: Ports,
+        ports: Ports,
         ledger: Ledger,
         owner: Owner,
         report: Reporter,
@@ -129,7 +129,7 @@ class Rewriting(Generic[P]):
         self.done: list[tuple[P, Receipt]] = []
         self.batches: list[int] = []
         self.busy: dict[int | None, int] = {}
-        self._feed, self._edges, self._ledger, self._owner, self._report = feed, edges, ledger, owner, report
+        self._feed, self._edges, self._ledger, self._owner, self._report = feed, ports, ledger, owner, report
         self._how, self._since = how, 0
         self._total = self._written = 0
 

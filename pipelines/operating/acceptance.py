@@ -139,14 +139,14 @@ Only = Sequence[TopicPartition]
 # -- lost
 
 
-def accept_lost(feed: Feed, edges: Ports, reason: str, only: Only = ()) -> Accepted:
+def accept_lost(feed: Feed, ports: Ports, reason: str, only: Only = ()) -> Accepted:
     """Record pending offsets below the log start as lost, in the given partitions or in all.
 
     Batches of dead runs that reserve some of it are abandoned first. Raises NothingToAccept, PlanBusy.
     """
-    ledger = open_ledger(feed, edges)
-    partitions = _choose_partitions(take_survey(feed, edges, ledger).partitions, only)
-    abandoned = _abandon_dead(edges, ledger, _lost(feed, ledger.read(), partitions))
+    ledger = open_ledger(feed, ports)
+    partitions = _choose_partitions(take_survey(feed, ports, ledger).partitions, only)
+    abandoned = _abandon_dead(ports, ledger, _lost(feed, ledger.read(), partitions))
 
     def decide(state: State) -> LossEntry | None:
         lost_ranges = _lost(feed, state, partitions)
@@ -182,11 +182,11 @@ def _reserving(state: State, ranges: Iterable[KeyRange]) -> list[tuple[Batch, Of
     ]
 
 
-def _abandon_dead(edges: Ports, ledger: Ledger, ranges: Iterable[KeyRange]) -> tuple[int, ...]:
+def _abandon_dead(ports: Ports, ledger: Ledger, ranges: Iterable[KeyRange]) -> tuple[int, ...]:
     """Abandon the batches that reserve some of the ranges. Raises PlanBusy when one is at work."""
     reserving = {b.id: (b, s) for b, s in _reserving(ledger.read(), ranges)}
     batches = [b for b, _ in reserving.values()]
-    verdicts = publish.judge_batches(edges.liveness, batches)
+    verdicts = publish.judge_batches(ports.liveness, batches)
     for batch, s in reserving.values():
         if not verdicts[batch.id].dead:
             raise publish.build_busy_error(ledger.feed, batch, s, verdicts[batch.id])
@@ -197,7 +197,7 @@ def _abandon_dead(edges: Ports, ledger: Ledger, ranges: Iterable[KeyRange]) -> t
 
 
 def accept_log(
-    feed: Feed, edges: Ports, event: AcceptEvent, reason: str, only: Only = (), begin: Start | None = None
+    feed: Feed, ports: Ports, event: AcceptEvent, reason: str, only: Only = (), begin: Start | None = None
 ) -> Accepted:
     """Leave the life of the log that the ledger knows for the one in Kafka now: recreated, truncated, on another
     cluster, or none. Live batches that touch the old life end.
@@ -205,14 +205,14 @@ def accept_log(
     On another cluster, or in a truncated log with a `begin`, the feed goes on from there; None: on another cluster from
     the group's committed offsets. Raises NothingToAccept, UsageError for one that is missing or beyond the log.
     """
-    ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id())
+    ledger = Ledger(ports.lake, feed.name, ports.clock, "", ports.cluster.cluster_id())
     ledger_state = ledger.read()
-    changes = _unlike(feed, edges, ledger_state, event)
+    changes = _unlike(feed, ports, ledger_state, event)
     chosen = {tp: change for tp, change in changes.items() if not only or tp in only}
-    committed = edges.group.fetch_committed(list(chosen))
+    committed = ports.group.fetch_committed(list(chosen))
     chooses = event is AcceptEvent.CLUSTER or (event is AcceptEvent.TRUNCATED and begin is not None)
     entered = [p for tp, (p, _) in sorted(chosen.items()) if chooses and tp in ledger_state.current]
-    starts = _find_cluster_starts(feed, edges, entered, committed, begin)
+    starts = _find_cluster_starts(feed, ports, entered, committed, begin)
     ended: tuple[int, ...] = ()
 
     def decide(state: State) -> AcceptEntry | None:
@@ -242,14 +242,14 @@ def accept_log(
 
 def _find_cluster_starts(
     feed: Feed,
-    edges: Ports,
+    ports: Ports,
     partitions: Sequence[PartitionState],
     committed: Mapping[TopicPartition, CommittedOffset | None],
     begin: Start | None,
 ) -> dict[TopicPartition, int]:
     """Returns the offsets at which the feed goes on in another cluster."""
     if begin is not None:
-        starts = origins.find_starts(partitions, begin, edges.cluster, edges.clock, feed.window.max_skew)
+        starts = origins.find_starts(partitions, begin, ports.cluster, ports.clock, feed.window.max_skew)
         return {tp: offset for tp, (offset, _) in starts.items()}
     offsets = {p.tp: c.offset for p in partitions if (c := committed.get(p.tp)) and c.offset <= p.high_watermark}
     without = [str(p.tp) for p in partitions if p.tp not in offsets]
@@ -288,25 +288,25 @@ _SAID = {
 
 
 def _unlike(
-    feed: Feed, edges: Ports, state: State, event: AcceptEvent
+    feed: Feed, ports: Ports, state: State, event: AcceptEvent
 ) -> dict[TopicPartition, tuple[PartitionState, SluiceError | None]]:
     """The partitions affected by the event, with their refusals. Raises ClusterChanged, NothingToAccept."""
-    topics = match(feed.topics, edges.cluster.topics())
-    partitions = edges.cluster.partitions(topics, feed.isolation)
+    topics = match(feed.topics, ports.cluster.topics())
+    partitions = ports.cluster.partitions(topics, feed.isolation)
     if event is AcceptEvent.CLUSTER:
-        if not state.cluster or state.cluster == edges.cluster.cluster_id():
+        if not state.cluster or state.cluster == ports.cluster.cluster_id():
             raise NothingToAccept(
-                f"the ledger of feed {feed.name} belongs to the cluster that answers ({edges.cluster.cluster_id()})",
+                f"the ledger of feed {feed.name} belongs to the cluster that answers ({ports.cluster.cluster_id()})",
                 remedy="there is nothing to accept",
             )
         return {p.tp: (p, None) for p in partitions}
-    origins.check_cluster(state, edges.cluster.cluster_id(), feed.name)
+    origins.check_cluster(state, ports.cluster.cluster_id(), feed.name)
     if event is AcceptEvent.GONE:
         there = {p.tp for p in partitions}
         return {k.tp: (_build_absent(k), None) for k in state.known() if k.tp not in there}
     kind: type[IncarnationChanged] = TopicRecreated if event is AcceptEvent.RECREATED else LogTruncated
-    refused = {r.tp: r.error for r in find_changed_logs(feed.name, state, partitions, edges.cluster)}
-    still = edges.cluster.topics()  # a recreated topic has other epochs under the same name
+    refused = {r.tp: r.error for r in find_changed_logs(feed.name, state, partitions, ports.cluster)}
+    still = ports.cluster.topics()  # a recreated topic has other epochs under the same name
     same = [p for p in partitions if still.get(p.topic) == p.topic_id]
     return {p.tp: (p, refused[p.tp]) for p in same if isinstance(refused.get(p.tp), kind)}
 
@@ -357,17 +357,17 @@ def _unused_life(state: State, key: Key) -> Key:
 # -- moved offsets
 
 
-def accept_moved(feed: Feed, edges: Ports, reason: str, only: Only = (), *, adopting: bool = False) -> Accepted:
+def accept_moved(feed: Feed, ports: Ports, reason: str, only: Only = (), *, adopting: bool = False) -> Accepted:
     """Let the next commit continue from the moved offsets. With `adopting`, skip the offsets that they pass over.
 
     Raises NothingToAccept, UsageError, ForeignMarks, and GroupMoved for an offset beyond the end of its log.
     """
     if feed.commit is CommitMode.NONE:
         raise UsageError(f"feed {feed.name} commits no offsets", remedy="no committed offset can conflict with it")
-    ledger = open_ledger(feed, edges)
+    ledger = open_ledger(feed, ports)
     state = ledger.read()
     targets = {k: o for k, o in state.frontiers().items() if not only or k.tp in only}
-    committed = edges.group.fetch_committed([k.tp for k in targets])
+    committed = ports.group.fetch_committed([k.tp for k in targets])
     check_owner(ledger, state := ledger.read(), committed)
     verdicts = {k: judge(state, k, o, committed.get(k.tp)) for k, o in targets.items()}
     moved = [k for k, v in verdicts.items() if v is CommitVerdict.MOVED]
@@ -380,13 +380,13 @@ def accept_moved(feed: Feed, edges: Ports, reason: str, only: Only = (), *, adop
         moved += [k for k, v in verdicts.items() if v is CommitVerdict.DONE and state.commits.get(k) != targets[k]]
     offsets = tuple(KeyOffset(key=k, offset=o.offset) for k in moved if (o := committed.get(k.tp)))
     if adopting:
-        _check_ahead(ledger.feed, edges, offsets, targets)
-    skipped = adopt(ledger, moved, committed, edges.cluster, reason) if adopting else ()
+        _check_ahead(ledger.feed, ports, offsets, targets)
+    skipped = adopt(ledger, moved, committed, ports.cluster, reason) if adopting else ()
     appended = ledger.append(lambda _: MovedEntry(offsets=offsets, reason=reason))
     return Accepted(AcceptEvent.MOVED, appended.number if appended else -1, skipped=skipped, moved=offsets)
 
 
-def _check_ahead(feed: str, edges: Ports, offsets: Sequence[KeyOffset], frontiers: Mapping[Key, int]) -> None:
+def _check_ahead(feed: str, ports: Ports, offsets: Sequence[KeyOffset], frontiers: Mapping[Key, int]) -> None:
     """Raises UsageError, with the commands that help, if one of the offsets passes over nothing."""
     back = [at for at in offsets if at.offset < frontiers[at.key]]
     if not back:
@@ -394,7 +394,7 @@ def _check_ahead(feed: str, edges: Ports, offsets: Sequence[KeyOffset], frontier
     positions = "; ".join(
         f"{at.key}: the group's offset {at.offset} is below the frontier {frontiers[at.key]}" for at in back
     )
-    ends = log_ends(edges.cluster, [at.key for at in offsets])
+    ends = log_ends(ports.cluster, [at.key for at in offsets])
     raise UsageError(
         f"{positions}: nothing is passed over by it",
         remedy=list_remedies(feed, {at.key: (frontiers[at.key], at.offset) for at in offsets}, ends),
@@ -404,14 +404,14 @@ def _check_ahead(feed: str, edges: Ports, offsets: Sequence[KeyOffset], frontier
 # -- a batch that cannot be read
 
 
-def accept_corrupt(feed: Feed, edges: Ports, fetcher: Fetcher, wanted: AskedRange, reason: str) -> Accepted:
+def accept_corrupt(feed: Feed, ports: Ports, fetcher: Fetcher, wanted: AskedRange, reason: str) -> Accepted:
     """Record the first unreadable batch in the range as lost: exactly those of its offsets that are pending.
 
     The range is read again for this. Raises NothingToAccept when all of it can be read, PlanBusy, and any error that
     keeps it from being read at all.
     """
-    ledger = open_ledger(feed, edges)
-    surveyed = take_survey(feed, edges, ledger)
+    ledger = open_ledger(feed, ports)
+    surveyed = take_survey(feed, ports, ledger)
     request = Request(RequestKind.OFFSETS, (wanted,))
     pending, _ = planning.find_pending_ranges(request, surveyed.state, surveyed.partitions, feed.window)
     due = [(o.key, o.partition, r) for o in pending for r in o.ranges]
@@ -421,7 +421,7 @@ def accept_corrupt(feed: Feed, edges: Ports, fetcher: Fetcher, wanted: AskedRang
             f"every batch that is pending in {wanted.topic}:{wanted.partition}:{wanted.start}-{wanted.end} can be read",
             remedy=f"land it: sluice run {feed.name}",
         )
-    abandoned = _abandon_dead(edges, ledger, [damaged])
+    abandoned = _abandon_dead(ports, ledger, [damaged])
 
     def decide(state: State) -> LossEntry | None:
         current = state.current.get(damaged.key.tp) == damaged.key
@@ -463,12 +463,12 @@ def _damaged_range(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r:
 # -- a landed file that cannot be read
 
 
-def accept_damaged(feed: Feed, edges: Ports, wanted: AskedRange, reason: str) -> Accepted:
+def accept_damaged(feed: Feed, ports: Ports, wanted: AskedRange, reason: str) -> Accepted:
     """Retire the rows of missing or damaged files with offsets in the range; whole files, with all of their ranges.
 
     Raises NothingToAccept when all files have the ledger's hashes, and PlanBusy.
     """
-    ledger, lake = Ledger.offline(edges.lake, feed.name, edges.clock), edges.lake
+    ledger, lake = Ledger.offline(ports.lake, feed.name, ports.clock), ports.lake
 
     def decide(state: State) -> RetireEntry | None:
         keys = [k for k in state.origins if k.tp == (wanted.topic, wanted.partition)]
@@ -512,33 +512,33 @@ class _LedgerRemains:
     traces: tuple[Trace, ...]
 
 
-def accept_ledger(feed: Feed, edges: Ports, reason: str) -> Accepted:
+def accept_ledger(feed: Feed, ports: Ports, reason: str) -> Accepted:
     """Continue with the entries that stand. Files of lost entries are set aside and pending again; live batches end.
 
     The next number is above all numbers known to be used, so that no name and no mark ever means two things. Raises
     NothingToAccept, and PlanBusy while any run is at work.
     """
-    ledger = Ledger.from_entries(edges.lake, feed.name, edges.clock, edges.cluster.cluster_id())
-    origins.check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
-    remains = _ledger_remains(feed, edges, ledger.read())
+    ledger = Ledger.from_entries(ports.lake, feed.name, ports.clock, ports.cluster.cluster_id())
+    origins.check_cluster(ledger.read(), ports.cluster.cluster_id(), feed.name)
+    remains = _ledger_remains(feed, ports, ledger.read())
     if not remains.traces:
         raise NothingToAccept(
             f"the ledger of feed {feed.name} shows no trace of lost entries",
             remedy=f"compare all of it with Kafka: sluice audit {feed.name} --strict --rescan",
         )
-    _check_idle(feed, edges, remains.state)
+    _check_idle(feed, ports, remains.state)
     after = _find_unused_number(remains)
     # From here on the loss is known, even if this process dies.
-    edges.lake.put(paths.tip_path(feed.name), Tip(remains.ledger_id, after - 1).dump())
-    aside = lost_entries.list_strays(feed, edges.lake, remains.state)
-    begun, missing = _begun_at(edges, remains, aside), _not_in_kafka(edges.lake, remains, aside)
-    lost_entries.set_aside(edges.lake, feed.name, after, aside)
+    ports.lake.put(paths.tip_path(feed.name), Tip(remains.ledger_id, after - 1).dump())
+    aside = lost_entries.list_strays(feed, ports.lake, remains.state)
+    begun, missing = _begun_at(ports, remains, aside), _not_in_kafka(ports.lake, remains, aside)
+    lost_entries.set_aside(ports.lake, feed.name, after, aside)
     appended = ledger.append(
         lambda state: _gap(remains, after, reason) if state.number == remains.state.number else None
     )
     if appended is None:
         raise NothingToAccept("another process has accepted it", remedy=f"see: sluice status {feed.name}")
-    _originate(feed, edges, ledger, remains, begun)
+    _originate(feed, ports, ledger, remains, begun)
     ended = tuple(b.id for b in remains.state.live())
     return Accepted(AcceptEvent.LEDGER, appended.number, abandoned=ended, next=after, aside=tuple(aside), gone=missing)
 
@@ -555,11 +555,11 @@ def _find_unused_number(remains: _LedgerRemains) -> int:
     return after if is_newest else after + _UNTRACED
 
 
-def _ledger_remains(feed: Feed, edges: Ports, state: State) -> _LedgerRemains:
-    partitions = edges.cluster.partitions(match(feed.topics, edges.cluster.topics()), feed.isolation)
-    committed = edges.group.fetch_committed([p.tp for p in partitions])
-    evidence = lost_entries.collect_traces(feed, edges.lake, state)
-    tip = lost_entries.read_tip(edges.lake, feed.name)
+def _ledger_remains(feed: Feed, ports: Ports, state: State) -> _LedgerRemains:
+    partitions = ports.cluster.partitions(match(feed.topics, ports.cluster.topics()), feed.isolation)
+    committed = ports.group.fetch_committed([p.tp for p in partitions])
+    evidence = lost_entries.collect_traces(feed, ports.lake, state)
+    tip = lost_entries.read_tip(ports.lake, feed.name)
     marks = [m.ledger for c in committed.values() if c and (m := Mark.parse(c.metadata))]
     ledger_id = state.ledger_id or (tip.ledger if tip else "") or (marks[0] if marks and evidence else "")
     return _LedgerRemains(
@@ -567,10 +567,10 @@ def _ledger_remains(feed: Feed, edges: Ports, state: State) -> _LedgerRemains:
     )
 
 
-def _check_idle(feed: Feed, edges: Ports, state: State) -> None:
+def _check_idle(feed: Feed, ports: Ports, state: State) -> None:
     """Raises PlanBusy while a run may be at work that still knows the lost entries."""
-    all_owners = (*edges.liveness.owners(), *(b.owner for b in state.live()))
-    verdicts = edges.liveness.judge(dict.fromkeys(all_owners))
+    all_owners = (*ports.liveness.owners(), *(b.owner for b in state.live()))
+    verdicts = ports.liveness.judge(dict.fromkeys(all_owners))
     for owner in all_owners:
         if not verdicts[owner.token].dead:
             who = owner.describe() if owner.run else f"owner {owner.token[:8]}"
@@ -595,13 +595,13 @@ def _gap(remains: _LedgerRemains, after: int, reason: str) -> GapEntry:
     )
 
 
-def _begun_at(edges: Ports, remains: _LedgerRemains, aside: Iterable[str]) -> tuple[OriginItem, ...]:
+def _begun_at(ports: Ports, remains: _LedgerRemains, aside: Iterable[str]) -> tuple[OriginItem, ...]:
     """New origins for partitions whose origin is lost: the first offset of this log that had landed."""
-    names = sorted((start, path, tp) for path in aside for tp, (start, _) in _ranges_in(edges.lake, path))
+    names = sorted((start, path, tp) for path in aside for tp, (start, _) in _ranges_in(ports.lake, path))
     items: dict[TopicPartition, OriginItem] = {}
     for p in origins.find_missing_origins(remains.state, remains.partitions):
         mine = (encode_topic(p.topic), p.partition)
-        first = (start for start, path, tp in names if tp == mine and _life(edges, path) == p.topic_id)
+        first = (start for start, path, tp in names if tp == mine and _life(ports, path) == p.topic_id)
         if (start := next(first, None)) is not None:
             committed = remains.committed.get(p.tp)
             items[p.tp] = OriginItem(
@@ -638,10 +638,10 @@ def _parse_range(text: str) -> tuple[tuple[str, int], Range]:
     return (encode_topic(topic), int(partition)), Range(int(start), int(end))
 
 
-def _life(edges: Ports, path: str) -> str:
+def _life(ports: Ports, path: str) -> str:
     """The life of the log that the part names; empty if it cannot be read."""
     try:
-        with edges.lake.open(path) as file:
+        with ports.lake.open(path) as file:
             about = pq.read_metadata(file).metadata or {}
     except (OSError, pa.ArrowException):
         return ""
@@ -649,12 +649,12 @@ def _life(edges: Ports, path: str) -> str:
 
 
 def _originate(
-    feed: Feed, edges: Ports, ledger: Ledger, remains: _LedgerRemains, begun: tuple[OriginItem, ...]
+    feed: Feed, ports: Ports, ledger: Ledger, remains: _LedgerRemains, begun: tuple[OriginItem, ...]
 ) -> None:
     if begun:
         keyed = {origins.find_key(remains.state, p): p for p in remains.partitions}
-        begun = with_first_windows(feed, edges.cluster, ledger.read(), keyed, begun, edges.clock())
-        items = windows.find_cuts(edges.cluster, keyed, begun, feed.window.max_skew)
+        begun = with_first_windows(feed, ports.cluster, ledger.read(), keyed, begun, ports.clock())
+        items = windows.find_cuts(ports.cluster, keyed, begun, feed.window.max_skew)
         ledger.append(lambda _: OriginEntry(items=items))
 
 
@@ -671,16 +671,16 @@ def _not_in_kafka(lake: Lake, remains: _LedgerRemains, aside: Iterable[str]) -> 
 # -- a group of another ledger
 
 
-def accept_group(feed: Feed, edges: Ports, begin: Begin, reason: str) -> Accepted:
+def accept_group(feed: Feed, ports: Ports, begin: Begin, reason: str) -> Accepted:
     """Take the group over from the ledgers whose marks its committed offsets carry. Newer marks are refused again.
 
     A partition that the feed has not planned begins at the committed offset, or as `start` says. One that it has
     planned continues at its frontier, or skips what lies up to the committed offset. Raises NothingToAccept,
     UsageError, EntriesLost, GroupMoved.
     """
-    ledger = open_ledger(feed, edges)
-    partitions = edges.cluster.partitions(list_topics(feed, edges.cluster), feed.isolation)
-    committed = edges.group.fetch_committed([p.tp for p in partitions])
+    ledger = open_ledger(feed, ports)
+    partitions = ports.cluster.partitions(list_topics(feed, ports.cluster), feed.isolation)
+    committed = ports.group.fetch_committed([p.tp for p in partitions])
     state = check_marks(ledger, ledger.read(), committed)
     marks = find_foreign_marks(state, committed, commits=feed.commit is not CommitMode.NONE)
     if not marks:
@@ -688,9 +688,9 @@ def accept_group(feed: Feed, edges: Ports, begin: Begin, reason: str) -> Accepte
             f"no committed offset of group {feed.group} belongs to another ledger than that of feed {feed.name}",
             remedy=f"see them: sluice offsets show {feed.name}",
         )
-    entry = _takeover(feed, edges, state, _ForeignGroup(partitions, committed, marks), begin, reason)
+    entry = _takeover(feed, ports, state, _ForeignGroup(partitions, committed, marks), begin, reason)
     ahead = [at.key for at in entry.committed if at.key in state.origins and at.offset > state.frontier(at.key)]
-    skipped = adopt(ledger, ahead, committed, edges.cluster, reason) if begin is Begin.COMMITTED and ahead else ()
+    skipped = adopt(ledger, ahead, committed, ports.cluster, reason) if begin is Begin.COMMITTED and ahead else ()
     appended = ledger.append(lambda state: _still_missing(state, entry))
     begun = appended.entry.origins if appended and isinstance(appended.entry, TakeEntry) else ()
     number = appended.number if appended else -1
@@ -706,7 +706,7 @@ class _ForeignGroup:
     marks: Sequence[Foreign]
 
 
-def _takeover(feed: Feed, edges: Ports, state: State, group: _ForeignGroup, begin: Begin, reason: str) -> TakeEntry:
+def _takeover(feed: Feed, ports: Ports, state: State, group: _ForeignGroup, begin: Begin, reason: str) -> TakeEntry:
     """The entry. It pins an origin in every partition without one: `start` counts only in a feed's first origins."""
     partitions, marks = group.partitions, group.marks
     keyed, by_tp = {origins.find_key(state, p): p for p in partitions}, {p.tp: p for p in partitions}
@@ -714,9 +714,9 @@ def _takeover(feed: Feed, edges: Ports, state: State, group: _ForeignGroup, begi
         _check_of_this_log(feed.name, state, marks, by_tp)
     theirs = {mark.tp for mark in marks}
     counted = {tp: c for tp, c in group.committed.items() if begin is Begin.COMMITTED or tp not in theirs}
-    began = origins.resolve_origins(state, partitions, counted, feed, edges.cluster, edges.clock)
-    began = with_first_windows(feed, edges.cluster, state, keyed, began, edges.clock())
-    began = windows.find_cuts(edges.cluster, keyed, began, feed.window.max_skew)
+    began = origins.resolve_origins(state, partitions, counted, feed, ports.cluster, ports.clock)
+    began = with_first_windows(feed, ports.cluster, state, keyed, began, ports.clock())
+    began = windows.find_cuts(ports.cluster, keyed, began, feed.window.max_skew)
     offsets = {mark.tp: mark.offset for mark in marks}
     newest = {m.ledger: max(n.number for n in marks if n.ledger == m.ledger) for m in marks}
     return TakeEntry(

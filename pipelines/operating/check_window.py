@@ -166,15 +166,15 @@ class WindowCheck:
         return NotYet.exit_code if self.standing.standing in _WAITING and not self.is_doubled else Failed.exit_code
 
 
-def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str], report: Reporter) -> WindowCheck:
+def check_window(feed: Feed, ports: Ports, window: int | None, by: Sequence[str], report: Reporter) -> WindowCheck:
     """Check a window by its start (ms); None: the newest one that is due, or the
     feed's first. `by` names the columns of a key.
 
     Raises UsageError for a time that is not a window of the feed and for a column that it lacks.
     """
-    ledger = Ledger(edges.lake, feed.name, edges.clock)
+    ledger = Ledger(ports.lake, feed.name, ports.clock)
     state, settings = ledger.read(), feed.window
-    newest = settings.before(settings.last_boundary(edges.clock()))
+    newest = settings.before(settings.last_boundary(ports.clock()))
     start = max(newest, settings.start_of(state.first_window or 0)) if window is None else window
     windows.check_aligned(start, settings)
     windows.check_begun(feed.name, start, settings, state)
@@ -187,28 +187,28 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
         )
         placed = [(r.offset_range, p) for r in receipts for p in r.parts]
         landed = [(s, p) for s, p in placed if p.kind is PartKind.LANDED]
-        wrong, rows = manifest.find_wrong_files(edges.lake, (p for _, p in placed)), None
+        wrong, rows = manifest.find_wrong_files(ports.lake, (p for _, p in placed)), None
         quarantine: tuple[QuarantineGroup, ...] = ()
         try:
             if not wrong:
-                rows = read_rows(edges.lake, landed, start, settings, by, report)
-                quarantine = listing(ledger, edges.lake, Filter(windows=frozenset([start])), settings).held
+                rows = read_rows(ports.lake, landed, start, settings, by, report)
+                quarantine = listing(ledger, ports.lake, Filter(windows=frozenset([start])), settings).held
         except PartUnreadable as error:
             wrong, rows = {error.path: error}, None
         if not wrong or not ledger.list_replaced(wrong):
             break  # else the window has landed again
-    standing, reasons, unchecked = _explain(feed, edges, ledger, state, start)
+    standing, reasons, unchecked = _explain(feed, ports, ledger, state, start)
     return WindowCheck(
         feed.name,
         start,
         settings,
         standing,
-        (*_list_wrong_files(feed, edges, state, start, wrong, placed), *reasons),
+        (*_list_wrong_files(feed, ports, state, start, wrong, placed), *reasons),
         build_accounts(state, settings, start, receipts),
         quarantine,
         rows,
         tuple(
-            build_file(edges.lake, start, s, p)
+            build_file(ports.lake, start, s, p)
             for kind in PartKind
             for s, p in placed
             if p.kind is kind and p.path not in wrong
@@ -220,7 +220,7 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
 
 def _list_wrong_files(
     feed: Feed,
-    edges: Ports,
+    ports: Ports,
     state: State,
     window: int,
     wrong: Mapping[str, PartUnreadable | None],
@@ -231,7 +231,7 @@ def _list_wrong_files(
     for s, p in placed:
         if wrong.get(p.path):
             files.setdefault(p.path, []).append(s)
-    remedies = find_remedies(feed.name, files, state, edges.cluster)
+    remedies = find_remedies(feed.name, files, state, ports.cluster)
     damage = [error for error in wrong.values() if error]
     for error in damage[:_NAMED]:
         yield Reason(error.message, remedies.get(error.path, error.remedy))
@@ -257,12 +257,12 @@ def _check_columns(feed: Feed, state: State, by: Sequence[str]) -> None:
 
 
 def _explain(
-    feed: Feed, edges: Ports, ledger: Ledger, state: State, window: int
+    feed: Feed, ports: Ports, ledger: Ledger, state: State, window: int
 ) -> tuple[WindowStanding, tuple[Reason, ...], tuple[str, ...]]:
     """Returns the state of the window, the reasons why it is not complete, and what could not be checked."""
-    standing = strip.standing(state, feed.window, window, edges.clock())
+    standing = strip.standing(state, feed.window, window, ports.clock())
     if not state.origins:
-        status = read_status_through(edges, feed, ledger, ())
+        status = read_status_through(ports, feed, ledger, ())
         findings = [Reason(f.text, f.remedy) for f in status.findings if f.severe]
         text = f"feed {feed.name} has landed nothing yet"
         return standing, (*findings, Reason(text, f"land it: sluice run {feed.name}")), ()
@@ -275,7 +275,7 @@ def _explain(
             return standing, (_describe_retired(feed, ledger, state, window),), ()
         case Standing.OPEN:
             return standing, (_describe_open(feed, window),), ()
-    status = read_status_through(edges, feed, ledger, (window,))
+    status = read_status_through(ports, feed, ledger, (window,))
     error = status.error
     unchecked = (f"{error.message} → {error.remedy}",) if error and is_transient(error) else ()
     standing = status.windows[0]

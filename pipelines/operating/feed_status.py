@@ -118,11 +118,11 @@ def read_status(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
     """Returns the feed's status with its `last` windows. An error of Kafka is part of it, and not raised."""
     from sluice.pipelines.ledger import Ledger
 
-    with open_ports(feed) as edges:
-        return read_status_through(edges, feed, Ledger(edges.lake, feed.name, edges.clock), last)
+    with open_ports(feed) as ports:
+        return read_status_through(ports, feed, Ledger(ports.lake, feed.name, ports.clock), last)
 
 
-def read_status_through(edges: Ports, feed: Feed, ledger: Ledger, chosen: int | Sequence[int]) -> FeedStatus:
+def read_status_through(ports: Ports, feed: Feed, ledger: Ledger, chosen: int | Sequence[int]) -> FeedStatus:
     """As `read_status`, through open ports, with this number of newest windows or these windows (their starts, ms)."""
     from sluice.pipelines.batch.survey import start_not_used, take_survey
     from sluice.pipelines.ledger import State
@@ -136,22 +136,22 @@ def read_status_through(edges: Ports, feed: Feed, ledger: Ledger, chosen: int | 
     try:
         reading.state = ledger.read()
         reading.committed = dict(reading.state.commits)
-        check_cluster(reading.state, edges.cluster.cluster_id(), feed.name)
-        check_near(ledger, edges.lake, feed)
-        result = take_survey(feed, edges, ledger)
+        check_cluster(reading.state, ports.cluster.cluster_id(), feed.name)
+        check_near(ledger, ports.lake, feed)
+        result = take_survey(feed, ports, ledger)
         reading.survey = result
         reading.state, reading.error = result.state, result.refusals[0].error if result.refusals else None
         reading.start_not_used = start_not_used(feed, result)
         reading.committed = {k: c.offset for k in result.partitions if (c := result.committed.get(k.tp))}
         reading.partitions = result.partitions
         waiting = [p.tp for p in find_unstable(result.partitions.values())]
-        reading.holders = edges.cluster.open_transactions(waiting) if waiting else {}
-        reading.outlook = look_ahead(feed, ledger, result.state, edges.cluster, result.partitions, edges.clock())
+        reading.holders = ports.cluster.open_transactions(waiting) if waiting else {}
+        reading.outlook = look_ahead(feed, ledger, result.state, ports.cluster, result.partitions, ports.clock())
     except SluiceError as error:
         reading.error, reading.survey = error, None
-    status = _status(feed, edges, ledger, reading, chosen)
+    status = _status(feed, ports, ledger, reading, chosen)
     try:
-        findings = list_findings(feed, edges, ledger, reading.state, reading.survey, status)
+        findings = list_findings(feed, ports, ledger, reading.state, reading.survey, status)
     except SluiceError as error:
         findings = (*explain_error(error), *explain_error(status.error))
         return replace(status, error=status.error or error, findings=findings)
@@ -166,11 +166,11 @@ class WatchResult:
     outlook: Outlook | None = None
 
 
-def watch(edges: Ports, feed: Feed, ledger: Ledger) -> WatchResult:
+def watch(ports: Ports, feed: Feed, ledger: Ledger) -> WatchResult:
     """Returns the findings about a feed. Raises the error that passes by itself, such as KafkaUnavailable."""
     from sluice.pipelines.errors import is_transient
 
-    status = read_status_through(edges, feed, ledger, ())
+    status = read_status_through(ports, feed, ledger, ())
     if status.error and is_transient(status.error):
         raise status.error
     return WatchResult(status.findings, status.outlook)
@@ -190,17 +190,17 @@ class _FeedReading:
     survey: Survey | None = None
 
 
-def _status(feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, chosen: int | Sequence[int]) -> FeedStatus:
+def _status(feed: Feed, ports: Ports, ledger: Ledger, reading: _FeedReading, chosen: int | Sequence[int]) -> FeedStatus:
     from sluice.pipelines.publishing import publish
 
     state = reading.state
     keys = sorted({*reading.partitions, *state.known()})
     heartbeats = {
-        b.id: edges.clock() - at for b in state.live() if (at := edges.liveness.last_heartbeat(b.owner)) is not None
+        b.id: ports.clock() - at for b in state.live() if (at := ports.liveness.last_heartbeat(b.owner)) is not None
     }
-    verdicts = publish.judge_batches(edges.liveness, state.live(), watch=False)
+    verdicts = publish.judge_batches(ports.liveness, state.live(), watch=False)
     dead = [b for b in state.live() if verdicts[b.id].dead]
-    refused = _refused_batches(feed, edges, ledger, reading, dead)
+    refused = _refused_batches(feed, ports, ledger, reading, dead)
     return FeedStatus(
         feed=feed.name,
         partitions=tuple(_partition(reading, k) for k in keys),
@@ -208,37 +208,37 @@ def _status(feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, cho
         last=next((ledger.recall(b) for b in state.batches.newest_first() if not b.merges), None),
         error=reading.error,
         settings=feed.window,
-        windows=_windows(feed, edges, ledger, reading, chosen, dead),
+        windows=_windows(feed, ports, ledger, reading, chosen, dead),
         outlook=reading.outlook,
         losses=_losses(feed, reading.outlook),
-        held=_held_back(feed, reading, edges.clock()),
+        held=_held_back(feed, reading, ports.clock()),
         heartbeats=heartbeats,
         met={b.id: publish.report_met(feed.name, b, verdicts[b.id]) for b in state.live()},
         refused=refused,
         start_not_used=reading.start_not_used,
-        engine=edges.engine.describe(),
+        engine=ports.engine.describe(),
     )
 
 
 def _refused_batches(
-    feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, dead: Sequence[Batch]
+    feed: Feed, ports: Ports, ledger: Ledger, reading: _FeedReading, dead: Sequence[Batch]
 ) -> Mapping[int, BatchRefused]:
     """The refused batches, judged as the next run would judge them. If the lake fails, its error is kept."""
     from sluice.pipelines.quarantine.listing import refusals_of_staged
 
     try:
-        return refusals_of_staged(feed, ledger, reading.state, edges.lake, {b.id for b in dead})
+        return refusals_of_staged(feed, ledger, reading.state, ports.lake, {b.id for b in dead})
     except SluiceError as error:
         reading.error = reading.error or error
         return {}
 
 
 def _windows(
-    feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, chosen: int | Sequence[int], dead: Sequence[Batch]
+    feed: Feed, ports: Ports, ledger: Ledger, reading: _FeedReading, chosen: int | Sequence[int], dead: Sequence[Batch]
 ) -> tuple[WindowStanding, ...]:
     from sluice.pipelines.status import strip
 
-    state, now = reading.state, edges.clock()
+    state, now = reading.state, ports.clock()
     windows = strip.last_windows(state, feed.window, now, chosen) if isinstance(chosen, int) else chosen
     ends = {k: p.last_stable_offset for k, p in reading.partitions.items()}
     return strip.standings(

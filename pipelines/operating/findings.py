@@ -67,7 +67,7 @@ class Finding:
 
 
 def list_findings(
-    feed: Feed, edges: Ports, ledger: Ledger, state: State, survey: Survey | None, status: FeedStatus
+    feed: Feed, ports: Ports, ledger: Ledger, state: State, survey: Survey | None, status: FeedStatus
 ) -> tuple[Finding, ...]:
     """Returns the findings, severe ones first. `survey` is None if it was refused or impossible: `status.error`.
 
@@ -79,16 +79,16 @@ def list_findings(
         findings += [
             *_find_refused(feed, status),
             *_find_failed(feed, ledger, state),
-            *_find_wrong_files(feed, edges, ledger, state, published),
+            *_find_wrong_files(feed, ports, ledger, state, published),
             *_find_quarantine(feed, published[-1][1] if published else None),
             *_find_unfinished(status),
         ]
     findings += _find_unwarned(status.outlook) if status.outlook else ()
     if state.origins and survey is not None:
-        outlook, now = status.outlook or Outlook(edges.clock()), edges.clock()
+        outlook, now = status.outlook or Outlook(ports.clock()), ports.clock()
         findings += [
             *_find_absent(feed, state, survey),
-            *_find_refused_commit(feed, edges, state, survey, status),
+            *_find_refused_commit(feed, ports, state, survey, status),
             *_find_lost(feed, outlook),
             *_find_at_risk(feed, outlook),
             *_find_gaps(feed, outlook),
@@ -157,7 +157,7 @@ def _find_failed(feed: Feed, ledger: Ledger, state: State) -> Iterator[Finding]:
 
 
 def _find_refused_commit(
-    feed: Feed, edges: Ports, state: State, survey: Survey, status: FeedStatus
+    feed: Feed, ports: Ports, state: State, survey: Survey, status: FeedStatus
 ) -> Iterator[Finding]:
     if feed.commit is CommitMode.NONE:
         return
@@ -169,7 +169,7 @@ def _find_refused_commit(
         if moved and (error := explain_moved(feed.name, policy, state, moved, survey.committed, ends)):
             raise error
         if status.uncommitted:
-            edges.group.check_alone()
+            ports.group.check_alone()
     except (GroupMoved, GroupHeld) as refused:
         yield Finding("commit", refused.message, refused.remedy, severe=True)
 
@@ -178,7 +178,7 @@ def _find_refused_commit(
 
 
 def _find_wrong_files(
-    feed: Feed, edges: Ports, ledger: Ledger, state: State, published: Sequence[tuple[Batch, PublishEntry]]
+    feed: Feed, ports: Ports, ledger: Ledger, state: State, published: Sequence[tuple[Batch, PublishEntry]]
 ) -> Iterator[Finding]:
     """Yields a finding for files of these batches that are missing, or whose size is not the ledger's."""
     ranges: dict[str, list[OffsetRange]] = {}
@@ -187,11 +187,11 @@ def _find_wrong_files(
         for part in receipt.parts:
             ranges.setdefault(part.path, []).append(receipt.offset_range)
             parts.append(part)
-    wrong = [error for error in find_wrong_files(edges.lake, parts).values() if error]
+    wrong = [error for error in find_wrong_files(ports.lake, parts).values() if error]
     replaced = ledger.list_replaced(error.path for error in wrong) if wrong else ()
     wrong = [error for error in wrong if error.path not in replaced]
     for error in wrong[:1]:
-        remedy = find_remedies(feed.name, {error.path: ranges[error.path]}, state, edges.cluster).get(error.path)
+        remedy = find_remedies(feed.name, {error.path: ranges[error.path]}, state, ports.cluster).get(error.path)
         text = error.message + _more("; so are ", wrong, "file")
         yield Finding("files", text, remedy or error.remedy, severe=True)
 

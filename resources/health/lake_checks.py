@@ -124,11 +124,11 @@ def examine_ledgers(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagn
 
 def ledgers(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
     """Yields the findings about each feed, and one line for all feeds without any."""
-    from sluice.resources.open_ports import shared_edges  # late: it loads the clients
+    from sluice.resources.open_ports import share_ports  # late: it loads the clients
 
     until = time.monotonic() + SECONDS
     hasty = [_hasty(feed) for feed in feeds]
-    with shared_edges(hasty) as open_ports:
+    with share_ports(hasty) as open_ports:
         results = map_parallel(lambda feed: _check_feed(open_ports, feed, until, alone=len(feeds) == 1), hasty)
     sound = [first for first, *_ in results if first.health is Health.OK]
     yield from (one for of_feed in results for one in of_feed if one.health is not Health.OK)
@@ -149,9 +149,9 @@ def _check_feed(
     if time.monotonic() > until:
         return [report_skipped(f"{where}{TITLE}", "not read: the time limit was reached", f"sluice status {feed.name}")]
     try:
-        with extras.name_missing(), open_ports(feed) as edges:
-            ledger = Ledger(edges.lake, feed.name, edges.clock, checkpoints=False)
-            status = read_status_through(edges, feed, ledger, ())
+        with extras.name_missing(), open_ports(feed) as ports:
+            ledger = Ledger(ports.lake, feed.name, ports.clock, checkpoints=False)
+            status = read_status_through(ports, feed, ledger, ())
             # Readers need no Kafka client: the group "Kafka" reports that it is not installed.
             setup = status.error.remedy if isinstance(status.error, SetupError) else None
             findings = [f for f in status.findings if (f.severe or not status.error) and f.remedy != setup]

@@ -209,10 +209,10 @@ def run(requests: Mapping[str, Request], project: Project, on_progress: OnProgre
 
     Raises FeedError before anything runs, KeyboardInterrupt, and for one feed errors that are not Sluice's.
     """
-    from sluice.resources.open_ports import shared_edges
+    from sluice.resources.open_ports import share_ports
 
     feeds = {name: project.feed(name) for name in requests}
-    with shared_edges(feeds.values()) as open_ports:
+    with share_ports(feeds.values()) as open_ports:
         return run_feeds(feeds, requests, lambda name: partial(on_progress, name), open_ports)
 
 

@@ -185,9 +185,9 @@ def test_each_window_is_evaluated_once_in_a_run(
     world.engine.observe = build_tallies(5, 2, 1)
     judged, judge = list[int](), LedgerView._judge
 
-    def count_and_judge(books: LedgerView, window: int) -> Sequence[Judged]:
+    def count_and_judge(view: LedgerView, window: int) -> Sequence[Judged]:
         judged.append(window)
-        return judge(books, window)
+        return judge(view, window)
 
     monkeypatch.setattr(LedgerView, "_judge", count_and_judge)
     world.run(in_hour(0))
@@ -220,8 +220,8 @@ def test_window_is_evaluated_by_contract_in_force_when_landed(world: World, inst
     assert before is not None
     assert after is not None
 
-    books = world.open_ledger_view()
-    first, second = (books.read_judged(at_hour(h)) for h in range(2))
+    view = world.open_ledger_view()
+    first, second = (view.read_judged(at_hour(h)) for h in range(2))
     assert [(j.outcome.unexpected, j.contract) for j in first] == [(0, before.hash), (6, before.hash)]
     assert [(j.outcome.unexpected, j.contract) for j in second] == [(2, after.hash)]
 

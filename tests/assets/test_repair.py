@@ -252,8 +252,8 @@ def test_step_launched_by_dagster_holds_lock_of_its_run(world: World, instance: 
 def test_owner_of_run_that_ended_in_dagster_is_dead_immediately(world: World, instance: dg.DagsterInstance) -> None:
     failed, alive = create_run(instance, Status.FAILURE), create_run(instance)
     heartbeats = MemoryLiveness(dead={"beatless"}, suspects={"suspect"})
-    with world.open_ports(world.make_session().feed("orders")) as edges:
-        liveness = with_dagster_liveness(replace(edges, liveness=heartbeats), instance).liveness
+    with world.open_ports(world.make_session().feed("orders")) as ports:
+        liveness = with_dagster_liveness(replace(ports, liveness=heartbeats), instance).liveness
     runs = {"failed": failed, "alive": alive, "beatless": alive, "elsewhere": "unknown", "suspect": alive}
     owners = [owner(token, run) for token, run in runs.items()]
     at_once, watched = (liveness.judge(owners, watch=watch) for watch in (False, True))
@@ -266,10 +266,10 @@ def test_owner_of_run_that_ended_in_dagster_is_dead_immediately(world: World, in
 
 
 def test_with_dagster_liveness_changes_only_the_liveness_port(world: World, instance: dg.DagsterInstance) -> None:
-    with world.open_ports(world.make_session().feed("orders")) as edges:
-        informed = with_dagster_liveness(edges, instance)
+    with world.open_ports(world.make_session().feed("orders")) as ports:
+        informed = with_dagster_liveness(ports, instance)
     assert isinstance(informed.liveness, Informed)
-    assert replace(informed, liveness=edges.liveness) == edges
+    assert replace(informed, liveness=ports.liveness) == ports
 
 
 # -- the event log compared with the ledger

@@ -39,8 +39,8 @@ def evaluate_tick(world: World, instance: dg.DagsterInstance) -> Any:
 
     @contextmanager
     def without_kafka(feed: Feed) -> Iterator[Ports]:
-        with world.open_ports(feed) as edges:
-            yield replace(edges, cluster=Deaf(), group=Deaf())
+        with world.open_ports(feed) as ports:
+            yield replace(ports, cluster=Deaf(), group=Deaf())
 
     session = RunSession(world.project, without_kafka, lambda feed: world.lake)
     defs = build(world.project, session)
@@ -217,8 +217,8 @@ def test_next_tick_checks_again_after_failed_check_or_dropped_request(
     def open_ports(feed: Feed) -> Iterator[Ports]:
         if away:
             raise LakeUnavailable("the store does not answer", remedy="wait for it")
-        with world.open_ports(feed) as edges:
-            yield edges
+        with world.open_ports(feed) as ports:
+            yield ports
 
     defs = build(world.project, RunSession(world.project, open_ports, lambda feed: world.lake))
 

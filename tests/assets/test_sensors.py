@@ -258,8 +258,8 @@ class TopicCounter:
             def __getattr__(self, name: str) -> Any:
                 return getattr(cluster, name)
 
-        with self.world.open_ports(feed) as edges:
-            yield replace(edges, cluster=Cluster())
+        with self.world.open_ports(feed) as ports:
+            yield replace(ports, cluster=Cluster())
 
 
 def write_feeds(world: World, number: int) -> World:
@@ -275,8 +275,8 @@ def test_unavailable_kafka_affects_only_its_feeds(world: World, instance: dg.Dag
 
     @contextmanager
     def open_ports(feed: Feed) -> Iterator[Ports]:
-        with world.open_ports(feed) as edges:
-            yield replace(edges, cluster=Away()) if feed.name == "other" else edges
+        with world.open_ports(feed) as ports:
+            yield replace(ports, cluster=Away()) if feed.name == "other" else ports
 
     class Away:
         def cluster_id(self) -> str:
@@ -297,8 +297,8 @@ def test_unexpected_error_affects_only_its_feed(world: World, instance: dg.Dagst
     def open_ports(feed: Feed) -> Iterator[Ports]:
         if feed.name == "feed0":
             raise RuntimeError(SECRET)
-        with world.open_ports(feed) as edges:
-            yield edges
+        with world.open_ports(feed) as ports:
+            yield ports
 
     tick = Tick(RunSession(world.project, open_ports), SensorCursor())
     tick.run(instance, lambda: 0.0)

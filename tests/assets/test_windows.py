@@ -620,12 +620,12 @@ def test_interrupt_during_reporting_of_windows_loses_no_event(
             world.run(again)
     world.bury()
     assert world.run().exit_code == 0
-    books = world.open_ledger_view()
+    view = world.open_ledger_view()
     with open_instance(world.project) as instance:
         for key in (LANDED, QUARANTINED):
-            newest = {w: list_versions(instance, key, show_window(w))[-1] for w in books.complete}
-            assert newest == {w: books.format_window_version(w) for w in books.complete}
-        landed_metadata.require_reported(instance, books)
+            newest = {w: list_versions(instance, key, show_window(w))[-1] for w in view.complete}
+            assert newest == {w: view.format_window_version(w) for w in view.complete}
+        landed_metadata.require_reported(instance, view)
 
 
 def _interrupt_after(nth: int, patched: pytest.MonkeyPatch) -> None:
@@ -700,16 +700,16 @@ def test_hours_that_an_origin_cuts_are_complete_after_their_own_runs(
     world.group.offsets.update({tp: CommittedOffset(at, metadata="") for tp, at in committed.items()})
     world.run()
     hours = [at_hour(n) for n in range(4)]
-    books = world.open_ledger_view()
-    assert [w in books.complete for w in hours] == [books.is_complete(w) for w in hours] == [n >= cut for n in range(4)]
+    view = world.open_ledger_view()
+    assert [w in view.complete for w in hours] == [view.is_complete(w) for w in hours] == [n >= cut for n in range(4)]
     states = strip.standings(world.state(), WindowSettings(), hours, world.clock(), strip.LEDGER_ALONE)
     assert [s.standing is Standing.FROM_ORIGIN for s in states] == [n < cut for n in range(4)]
     for n in reversed(range(cut)):
         assert world.run(in_hour(n)).error is None
-    books = world.open_ledger_view()
-    assert books.complete >= {*hours}
+    view = world.open_ledger_view()
+    assert view.complete >= {*hours}
     for n, window in enumerate(hours):
-        ranges = {windows.find_range(world.state(), k, window, WindowSettings()) for k in books.frontiers}
+        ranges = {windows.find_range(world.state(), k, window, WindowSettings()) for k in view.frontiers}
         assert ranges == {Range(25 * n, 25 * n + 25)}
 
 

@@ -231,13 +231,13 @@ class World:
     def land_unrecorded(self, request: Request = CATCH_UP) -> Landed:
         """Publish a batch by a run that dies before it reports to Dagster."""
         feed = self.make_session().feed("orders")
-        with self.open_ports(feed) as edges:
-            return land(feed, edges, request, owner("dead", "dead-run"), self.progress.append)
+        with self.open_ports(feed) as ports:
+            return land(feed, ports, request, owner("dead", "dead-run"), self.progress.append)
 
     def open_ledger_view(self) -> LedgerView:
         feed = self.make_session().feed("orders")
-        with self.open_ports(feed) as edges:
-            return LedgerView.open(feed, self.open_ledger(), edges)
+        with self.open_ports(feed) as ports:
+            return LedgerView.open(feed, self.open_ledger(), ports)
 
     def make_session(self) -> RunSession:
         return RunSession(self.project, self.open_ports, lambda feed: self.lake)

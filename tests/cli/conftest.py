@@ -109,7 +109,7 @@ class WorldSession(Session):
         return self.world.open_ports(feed)
 
     @contextmanager
-    def shared_edges(self, feeds: Iterable[Feed]) -> Iterator[OpenPorts]:
+    def share_ports(self, feeds: Iterable[Feed]) -> Iterator[OpenPorts]:
         yield self.open_ports
 
     def begin_engine(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:

@@ -18,7 +18,7 @@ from tests.cli.conftest import Invoke
 @pytest.fixture(autouse=True)
 def no_rescan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the rescan, which is tested on a real Kafka."""
-    monkeypatch.setattr(audit, "_rescan", lambda session, feed, edges, ledger, report: report)
+    monkeypatch.setattr(audit, "_rescan", lambda session, feed, ports, ledger, report: report)
 
 
 def test_strict_audit_reports_compared_offsets_and_windows(world: World, invoke: Invoke) -> None:

@@ -47,8 +47,8 @@ def begin_run(world: World, *, killed: bool) -> str:
 def leave_batch(world: World, run: str) -> int:
     """Kill a run while it lands an hour. Return the id of its live batch."""
     feed, world.engine.raising = world.make_session().feed("orders"), SystemExit()
-    with world.open_ports(feed) as edges, pytest.raises(SystemExit):
-        land(feed, edges, in_hour(3), owner("gone", run), world.progress.append)
+    with world.open_ports(feed) as ports, pytest.raises(SystemExit):
+        land(feed, ports, in_hour(3), owner("gone", run), world.progress.append)
     world.engine.raising = None
     return world.state().live()[0].id
 

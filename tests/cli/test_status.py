@@ -117,11 +117,11 @@ def test_live_batch_shows_the_last_heartbeat_of_the_owner(world: World, invoke: 
     world.land_unrecorded(in_hour(0))
     who = replace(owner(run="run-123456789"), pid=77)
     plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_build_range(),)),))
-    with world.open_ports(world.make_session().feed("orders")) as edges:
-        open_ledger(world.make_session().feed("orders"), edges).append(
+    with world.open_ports(world.make_session().feed("orders")) as ports:
+        open_ledger(world.make_session().feed("orders"), ports).append(
             lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=who)
         )
-        world.liveness.heartbeats[who.token] = edges.clock() - 7_000
+        world.liveness.heartbeats[who.token] = ports.clock() - 7_000
     result = invoke(status.status, "orders")
     (live,) = result.document["feeds"][0]["live_batches"]
     assert 7 <= live["heartbeat_seconds"] < 60
@@ -135,11 +135,11 @@ def test_live_batch_of_a_dead_run_is_reported_with_remedies(world: World, invoke
     world.land_unrecorded(in_hour(0))
     who = owner(run="run-123456789")
     plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_build_range(),)),))
-    with world.open_ports(world.make_session().feed("orders")) as edges:
-        open_ledger(world.make_session().feed("orders"), edges).append(
+    with world.open_ports(world.make_session().feed("orders")) as ports:
+        open_ledger(world.make_session().feed("orders"), ports).append(
             lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=who)
         )
-        world.liveness.heartbeats[who.token] = edges.clock() - 7_000
+        world.liveness.heartbeats[who.token] = ports.clock() - 7_000
     world.liveness.dead = {who.token}
     result = invoke(status.status, "orders")
     (live,) = result.document["feeds"][0]["live_batches"]
@@ -231,7 +231,7 @@ def test_fifty_feeds_fit_one_screen_and_the_worst_come_first(
     (world.project.root / "feeds" / "orders.yaml").unlink()
     for name in statuses:
         (world.project.root / "feeds" / f"{name}.yaml").write_text(source)
-    monkeypatch.setattr(status, "try_read_status", lambda ports, feed, last: statuses[feed.name])
+    monkeypatch.setattr(status, "try_read_status", lambda open_ports, feed, last: statuses[feed.name])
     for name, value in {"COLUMNS": columns, "LINES": lines, "FORCE_COLOR": 1, "NO_COLOR": 1}.items():
         monkeypatch.setenv(name, str(value))
 

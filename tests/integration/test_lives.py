@@ -70,8 +70,8 @@ def recreate(project: FeedProject, topic: str, partitions: int) -> None:
 
 def check_in_dagster(feed: Feed, window: int) -> Any:
     with open_inline_ports(feed) as ports:
-        books = LedgerView.open(feed, open_feed_ledger(feed, ports), ports)
-        return check_complete(books, window)
+        view = LedgerView.open(feed, open_feed_ledger(feed, ports), ports)
+        return check_complete(view, window)
 
 
 def test_unread_records_of_a_recreated_topic_are_lost_by_name(project: FeedProject, call: Call) -> None:

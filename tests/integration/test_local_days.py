@@ -141,9 +141,9 @@ def test_names_of_days_serve_everywhere(project: FeedProject, call: Call) -> Non
     code, document = call("status", "orders", "--json")
     assert [document["feeds"][0][key] for key in ("window", "timezone")] == ["1d", "Europe/Berlin"]
     with open_inline_ports(feed) as ports:
-        books = LedgerView.open(feed, open_feed_ledger(feed, ports), ports, Keys.of(feed.name))
-        event = build_window_event(books, books.keys.landed, feed.window.parse_name(LONG))
-        partitions = partitions_of(feed, books.state.first_window, ports.clock())
+        view = LedgerView.open(feed, open_feed_ledger(feed, ports), ports, Keys.of(feed.name))
+        event = build_window_event(view, view.keys.landed, feed.window.parse_name(LONG))
+        partitions = partitions_of(feed, view.state.first_window, ports.clock())
     assert event.partition == LONG
     assert partitions.has_partition_key(LONG)
     run(feed, Request(RequestKind.WINDOW, window=feed.window.parse_name(LONG), replace=True))

@@ -80,9 +80,9 @@ def _land(world: World, name: str, request: Request, skip: Skip | None = None, c
 
 
 def _commit(world: World, name: str) -> str:
-    feed, edges = world.feed, world.open_ports(name)
+    feed, ports = world.feed, world.open_ports(name)
     settings = CommitSettings(feed.commit, "tid", feed.policies.on_group_moved)
-    result = commit(world.open_ledger(name), edges.group, settings, Outlet.of(feed, edges.lake))
+    result = commit(world.open_ledger(name), ports.group, settings, Outlet.of(feed, ports.lake))
     return str(result.status)
 
 
@@ -135,10 +135,10 @@ def _expire(world: World, name: str, hour: int) -> str:
 
 def _accept_logs(world: World, name: str) -> str:
     """Accept the events for which runs are refused, as an operator does."""
-    edges, accepted = world.open_ports(name), []
+    ports, accepted = world.open_ports(name), []
     for event in (AcceptEvent.RECREATED, AcceptEvent.TRUNCATED):
         with suppress(NothingToAccept):
-            accept_log(world.feed, edges, event, "it was seen")
+            accept_log(world.feed, ports, event, "it was seen")
             accepted.append(event)
     return f"accepted {' '.join(accepted) or 'nothing'}"
 

@@ -74,24 +74,24 @@ class Asker:
         )
 
     def replay(self) -> None:
-        edges = self.world.open_ports(self.name)
-        self.note(replay(self.world.feed, edges, Filter(), None, make_owner(self.name), self.report).met)
+        ports = self.world.open_ports(self.name)
+        self.note(replay(self.world.feed, ports, Filter(), None, make_owner(self.name), self.report).met)
 
     def expire(self) -> None:
-        feed, edges, before = self.world.feed, self.world.open_ports(self.name), START + HOUR
+        feed, ports, before = self.world.feed, self.world.open_ports(self.name), START + HOUR
         expire(
             self.world.open_ledger(self.name),
-            edges.lake,
+            ports.lake,
             RetireRequest(before, "old"),
             feed.window,
-            edges.liveness,
+            ports.liveness,
             self.report,
         )
 
     def repair(self, batch: int) -> None:
-        edges = self.world.open_ports(self.name)
+        ports = self.world.open_ports(self.name)
         target = RepairTarget(
-            FEED, self.world.open_ledger(self.name), edges.lake, edges.liveness, self.world.feed.window
+            FEED, self.world.open_ledger(self.name), ports.lake, ports.liveness, self.world.feed.window
         )
         list(repair(target, [batch]))
 

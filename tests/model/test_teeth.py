@@ -200,8 +200,8 @@ def fromorigin(patch: Patch) -> None:
 def latepart(patch: Patch) -> None:
     opened = survey.with_first_windows
 
-    def keep_windows(feed: Any, edges: Any, state: State, partitions: Any, origins: Any, now: int) -> Any:
-        return origins if state.boundary_times else opened(feed, edges, state, partitions, origins, now)
+    def keep_windows(feed: Any, ports: Any, state: State, partitions: Any, origins: Any, now: int) -> Any:
+        return origins if state.boundary_times else opened(feed, ports, state, partitions, origins, now)
 
     patch.setattr(survey, "with_first_windows", keep_windows)
 

@@ -58,7 +58,7 @@ class World:
         return Ledger(self.lake, "orders", lambda: self.now, "test", "c")
 
     @property
-    def edges(self) -> Ports:
+    def ports(self) -> Ports:
         cluster, group = MemoryCluster(), MemoryGroup()
         return Ports(cluster, group, self.lake, None, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
 
@@ -108,7 +108,7 @@ class World:
 
     def compact(self, windows: Sequence[int] | None = None, by: str = "merging") -> Compacted:
         try:
-            return compact(self.feed, self.edges, windows, owner(by, "compact"), lambda progress: None)
+            return compact(self.feed, self.ports, windows, owner(by, "compact"), lambda progress: None)
         finally:
             self.liveness.dead.add(by)
 

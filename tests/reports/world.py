@@ -76,8 +76,8 @@ class Topics:
     answer_bytes: int = 1 << 20
 
     def land(self) -> LandedMessages:
-        feed, edges = self._build_ports()
-        result = land_batch(feed, edges, Request(RequestKind.CATCH_UP), new_owner("test"), lambda progress: None)
+        feed, ports = self._build_ports()
+        result = land_batch(feed, ports, Request(RequestKind.CATCH_UP), new_owner("test"), lambda progress: None)
         result.check()
         return LandedMessages(feed, self.lake, result)
 

@@ -101,8 +101,8 @@ def test_records_refused_by_a_schema_are_replayed_with_a_newer_schema(project: P
     project.set_schema(of(state("open", "paid")))
     again = project.land([])
     writers = KeptSchemas(project.lake, "orders")
-    edges = Ports(None, None, project.lake, MemoryEngine(), MemoryLiveness(), MemoryClock(0), None, writers)  # type: ignore[arg-type]
-    done = replay(again.feed, edges, Filter(), None, new_owner("test"), lambda progress: None)
+    ports = Ports(None, None, project.lake, MemoryEngine(), MemoryLiveness(), MemoryClock(0), None, writers)  # type: ignore[arg-type]
+    done = replay(again.feed, ports, Filter(), None, new_owner("test"), lambda progress: None)
     assert done.outcome.fit.total() == 1
 
 

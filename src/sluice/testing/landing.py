@@ -195,7 +195,7 @@ def land(
     logs, newest = _build_logs(feed, state, messages, begin)
     clock.now = feed.window.end_of(newest) + feed.window.grace
     states = {tp: partition(*tp, topic_id=_TOPIC_ID) for tp in logs}
-    edges = Ports(
+    ports = Ports(
         cluster=MemoryCluster(states, id=_CLUSTER, logs=logs),
         group=MemoryGroup({tp: CommittedOffset(0) for tp in logs if tp not in state.current}),
         lake=target,
@@ -206,7 +206,7 @@ def land(
         parallelism=1,
     )
     unlimited_feed = feed.model_copy(update={"limits": unlimited})
-    result = land_batch(unlimited_feed, edges, Request(RequestKind.CATCH_UP), new_owner("test"), lambda progress: None)
+    result = land_batch(unlimited_feed, ports, Request(RequestKind.CATCH_UP), new_owner("test"), lambda progress: None)
     result.check()
     return LandedMessages(feed, target, result)
 

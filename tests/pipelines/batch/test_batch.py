@@ -152,10 +152,10 @@ class World:
         enough: Callable[[], bool] = lambda: False,
     ) -> Landed:
         self.runs += 1
-        edges = self.make_ports(drops)
+        ports = self.make_ports(drops)
         try:
             options = LandingOptions(skip=skip, enough=enough)
-            done = land(self.feed, edges, request, owner(f"token-{self.runs}"), report, options)
+            done = land(self.feed, ports, request, owner(f"token-{self.runs}"), report, options)
             assert manifest.write_manifests(self.ledger, self.lake, "orders", self.feed.window, everywhere=True) == ()  # type: ignore[arg-type]
             return done
         finally:
@@ -662,9 +662,9 @@ class Changing(MemoryEngine):
 
 def _land_during(world: World, error: str, change: Callable[[Topic], None]) -> Landed:
     engine = Changing(topic=world.topic, error=error, change=change)
-    edges = replace(world.make_ports(), engine=engine)
+    ports = replace(world.make_ports(), engine=engine)
     try:
-        return land(world.feed, edges, Request(RequestKind.CATCH_UP), owner("overtaken"), lambda progress: None)
+        return land(world.feed, ports, Request(RequestKind.CATCH_UP), owner("overtaken"), lambda progress: None)
     finally:
         world.liveness.dead.add("overtaken")
 
@@ -818,8 +818,8 @@ def test_limits_of_a_run_apply_after_an_empty_first_plan(feed: Feed) -> None:
     limits = feed.limits.model_copy(update={"records": 4})
     world = World(feed.model_copy(update={"policies": policies, "limits": limits}))
     world.topic.write(PARTITIONS[0], [START + i for i in range(16)], False)
-    edges, planned = world.make_ports(), list[int]()
-    engine = edges.engine
+    ports, planned = world.make_ports(), list[int]()
+    engine = ports.engine
 
     class Overtaken(MemoryEngine):
         def run(self, job: Job, tasks: Sequence[int]) -> Sequence[Outcome | TaskTraffic]:  # type: ignore[override]
@@ -829,7 +829,7 @@ def test_limits_of_a_run_apply_after_an_empty_first_plan(feed: Feed) -> None:
             world.topic.log_start = 8
             return [RangeFailure(s, OffsetsLost.__name__, "gone", fatal=True) for s in job.plan.offset_ranges]
 
-    edges = replace(edges, engine=Overtaken())
-    landed = land(world.feed, edges, Request(RequestKind.CATCH_UP), owner("limited"), lambda progress: None)
+    ports = replace(ports, engine=Overtaken())
+    landed = land(world.feed, ports, Request(RequestKind.CATCH_UP), owner("limited"), lambda progress: None)
     assert planned == [4, 4]
     assert landed.left == 4

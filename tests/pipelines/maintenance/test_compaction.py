@@ -207,7 +207,7 @@ def test_rows_outside_windows_are_merged_within_boundaries(world: World) -> None
 def test_empty_feed_has_nothing_to_merge(world: World) -> None:
     assert world.compact() == Compacted()
     world.lake = MemoryLake()
-    assert foresee_compaction(world.feed, world.edges) == world.compact() == Compacted()
+    assert foresee_compaction(world.feed, world.ports) == world.compact() == Compacted()
 
 
 # -- rivals
@@ -216,7 +216,7 @@ def test_empty_feed_has_nothing_to_merge(world: World) -> None:
 def test_ranges_of_an_active_batch_are_skipped_and_named(world: World) -> None:
     world.land(*split_offsets(A, 10), *split_offsets(B, 10))
     at_work = world.plan([world.build_range(A, 20, 30)], by="replacing")
-    for done in (foresee_compaction(world.feed, world.edges), world.compact()):
+    for done in (foresee_compaction(world.feed, world.ports), world.compact()):
         assert done.busy == {START: at_work}
         assert [(m.batch, m.verdict.life, m.ways) for m in done.met] == [(at_work, Life.ALIVE, ())]
         assert [str(m.offset_range) for m, _ in done.merged] == [
@@ -231,7 +231,7 @@ def test_batch_of_a_dead_run_blocks_with_remedies(world: World) -> None:
     world.land(*split_offsets(A, 10), *split_offsets(B, 10))
     dead_batch = world.plan([world.build_range(A, 20, 30)], by="replacing")
     world.liveness.dead.add("replacing")
-    for done in (foresee_compaction(world.feed, world.edges), world.compact()):
+    for done in (foresee_compaction(world.feed, world.ports), world.compact()):
         (met,) = done.met
         assert (met.batch, met.verdict.life) == (dead_batch, Life.DEAD)
         assert [command for command, _ in met.ways] == [
@@ -245,7 +245,7 @@ def test_rewrite_of_a_dead_run_is_abandoned_and_reported(world: World) -> None:
     dead_batch = world.plan([world.build_range(B, 0, 100)], RequestKind.REPLAY, by="rival")
     world.liveness.dead.add("rival")
     reports: list[Progress] = []
-    compact(world.feed, world.edges, None, owner("merging"), reports.append)
+    compact(world.feed, world.ports, None, owner("merging"), reports.append)
     met_batches = [p.met for p in reports if p.met]
     assert [(m.batch, m.fate) for m in met_batches] == [(dead_batch, Fate.GIVEN_UP)]
 
@@ -255,9 +255,9 @@ def test_one_compaction_at_a_time(world: World) -> None:
     rival = world.plan([world.build_range(B, 0, 100)], RequestKind.COMPACT, by="rival")
     with pytest.raises(PlanBusy, match=f"batch {rival}"):
         world.compact()
-    assert foresee_compaction(world.feed, world.edges).busy == {START: rival}
+    assert foresee_compaction(world.feed, world.ports).busy == {START: rival}
     world.liveness.dead.add("rival")
-    assert len(foresee_compaction(world.feed, world.edges).merged) == 4
+    assert len(foresee_compaction(world.feed, world.ports).merged) == 4
     assert len(world.compact().merged) == 4
     assert world.state().live() == ()
 
@@ -270,7 +270,7 @@ def test_rival_between_search_and_plan_wins(world: World) -> None:
     def compact_first(path: str) -> None:
         if "/log/" in path and next(rivals, False):
             world.lake.before.clear()
-            compact(world.feed, world.edges, None, owner("rival"), lambda progress: None)
+            compact(world.feed, world.ports, None, owner("rival"), lambda progress: None)
 
     world.lake.before["put_if_absent"] = compact_first
     assert world.compact() == Compacted()

@@ -25,7 +25,7 @@ def _list_misread(world: IcebergWorld) -> tuple[str, ...]:
 
 
 def _renew(world: IcebergWorld) -> int:
-    done = renew(world.feed, world.edges, frozenset(_list_misread(world)), owner("renewing", "compact"), lambda p: None)
+    done = renew(world.feed, world.ports, frozenset(_list_misread(world)), owner("renewing", "compact"), lambda p: None)
     world.liveness.dead.add("renewing")
     return len(done.merged)
 

@@ -110,13 +110,13 @@ class Typed(World):
     def replay(self, selection: Filter = ALL, fix: Any = None, by: str = "replaying") -> Replayed:
         fixer = Fixer(fix, __file__) if fix else None
         try:
-            return replay(self.feed, self.edges, selection, fixer, owner(by, "replay"), lambda progress: None)
+            return replay(self.feed, self.ports, selection, fixer, owner(by, "replay"), lambda progress: None)
         finally:
             self.liveness.dead.add(by)
 
     def preview(self, selection: Filter = ALL, fix: Any = None) -> Replayed:
         return foresee_replay(
-            self.feed, self.edges, selection, Fixer(fix, __file__) if fix else None, lambda progress: None
+            self.feed, self.ports, selection, Fixer(fix, __file__) if fix else None, lambda progress: None
         )
 
     def list_quarantined(self, selection: Filter = ALL) -> Listing:
@@ -663,7 +663,7 @@ def test_a_crash_at_any_write_leaves_every_record_exactly_once(tmp_path: Path) -
 def test_missing_or_modified_part_is_never_used(damage: str, kind: str, world: Typed) -> None:
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     world.write_feed(WIDER)
-    candidates = find(world.feed, world.edges, world.reopen_ledger(), Filter(), None)  # type: ignore[arg-type]
+    candidates = find(world.feed, world.ports, world.reopen_ledger(), Filter(), None)  # type: ignore[arg-type]
     path = world.find_path(kind, 0)
     data = world.lake.files.pop(path)
     if damage == "flip":

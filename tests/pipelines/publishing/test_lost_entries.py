@@ -108,11 +108,11 @@ def list_rows(world: World) -> dict[str, bytes]:
 
 
 def find_problems(world: World) -> list[str]:
-    edges = world.open_ports("auditor")
+    ports = world.open_ports("auditor")
     ledger = world.open_ledger("auditor")
-    report = audit(ledger, edges.lake)
-    findings = strict(ledger, edges.lake, world.feed, take_survey(world.feed, edges, ledger), report)
-    return [str(p) for p in (*audit(ledger, edges.lake, hashes=True).problems, *findings.problems)]
+    report = audit(ledger, ports.lake)
+    findings = strict(ledger, ports.lake, world.feed, take_survey(world.feed, ports, ledger), report)
+    return [str(p) for p in (*audit(ledger, ports.lake, hashes=True).problems, *findings.problems)]
 
 
 def check_complete(world: World) -> None:
@@ -180,8 +180,8 @@ def shorten_ledger(count: int = 3, mode: CommitMode = CommitMode.TRANSACTIONAL) 
 
 
 def make_target(world: World) -> RepairTarget:
-    edges = world.open_ports("operator")
-    return RepairTarget(FEED, world.open_ledger("operator"), edges.lake, edges.liveness, world.feed.window)
+    ports = world.open_ports("operator")
+    return RepairTarget(FEED, world.open_ledger("operator"), ports.lake, ports.liveness, world.feed.window)
 
 
 @pytest.mark.parametrize("tip", [True, False])
@@ -190,10 +190,10 @@ def test_dry_run_survey_and_repair_report_lost_entries(tip: bool) -> None:
     world = copy_world(land_twice(CommitMode.TRANSACTIONAL))
     lose(world, 3, Evidence(tip=tip, fold=False))
     before = dict(world.files)
-    edges = world.open_ports("looking")
+    ports = world.open_ports("looking")
     for look in (
-        lambda: preview(world.feed, edges, CATCH_UP),
-        lambda: take_survey(world.feed, edges, world.open_ledger("looking")),
+        lambda: preview(world.feed, ports, CATCH_UP),
+        lambda: take_survey(world.feed, ports, world.open_ledger("looking")),
         lambda: list(repair(make_target(world))),
     ):
         with pytest.raises(EntriesLost, match=r"ledger of feed orders lost entries.*: its newest is entry 7"):
@@ -308,9 +308,9 @@ def test_commit_waits_until_landing_reaches_the_committed_offsets() -> None:
     offsets = dict(world.group.offsets)
     build_program(world, "one", ("bf", 0, 4, 5))()
     assert world.group.offsets == offsets, "never moved back"
-    edges = world.open_ports("two")
+    ports = world.open_ports("two")
     settings = CommitSettings(world.feed.commit, "tid", world.feed.policies.on_group_moved)
-    result = commit(world.open_ledger("two"), edges.group, settings)
+    result = commit(world.open_ledger("two"), ports.group, settings)
     assert [(m.key.partition, m.before, m.after) for m in result.waiting] == [(0, 6, 5), (1, 5, 2)]
     run(world, "on")
     check_complete(world)

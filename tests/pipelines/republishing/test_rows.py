@@ -35,15 +35,15 @@ def make_batches(offsets: list[int], size: int) -> Iterator[pa.RecordBatch]:
     st.integers(1, 9),
 )
 def test_cursor_returns_rows_of_each_piece_within_limit(
-    offsets: list[int], size: int, edges: list[int], limit: int
+    offsets: list[int], size: int, ports: list[int], limit: int
 ) -> None:
     cursor = RowCursor(make_batches(offsets, size))
     pieces_read: list[list[int]] = []
-    for a, b in pairwise(edges):
+    for a, b in pairwise(ports):
         chunks = [int64s(rows.column("offset")).tolist() for rows in cursor.read_between(a, b, lambda: limit)]
         assert all(0 < len(c) <= limit for c in chunks)
         pieces_read.append([o for c in chunks for o in c])
-    assert pieces_read == [[o for o in offsets if a <= o < b] for a, b in pairwise(edges)]
+    assert pieces_read == [[o for o in offsets if a <= o < b] for a, b in pairwise(ports)]
 
 
 def test_cursor_resumes_within_a_piece() -> None:

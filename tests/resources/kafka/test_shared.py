@@ -190,13 +190,13 @@ def test_single_feed_looks_up_brokers_once_and_commits(kafka, feeds, monkeypatch
     monkeypatch.setattr(Wire, "_learn_from", record_and_learn)
     feed = feeds[0]
     (topic,) = feed.topics.names
-    with open_ports(feed) as edges:
-        tps = [p.tp for p in edges.cluster.partitions([topic], COMMITTED)]
-        with edges.group.join([topic], None) as member:
-            assert [edges.group.fetch_committed(tps)[tp] for tp in tps] == [CommittedOffset(1, 0, "here"), None]
+    with open_ports(feed) as ports:
+        tps = [p.tp for p in ports.cluster.partitions([topic], COMMITTED)]
+        with ports.group.join([topic], None) as member:
+            assert [ports.group.fetch_committed(tps)[tp] for tp in tps] == [CommittedOffset(1, 0, "here"), None]
             member.commit_plain({tps[0]: CommittedOffset(2, 0, "there")})
-        assert edges.group.fetch_committed(tps)[tps[0]] == CommittedOffset(2, 0, "there")
-        assert edges.cluster.topics().keys() >= {topic}
+        assert ports.group.fetch_committed(tps)[tps[0]] == CommittedOffset(2, 0, "there")
+        assert ports.cluster.topics().keys() >= {topic}
     assert len(learned) == 1
 
 
