@@ -47,7 +47,10 @@ class Offsets:
         return 0
 
     def is_empty(self):
-        return not len(self)
+        return not _count(self)
+
+def _count(desk):
+    return len(desk)
 '''
 
 
@@ -55,8 +58,11 @@ def test_each_rule_reports_its_line(language: ModuleType) -> None:
     words, _ = language.load_settings(ROOT)
     findings = [(f.rule, f.line) for f in language.check_module(MODULE, "pipelines", "x.py", words)]
     assert sorted(findings) == [
+        ("aliases", 31),
         ("docstrings", 5),
         ("docstrings", 10),
+        ("fragments", 31),
+        ("lines", 1),
         ("names", 6),
         ("participles", 14),
         ("phrases", 15),
