@@ -108,7 +108,9 @@ def print_findings(findings: Iterator[Finding]) -> None:
 def load_settings(root: Path) -> tuple[Words, dict[tuple[str, str], int]]:
     """Returns the lists of words, and the ceiling of each folder and rule."""
     raw = tomllib.loads((root / SETTINGS).read_text())
-    lists = {name: frozenset(raw["words"][name].split()) for name in ("vague", "verbs", "prefixes", "pronouns", "aliases")}
+    lists = {
+        name: frozenset(raw["words"][name].split()) for name in ("vague", "verbs", "prefixes", "pronouns", "aliases")
+    }
     participle, phrases = re.compile(raw["words"]["participle"]), re.compile("|".join(raw["words"]["phrases"]))
     tests = re.compile(f"_(?:{'|'.join(raw['words']['tests'].split())})(?=_|$)")
     ceilings = {(folder, rule): n for folder, rules in raw["ceilings"].items() for rule, n in rules.items()}
@@ -163,7 +165,9 @@ def check_module(source: str, folder: str, path: str, words: Words) -> Iterator[
 def list_fragments(tree: ast.Module) -> Iterator[Function]:
     """Yields the private functions whose few lines would read as well where they are called."""
     nodes = list(ast.walk(tree))
-    uses = Counter(n.id if isinstance(n, ast.Name) else n.attr for n in nodes if isinstance(n, ast.Name | ast.Attribute))
+    uses = Counter(
+        n.id if isinstance(n, ast.Name) else n.attr for n in nodes if isinstance(n, ast.Name | ast.Attribute)
+    )
     calls = Counter(getattr(n.func, "id", getattr(n.func, "attr", "")) for n in nodes if isinstance(n, ast.Call))
     for function in (n for n in nodes if isinstance(n, Function) and not n.decorator_list):
         body = function.body[1:] if ast.get_docstring(function) else function.body

@@ -177,17 +177,17 @@ def _build_metadata(view: LedgerView, window: int, judged: Sequence[Judged]) -> 
         "expectations": _build_table([j.outcome for j in judged]),
         **count_breaches(judged),
         "contract": ", ".join(dict.fromkeys(j.contract for j in judged)) or "none",
-        **({"show_rows": _format_command(view.feed, window)} if quarantined else {}),
+        **(
+            {"show_rows": f"sluice quarantine show {view.feed.name} --window {view.feed.window.name(window)}"}
+            if quarantined
+            else {}
+        ),
         **_link_report(view.find_page(window)),
     }
 
 
 def _link_report(page: str | None) -> Metadata:
     return {"report": dg.MetadataValue.path(page)} if page else {}
-
-
-def _format_command(feed: Feed, window: int) -> str:
-    return f"sluice quarantine show {feed.name} --window {feed.window.name(window)}"
 
 
 def _build_table(outcomes: Sequence[ExpectationOutcome]) -> dg.TableMetadataValue:

@@ -56,7 +56,9 @@ def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_books: Cal
     Idempotent. The ledger is read only if something is missing.
     """
     unreported = find_unreported_windows(instance, feed, keys)
-    planned = internals.planned_evaluations(instance, _list_feed_checks(keys), ())
+    planned = internals.planned_evaluations(
+        instance, [dg.AssetCheckKey(keys.landed, name) for name in (NO_GAPS, FEED_HEALTH)], ()
+    )
     if not planned and not any(unreported.values()):
         return set()
     view = open_books()
@@ -100,10 +102,6 @@ def _read_last_commit(instance: dg.DagsterInstance, view: LedgerView, window: in
 
 
 # -- checks
-
-
-def _list_feed_checks(keys: Keys) -> list[dg.AssetCheckKey]:
-    return [dg.AssetCheckKey(keys.landed, name) for name in (NO_GAPS, FEED_HEALTH)]
 
 
 def _list_planned(

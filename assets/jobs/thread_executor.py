@@ -292,7 +292,8 @@ class _Threads:
 
     def _skip_late(self) -> Iterator[dg.DagsterEvent]:
         """Feeds that will not begin: their steps are skipped, not failed."""
-        if not self._is_late() and self._given_up < self._work.limits.feeds_at_once:
+        is_late = time.monotonic() - self._began > self._work.limits.deadline / 1000
+        if not is_late and self._given_up < self._work.limits.feeds_at_once:
             return
         for waiting in [*self._waiting]:
             step, lane = waiting
@@ -302,11 +303,6 @@ class _Threads:
                 yield dg.DagsterEvent.step_skipped_event(self._context.for_step(step))
                 self._active.mark_skipped(step.key)
                 self._has_news = True
-
-    def _is_late(self) -> bool:
-        return time.monotonic() - self._began > self._work.limits.deadline / 1000
-
-    # -- messages
 
     def _handle(self, message: _Message | None) -> Iterator[dg.DagsterEvent]:
         if message is None or message[0].over:
@@ -345,11 +341,8 @@ class _Threads:
                 step.stop_requested_at = now
                 step.lane.stop.ask(build_feed_timeout(step.lane.feed, limit))
             if step.stop_requested_at is not None and now - step.stop_requested_at > STOP_SECONDS:
-                yield from self._give_up(step)
-
-    def _give_up(self, step: _Step) -> Iterator[dg.DagsterEvent]:
-        self._given_up += 1
-        yield from self._fail(step)
+                self._given_up += 1
+                yield from self._fail(step)
 
     def _fail(self, step: _Step) -> Iterator[dg.DagsterEvent]:
         """Report that the step failed, in place of its thread."""

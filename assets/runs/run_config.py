@@ -260,7 +260,9 @@ class TickPolicy:
         last, self._last = self._last, min(now, self._clock())
         repeated = last is None or now <= last  # Dagster did not get the answer
         closed = repeated or any(closings_until(w, last or 0) < closings_until(w, now) for w in self._windows)
-        self._newest = None if closed else _read_newest_run(instance, self._job)
+        self._newest = (
+            None if closed else next(iter(instance.get_runs(dg.RunsFilter(job_name=self._job), limit=1)), None)
+        )
         if closed or _is_unfinished(self._newest) or not self._is_requested(self._newest):
             self.unread = frozenset()  # all feeds
             return True
@@ -278,10 +280,6 @@ class TickPolicy:
     def skip_reason(self) -> dg.SkipReason:
         """Why a tick does not look."""
         return dg.SkipReason(f"no window has closed since the last look{_describe(self._newest)}")
-
-
-def _read_newest_run(instance: dg.DagsterInstance, job: str) -> dg.DagsterRun | None:
-    return next(iter(instance.get_runs(dg.RunsFilter(job_name=job), limit=1)), None)
 
 
 def _is_unfinished(run: dg.DagsterRun | None) -> bool:

@@ -62,7 +62,7 @@ def test_refused_partition_does_not_hide_the_commit(world: World, once: Once) ->
     assert document["committed"]["offsets"][0] == {"topic": "orders", "partition": 0, "before": None, "after": 100}
 
 
-def test_refused_batch_is_no_run_without_pending_records(world: World, once: Once) -> None:
+def test_refused_run_does_not_report_that_nothing_is_pending(world: World, once: Once) -> None:
     world.engine.failing = {P0, P1}
     text, document = once()
     assert document["error"] == "BatchIncomplete"
