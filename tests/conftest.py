@@ -115,13 +115,13 @@ _numbers = itertools.count(1 + 10_000 * int(_WORKER.removeprefix("gw") or 0))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests of Kafka, and put files of many slow tests first: no worker runs a long one alone at the end."""
-    slow = Counter[Path]()
+    """Mark tests of Kafka, and put files of slow or many tests first: no worker runs a long one alone at the end."""
+    weights = Counter[Path]()
     for item in items:
         if _CLUSTERS & set(getattr(item, "fixturenames", ())):
             item.add_marker("kafka")
-        slow[item.path] += any(map(item.get_closest_marker, ("slow", "spark")))
-    items.sort(key=lambda item: -slow[item.path])
+        weights[item.path] += 20 if any(map(item.get_closest_marker, ("slow", "spark"))) else 1
+    items.sort(key=lambda item: -weights[item.path])
 
 
 @pytest.fixture(scope="session")
