@@ -40,8 +40,7 @@ def acls(
     $ sluice acls orders --principal User:ingest --json
     $ sluice acls orders --republish orders-again
     """
-    from sluice.pipelines.feed.rights import Grantee, rights_of, rights_to_republish
-    from sluice.resources.kafka.connection.connection_settings import grantee
+    from sluice.pipelines.feed.rights import Grantee, grantee, rights_of, rights_to_republish
 
     definition = session.feed(feed)
     rights = rights_of(definition)
@@ -49,8 +48,7 @@ def acls(
         rights = rights_to_republish(republish, f"sluice-republish-{feed}-", all_of=True)
     if principal is not None and not all(principal.partition(":")):
         raise UsageError(f"{principal!r} is not a principal", remedy=f"write --principal User:{principal.strip(':')}")
-    who = grantee(definition.kafka)
-    who = Grantee(principal or who.principal, who.bootstrap)
+    who = Grantee(principal, definition.kafka.bootstrap) if principal else grantee(definition.kafka)
     rows = [(r.operation, r.kind.replace("-", " "), _format_command(r), r.need) for r in rights]
     needed, helpful = ([r for r in rights if r.optional is optional] for optional in (False, True))
     session.terminal.show(

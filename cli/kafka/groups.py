@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,12 +12,11 @@ from rich.text import Text
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command, make_group
-from sluice.cli.kafka.offsets_context import describe_store, list_owners, list_strangers
 from sluice.cli.options import parsing
 from sluice.cli.terminal import text_layout as numbers
 from sluice.cli.terminal.output import SHOWN_ROWS, facts, heading, indent, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count
-from sluice.pipelines.errors import NotAuthorized, UnknownTopic, UsageError
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.consumer_groups import (
     KINDS,
     STATES,
@@ -27,19 +24,16 @@ from sluice.pipelines.model.consumer_groups import (
     Counting,
     GroupMember,
     GroupView,
-    ListedGroup,
     OffsetExpiry,
-    estimate_expiry,
     format_kind,
 )
-from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Range, TopicPartition, union
+from sluice.pipelines.model.kafka import CommittedOffset, Range, union
 from sluice.pipelines.util.documents import document_of
-from sluice.pipelines.util.units import many, show_duration, show_instant
+from sluice.pipelines.util.units import show_duration, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.ledger import Ledger, State
-    from sluice.pipelines.ports import Cluster, Groups
+    from sluice.pipelines.operating.describe_group import GroupEvent, GroupListing, GroupOffset, GroupReport
 
 group = make_group(
     "Show the consumer groups of a feed's Kafka.",
@@ -80,16 +74,28 @@ def list_(session: Session, feed: OfFeed = None) -> None:
     $ sluice groups list
     $ sluice groups list --feed orders --json | jq -r '.groups[] | select(.state != "Empty") | .group'
     """
+    from sluice.pipelines.operating.describe_group import describe_store, list_groups
+
     definition = session.feed(feed) if feed else _choose_feed(session)
     with session.terminal.working("querying Kafka"), session.open_groups(definition) as groups:
-        listed, owners = groups.list_groups(), list_owners(session, definition)
-        hidden = _find_hidden(groups, _list_missing(listed, owners))
-    session.terminal.show(*_list_view(listed, owners, definition, hidden))
+        listing = list_groups(definition, session.files.feeds.values(), groups)
+    owners, hidden = listing.owners, listing.hidden
+    session.terminal.show(*_list_view(listing, describe_store(definition)))
     session.terminal.print_document(
         {
             "bootstrap": definition.kafka.bootstrap,
-            "groups": [_build_listed(g, owners.get(g.name)) for g in listed],
-            "not_there": [{"group": g, "feed": f} for g, f in _list_missing(listed, owners) if g not in hidden],
+            "groups": [
+                {
+                    "group": g.name,
+                    "state": g.state,
+                    "kind": g.kind or None,
+                    "protocol_type": g.protocol_type or None,
+                    "coordinator": g.coordinator,
+                    "feed": owners.get(g.name),
+                }
+                for g in listing.groups
+            ],
+            "not_there": [{"group": g, "feed": owners[g]} for g in listing.missing if g not in hidden],
             "hidden": [{"group": g, "feed": owners[g], "remedy": e.remedy} for g, e in hidden.items()],
         }
     )
@@ -104,34 +110,24 @@ def _choose_feed(session: Session) -> Feed:
     raise UsageError(f"{why}, and --feed is missing", remedy="add a feed of that Kafka: --feed NAME")
 
 
-def _list_missing(listed: Iterable[ListedGroup], owners: Mapping[str, str]) -> list[tuple[str, str]]:
-    there = {g.name for g in listed}
-    return [(g, f) for g, f in sorted(owners.items()) if g not in there]
-
-
-def _find_hidden(groups: Groups, missing: Iterable[tuple[str, str]]) -> dict[str, NotAuthorized]:
-    """Returns the feeds' groups that no list shows and this client may not see. They may or may not exist."""
-    hidden = {}
-    for name, _ in missing:
-        try:
-            groups.view(name)
-        except NotAuthorized as error:
-            hidden[name] = error
-    return hidden
-
-
-def _list_view(
-    listed: Sequence[ListedGroup], owners: Mapping[str, str], feed: Feed, hidden: Mapping[str, NotAuthorized]
-) -> list[RenderableType]:
+def _list_view(listing: GroupListing, store: str) -> list[RenderableType]:
+    listed, owners, hidden = listing.groups, listing.owners, listing.hidden
     rows: list[tuple[str | Text, ...]] = [
-        (g.name, _state(g.state), _describe_protocol(g), owners.get(g.name, ""), _describe_keeper(g)) for g in listed
+        (
+            g.name,
+            _state(g.state),
+            (g.protocol_type or "–") if g.kind in ("", "classic") else format_kind(g.kind),
+            owners.get(g.name, ""),
+            "ZooKeeper" if g.coordinator < 0 else f"broker {g.coordinator}",
+        )
+        for g in listed
     ]
     missing = [
-        (g, Text("not visible" if g in hidden else "does not exist yet", style="dim"), "", f, "")
-        for g, f in _list_missing(listed, owners)
+        (g, Text("not visible" if g in hidden else "does not exist yet", style="dim"), "", owners[g], "")
+        for g in listing.missing
     ]
     names = ("group", "state", "protocol", "feed", "coordinator")
-    out: list[RenderableType] = [heading("Groups", f"{len(listed)} at {describe_store(feed)}")]
+    out: list[RenderableType] = [heading("Groups", f"{len(listed)} at {store}")]
     out += [table(names, [*rows, *missing], optional="coordinator protocol")] if rows or missing else [Text("  none")]
     newer = sorted({g.kind for g in listed} & set(KINDS) - {"classic"})
     out += [Text(), facts(*((format_kind(kind), KINDS[kind]) for kind in newer))] if newer else []
@@ -148,66 +144,15 @@ _FREE = ("Empty", "Dead")
 _LOOKS = {"Stable": "green", "Empty": "dim", "Dead": "red"}
 
 
-def _describe_keeper(g: ListedGroup) -> str:
-    return "ZooKeeper" if g.coordinator < 0 else f"broker {g.coordinator}"
-
-
 def _state(state: str) -> Text:
     return Text(state or "–", style=_LOOKS.get(state, "yellow"))
-
-
-def _describe_protocol(g: ListedGroup) -> str:
-    return (g.protocol_type or "–") if g.kind in ("", "classic") else format_kind(g.kind)
-
-
-def _build_listed(g: ListedGroup, owner: str | None) -> dict[str, Any]:
-    return {
-        "group": g.name,
-        "state": g.state,
-        "kind": g.kind or None,
-        "protocol_type": g.protocol_type or None,
-        "coordinator": g.coordinator,
-        "feed": owner,
-    }
 
 
 # -- describe
 
 
-@dataclass(frozen=True, slots=True)
-class GroupOffset:
-    """One partition in which the group has an offset or a member. `end` is the high watermark, None if not known."""
-
-    tp: TopicPartition
-    committed: CommittedOffset | None
-    end: int | None
-    holder: GroupMember | None
-    wanted: bool
-    note: str
-
-    @property
-    def lag(self) -> int | None:
-        """As Kafka's own tool counts: offsets from the committed one to the end of the log."""
-        return None if self.committed is None or self.end is None else max(0, self.end - self.committed.offset)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupReport:
-    """A group, its offsets, and the feed that owns it; `strangers` are members that do not belong to that feed."""
-
-    view: GroupView
-    feed: str | None
-    rows: tuple[GroupOffset, ...]
-    expiry: OffsetExpiry
-    strangers: tuple[GroupMember, ...]
-
-
 @command(group)
-def describe(
-    session: Session,
-    name: GroupName = None,
-    feed: OfFeed = None,
-) -> None:
+def describe(session: Session, name: GroupName = None, feed: OfFeed = None) -> None:
     """Show a group: members and their partitions, committed offsets, and their expiry.
 
     Lag is counted to the end of the log, as Kafka's tools do. For the feed's view, see sluice offsets show.
@@ -216,9 +161,11 @@ def describe(
     $ sluice groups describe sluice-orders
     $ sluice groups describe sluice-orders --json | jq '.members'
     """
+    from sluice.pipelines.operating.describe_group import describe_group
+
     source, wanted = _find_group(session, name, feed)
-    with session.terminal.working("querying Kafka"):
-        report = look(session, source, wanted)
+    with session.terminal.working("querying Kafka"), session.open_groups(source) as groups:
+        report = describe_group(source, wanted, session.files.feeds.values(), session.open_ports, groups)
     session.terminal.show(*_view(report))
     session.terminal.print_document(_build_document(report))
 
@@ -248,23 +195,23 @@ def watch(
     $ sluice groups watch sluice-orders
     $ sluice groups watch legacy-loader --until Empty --timeout 10m && sluice run orders
     """
+    from sluice.pipelines.operating.describe_group import follow_group
+    from sluice.resources.liveness import now
+
     source, wanted = _find_group(session, name, feed)
     awaited = _state_named(until) if until else None
     deadline = None if timeout is None else time.monotonic() + parsing.duration(timeout) / 1000
     with session.open_groups(source) as groups:
-        for view, lines in _follow(groups, wanted):
-            for line in lines:
+        for view, events in follow_group(groups, wanted, now):
+            for line in (_build_event(wanted, event) for event in events):
                 session.terminal.lines([f"{line['at']}  {line['text']}"])
                 session.terminal.print_document(line)
             if awaited and view.state == awaited:
                 return 0
             if deadline is not None and time.monotonic() >= deadline:
                 return 1 if awaited else 0
-            time.sleep(_WATCH_SECONDS)
+            time.sleep(1)
     return 0
-
-
-_WATCH_SECONDS = 1.0
 
 
 def _state_named(text: str) -> str:
@@ -275,35 +222,15 @@ def _state_named(text: str) -> str:
     return match
 
 
-def _follow(groups: Groups, name: str) -> Iterator[tuple[GroupView, list[dict[str, Any]]]]:
-    """Yields the group after each query, with a line for each change, and one for the first query."""
-    from sluice.pipelines.model.consumer_groups import changes
-    from sluice.resources.liveness import now
-
-    previous, since = groups.view(name), time.monotonic()
-    who = f", {many(len(previous.members), 'member')}" if previous.members else ""
-    text = f"{previous.state}{who}: {STATES.get(previous.state, 'a state that Sluice does not know')}"
-    yield (
-        previous,
-        [{"at": show_instant(now()), "group": name, "change": "state", "after": previous.state, "text": text}],
-    )
-    while True:
-        view, lines = groups.view(name), []
-        for change in changes(previous, view):
-            line: dict[str, Any] = {
-                "at": show_instant(now()),
-                "group": name,
-                "change": change.what,
-                "text": change.text,
-            }
-            if change.what == "state":
-                lasted, since = time.monotonic() - since, time.monotonic()
-                line["text"] += f" (after {numbers.seconds(lasted)})"
-                line |= document_of(change, "before after through allowed") | {"seconds": round(lasted, 3)}
-            lines.append(line | ({"member": change.member} if change.member else {}))
-        # While a group settles its coordinator tells no assignor: the one before is not a new one afterwards.
-        previous = replace(view, assignor=view.assignor or previous.assignor) if view.members else view
-        yield view, lines
+def _build_event(group: str, event: GroupEvent) -> dict[str, Any]:
+    change, lasted = event.change, event.seconds
+    line = {"at": show_instant(event.at), "group": group, "change": change.what}
+    if change.what != "state":
+        return line | {"text": change.text} | ({"member": change.member} if change.member else {})
+    if lasted is None:
+        return line | {"after": change.after, "text": change.text}
+    states = document_of(change, "before after through allowed")
+    return line | {"text": f"{change.text} (after {numbers.seconds(lasted)})"} | states | {"seconds": round(lasted, 3)}
 
 
 def _find_group(session: Session, name: str | None, feed: str | None) -> tuple[Feed, str]:
@@ -317,106 +244,6 @@ def _find_group(session: Session, name: str | None, feed: str | None) -> tuple[F
     if len(feeds) != 1:
         raise UsageError("no group", remedy="add the name of a group (see sluice groups list), or --feed NAME")
     return feeds[0], feeds[0].group
-
-
-def look(session: Session, feed: Feed, name: str) -> GroupReport:
-    """The group, from its coordinator and its feed's ledger. Raises UsageError if there is none."""
-    owners = list_owners(session, feed)
-    with session.open_ports(feed) as ports, session.open_groups(feed) as groups:
-        view = groups.view(name)
-        if not view.exists and name not in owners:
-            raise _build_unknown_group(name, (g.name for g in groups.list_groups()), owners)
-        committed = {} if view.kind == "share" else groups.fetch_committed(name)
-        assigned = [tp for m in view.members or () for tp in m.assignment or ()]
-        ends = log_ends(ports.cluster, [*committed, *assigned])
-        retention = ports.cluster.configs(()).broker.offsets_retention
-    ledger = OwnerLedger.of(session, owners.get(name))
-    wanted = ledger.filter_read(tp for tp in (*committed, *assigned))
-    rows = (
-        GroupOffset(tp, at := committed.get(tp), ends.get(tp), view.holder(tp), tp in wanted, ledger.describe_note(at))
-        for tp in sorted({*committed, *assigned})
-    )
-    lasts, others = estimate_expiry(view, retention, ledger.last_commit), list_strangers(feed, view)
-    return GroupReport(view, owners.get(name), tuple(rows), lasts, others)
-
-
-def _build_unknown_group(name: str, names: Iterable[str], owners: Mapping[str, str]) -> UsageError:
-    own = next((g for g, f in owners.items() if f == name), None)
-    if own:
-        return UsageError(f"no group {name}; the group of feed {name} is {own}", remedy=f"sluice groups describe {own}")
-    close = get_close_matches(name, list(names), n=3)
-    meant = f"did you mean {' or '.join(close)}? " if close else ""
-    return UsageError(f"there is no group {name}", remedy=f"{meant}see sluice groups list")
-
-
-def log_ends(cluster: Cluster, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The high watermark of each partition that exists and that this client may see."""
-    wanted = {tp.topic for tp in tps}
-    there = wanted & set(cluster.topics()) if wanted else wanted
-    return {p.tp: p.high_watermark for p in cluster.partitions(sorted(there), Isolation.READ_UNCOMMITTED)}
-
-
-def read_by(feed: Feed, topics: set[str]) -> set[str]:
-    """The topics that the feed reads, of those given."""
-    from sluice.pipelines.feed.topic_selection import match
-
-    if feed.topics.names:
-        return topics & set(feed.topics.names)
-    try:
-        return set(match(feed.topics, dict.fromkeys(topics, "")))
-    except UnknownTopic:
-        return set()
-
-
-class OwnerLedger:
-    """Describes the group by its owner's ledger, if a feed owns it. Does not contact Kafka."""
-
-    def __init__(self, feed: Feed | None, ledger: Ledger | None, state: State) -> None:
-        self._feed, self._ledger, self._state = feed, ledger, state
-        self._times: dict[int, int] = {}
-
-    @classmethod
-    def of(cls, session: Session, feed: str | None) -> OwnerLedger:
-        from sluice.pipelines.ledger import Ledger, State
-
-        if feed is None:
-            return cls(None, None, State())
-        owner = session.feed(feed)
-        with session.open_ports(owner) as ports:
-            ledger = Ledger(ports.lake, owner.name, ports.clock)
-            return cls(owner, ledger, ledger.read())
-
-    @property
-    def last_commit(self) -> int | None:
-        """The time (ms) of the newest commit: Sluice was a member then, and left soon after."""
-        return self._at(self._state.last_mark) if self._state.last_mark >= 0 else None
-
-    def filter_read(self, tps: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """Those that the feed reads."""
-        partitions = set(tps)
-        topics = read_by(self._feed, {tp.topic for tp in partitions}) if self._feed else set[str]()
-        return {tp for tp in partitions if tp.topic in topics}
-
-    def describe_note(self, committed: CommittedOffset | None) -> str:
-        """Describe the metadata of a committed offset."""
-        from sluice.pipelines.ledger.marks import OffsetNote
-
-        if committed is None or not committed.metadata:
-            return ""
-        mark = OffsetNote.parse(committed.metadata)
-        if mark is None:
-            return repr(committed.metadata[:60])
-        how = "by hand" if mark.by_hand else "commit"
-        if mark.ledger != self._state.ledger_id:
-            return f"{how} of another ledger ({mark.ledger[:20]}, entry {mark.entry})"
-        if not 0 <= mark.entry < self._state.number or self._state.lost_entry(mark.entry):
-            return f"{how}, entry {mark.entry}, which is not in the ledger"
-        return f"{how}, entry {mark.entry}, {show_instant(self._at(mark.entry) // 1000 * 1000)}"
-
-    def _at(self, number: int) -> int:
-        if number not in self._times and self._ledger is not None:
-            self._times[number] = self._ledger.entry(number).at
-        return self._times[number]
 
 
 # -- describe, for people
@@ -437,9 +264,11 @@ def _view(report: GroupReport) -> list[RenderableType]:
         ),
     ]
     if view.members:
-        out += [heading("Members", str(len(view.members))), _format_members(view.members)]
+        rows = [(m.client_id, m.host, m.instance_id or "–", holds(m)) for m in view.members[:SHOWN_ROWS]]
+        out.append(heading("Members", str(len(view.members))))
+        out.append(table(("client", "host", "static id", "holds"), limit_rows(rows, len(view.members))))
     if report.rows:
-        out += [heading("Offsets", f"lag {_sum_lag(report.rows)}"), _format_offsets(report.rows)]
+        out += [heading("Offsets", f"lag {count(sum(r.lag or 0 for r in report.rows))}"), _format_offsets(report.rows)]
     return [*out, *_format_blocked(report)]
 
 
@@ -465,11 +294,6 @@ def _describe_retention(retention: OffsetExpiry) -> str:
         return f"kept {time} after its last member left; coordinators do not report that time"
     moment = show_instant(retention.not_before // 1000 * 1000)
     return f"kept {time} after its last member left: not before {moment}, by the ledger's last commit"
-
-
-def _format_members(members: Sequence[GroupMember]) -> RenderableType:
-    rows = [(m.client_id, m.host, m.instance_id or "–", holds(m)) for m in members[:SHOWN_ROWS]]
-    return table(("client", "host", "static id", "holds"), limit_rows(rows, len(members)))
 
 
 def holds(member: GroupMember) -> str:
@@ -500,10 +324,6 @@ def _format_offsets(rows: Sequence[GroupOffset]) -> RenderableType:
     names = ("partition", "committed", "log end", "lag", "epoch", *(["held by"] if with_holders else []))
     names += ("set by",) if with_notes else ()
     return table(names, limit_rows(lines, len(rows)), right="committed log lag epoch")
-
-
-def _sum_lag(rows: Iterable[GroupOffset]) -> str:
-    return count(sum(r.lag or 0 for r in rows))
 
 
 def _format_blocked(report: GroupReport) -> list[RenderableType]:
@@ -543,7 +363,13 @@ def _build_document(report: GroupReport) -> dict[str, Any]:
         "assignor": view.assignor or None,
         "coordinator": {"id": view.coordinator.id, "address": view.coordinator.address},
         "feed": report.feed,
-        "members": None if view.members is None else [member_document(m) for m in view.members],
+        "members": None
+        if view.members is None
+        else [
+            document_of(m, "member_id client_id host instance_id")
+            | {"partitions": None if m.assignment is None else [tp._asdict() for tp in m.assignment]}
+            for m in view.members
+        ],
         "offsets": [_build_row(r) for r in report.rows],
         "expiry": {
             "counted_from": retention.counting,
@@ -551,11 +377,6 @@ def _build_document(report: GroupReport) -> dict[str, Any]:
             "not_before": retention.not_before,
         },
     }
-
-
-def member_document(m: GroupMember) -> dict[str, Any]:
-    partitions = None if m.assignment is None else [tp._asdict() for tp in m.assignment]
-    return document_of(m, "member_id client_id host instance_id") | {"partitions": partitions}
 
 
 def _build_row(r: GroupOffset) -> dict[str, Any]:

@@ -12,13 +12,12 @@ import typer
 
 from sluice.cli.app.invocation import Session, make_group
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.model.consumer_groups import ZOOKEEPER
 from sluice.pipelines.model.kafka import TopicPartition
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger, State
-    from sluice.pipelines.model.consumer_groups import GroupMember, GroupView
+    from sluice.pipelines.model.consumer_groups import GroupView
     from sluice.pipelines.operating.move_offsets import Spot
     from sluice.pipelines.ports import Groups, Ports
 
@@ -57,6 +56,7 @@ class OffsetsContext:
     def is_blocked(self) -> bool:
         """Returns True if the feed commits and its group has other members."""
         from sluice.pipelines.feed.sections import CommitMode
+        from sluice.pipelines.operating.describe_group import list_strangers
 
         ours = self.ledger is not None and self.feed.commit is not CommitMode.NONE
         alone = self.view.free or (self.view.members and not list_strangers(self.feed, self.view))
@@ -80,10 +80,13 @@ class OffsetsContext:
 def open_context(session: Session, feed: Feed, other: str | None) -> Iterator[OffsetsContext]:
     from sluice.pipelines.batch.survey import open_ledger
     from sluice.pipelines.ledger import State
+    from sluice.pipelines.operating.describe_group import map_owners
 
     name = other or feed.group
-    if name != feed.group and (owner := list_owners(session, feed).get(name)):
-        raise UsageError(f"--group {name} belongs to feed {owner}", remedy=f"use feed {owner} instead of {feed.name}")
+    if name != feed.group and (owner := map_owners(feed, session.files.feeds.values()).get(name)):
+        raise UsageError(
+            f"--group {name} belongs to feed {owner.name}", remedy=f"use feed {owner.name} instead of {feed.name}"
+        )
     with session.open_ports(feed) as ports, session.open_groups(feed) as groups:
         ledger = open_ledger(feed, ports) if name == feed.group else None
         state = ledger.read() if ledger else State()
@@ -125,24 +128,3 @@ def read_offsets(path: Path, context: OffsetsContext) -> dict[TopicPartition, in
             f"{path} is larger than {FILE_BYTES >> 20} MiB", remedy="choose a file of lines TOPIC,PARTITION,OFFSET"
         )
     return parse_offsets(data, str(path), context.name, {s.tp for s in context.spots})
-
-
-def describe_store(feed: Feed) -> str:
-    """The address where the feed's group is kept: that of Kafka, or of ZooKeeper."""
-    from sluice.pipelines.feed.sections import OffsetStore
-
-    in_kafka = feed.offsets.store is OffsetStore.KAFKA or feed.offsets.connect is None
-    return feed.kafka.bootstrap if in_kafka else f"ZooKeeper {feed.offsets.connect}"
-
-
-def list_owners(session: Session, feed: Feed) -> dict[str, str]:
-    """The group of each feed whose groups are kept in the same place, with the feed's name."""
-    return {f.group: f.name for f in session.files.feeds.values() if describe_store(f) == describe_store(feed)}
-
-
-def list_strangers(feed: Feed, view: GroupView) -> tuple[GroupMember, ...]:
-    """Members that are not a run of the feed: a commit waits for the feed's own, and refuses because of these."""
-    from sluice.resources.kafka.connection.connection_settings import CLIENT_ID
-
-    ours = CLIENT_ID if view.kind == ZOOKEEPER else feed.kafka.client_id or CLIENT_ID
-    return tuple(m for m in view.members or () if m.client_id != ours)

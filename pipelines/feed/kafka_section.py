@@ -16,6 +16,9 @@ from pydantic import AfterValidator, SecretStr, StringConstraints, model_validat
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.sections import Count, Duration, LocalFile, Millis, Secret, Settings, Size, Text
 
+CLIENT_ID = "sluice"
+"""The id by which brokers know our connections, unless the feed has another."""
+
 KAFKA_OWNED = {
     "bootstrap_servers": "write kafka.bootstrap",
     "group_id": "write `group`",

@@ -6,17 +6,19 @@ broker and takes each away in turn. READ and WRITE imply DESCRIBE, as in Kafka.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sluice.pipelines.feed.sections import CommitMode, OffsetStore
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.feed.kafka_section import KafkaSettings
 
 
 class Operation(StrEnum):
@@ -213,3 +215,30 @@ class Grantee:
         words += [f"--{kind}"] if kind is ResourceKind.CLUSTER else [f"--{kind}", name]
         words += ["--resource-pattern-type", pattern] if pattern is NamePattern.PREFIXED else []
         return shlex.join(words)
+
+
+def principal_of(client: Mapping[str, Any]) -> str:
+    """Return the Kafka principal of these kafka-python settings; `User:NAME` if they do not show it.
+
+    The principal of a certificate is its subject, unless the brokers' ssl.principal.mapping.rules map it to another.
+    """
+    if user := client.get("sasl_plain_username"):
+        return f"User:{user}"
+    if client.get("security_protocol") == "SSL" and (file := client.get("ssl_certfile")):
+        return f"User:{_subject(file) or 'NAME'}"
+    return "User:NAME" if client.get("security_protocol", "PLAINTEXT") != "PLAINTEXT" else "User:ANONYMOUS"
+
+
+def grantee(kafka: KafkaSettings) -> Grantee:
+    """Return the principal of a feed's settings, and its bootstrap address."""
+    names = {"security_protocol", "sasl_plain_username", "ssl_certfile"}
+    return Grantee(principal_of(kafka.model_dump(exclude_none=True, include=names)), kafka.bootstrap)
+
+
+def _subject(file: str) -> str:
+    """Return the subject of the certificate in the file, as Java writes it; empty if unreadable."""
+    from cryptography import x509
+
+    with contextlib.suppress(OSError, ValueError), open(file, "rb") as pem:
+        return x509.load_pem_x509_certificates(pem.read())[0].subject.rfc4514_string()
+    return ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sluice.pipelines.errors import FeedError, NotAuthorized, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
-from sluice.pipelines.feed.rights import Operation, ResourceKind, Right, rights_of
+from sluice.pipelines.feed.rights import Operation, ResourceKind, Right, grantee, rights_of
 from sluice.pipelines.feed.sections import CommitMode, OffsetStore
 from sluice.pipelines.feed.topic_selection import match
 from sluice.pipelines.model.consumer_groups import GroupState
@@ -25,11 +25,11 @@ from sluice.pipelines.model.health import (
     report_skipped,
     report_warning,
 )
+from sluice.pipelines.operating.describe_group import list_strangers
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many, show_about, show_duration
 from sluice.resources.health import Check, examine
 from sluice.resources.kafka.cluster.visit import KafkaVisit
-from sluice.resources.kafka.connection.connection_settings import CLIENT_ID, grantee
 from sluice.resources.kafka.group.group import SESSION_SECONDS, TRANSACTION_SECONDS
 from sluice.resources.kafka.protocol.kafka_errors import Location, explain
 from sluice.resources.registry.confluent import client_of
@@ -50,7 +50,7 @@ def examine_offsets(feed: Feed) -> Iterator[Diagnosis]:
         return
     with closing(ZooKeeperGroups(feed.offsets.connect)) as groups:
         view, count = groups.view(feed.group), len(groups.fetch_committed(feed.group))
-    others = [m for m in view.members or () if m.client_id != CLIENT_ID]
+    others = list_strangers(feed, view)
     if others and feed.commit is not CommitMode.NONE:
         yield report_warning(
             "offsets",
@@ -267,8 +267,7 @@ def group(of: OneFeed) -> Iterator[Diagnosis]:
     if view.state == GroupState.DEAD:
         yield report_ok("group", f"{of.feed.group} is not there yet, the first commit makes it; {coordinator}")
         return
-    ours = of.feed.kafka.client_id or CLIENT_ID
-    others = [m for m in view.members or () if m.client_id != ours]
+    others = list_strangers(of.feed, view)
     if others and of.feed.commit is not CommitMode.NONE:
         first = f"{others[0].client_id} at {others[0].host}"
         yield report_warning(

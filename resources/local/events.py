@@ -23,9 +23,9 @@ from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.kafka_section import KafkaSettings
-from sluice.pipelines.feed.rights import Right, rights_to_create, rights_to_produce
+from sluice.pipelines.feed.rights import Right, grantee, rights_to_create, rights_to_produce
 from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND
-from sluice.resources.kafka.connection.connection_settings import KafkaAddress, grantee
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.kafka.connection.zero_copy_transport import client_of
 from sluice.resources.kafka.protocol.kafka_errors import explain
 

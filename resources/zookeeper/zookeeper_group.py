@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from sluice.pipelines.errors import CommitFenced, GroupHeld, SluiceError, Unknown, UsageError
+from sluice.pipelines.feed.kafka_section import CLIENT_ID
 from sluice.pipelines.model.consumer_groups import ZOOKEEPER, Broker, GroupMember, GroupState, GroupView, ListedGroup
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import DeadLetter, Group, Groups, Member, Membership
-from sluice.resources.kafka.connection.connection_settings import CLIENT_ID
 from sluice.resources.zookeeper import layout
 from sluice.resources.zookeeper.layout import Consumer
 from sluice.resources.zookeeper.tree import SESSION_SECONDS, Changed, Operation, StoredOffset, Tree, chunks, writes

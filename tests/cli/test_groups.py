@@ -102,6 +102,12 @@ def test_describe_shows_offsets_with_origin_and_expiry(landed: World, groups: Me
     assert "\x07" not in result.text
 
 
+def test_partitions_are_wanted_if_one_of_several_patterns_matches(landed: World, invoke: Invoke) -> None:
+    path = landed.project.feeds_folder / "orders.yaml"
+    path.write_text(path.read_text().replace("topics: orders", "topics: {include: [orders, refunds]}"))
+    assert by_partition(invoke(groups_command.describe, GROUP).document, "wanted") == {0: True, 1: True}
+
+
 def test_describe_names_members_that_own_partitions_of_the_feed(
     landed: World, groups: MemoryGroups, invoke: Invoke
 ) -> None:

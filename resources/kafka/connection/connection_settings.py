@@ -6,7 +6,6 @@ differ in their defaults. Secrets pass through to the connection and never into 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections.abc import Mapping
@@ -14,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sluice.pipelines.errors import FeedError
-from sluice.pipelines.feed.kafka_section import KafkaSettings
-from sluice.pipelines.feed.rights import Grantee
+from sluice.pipelines.feed.kafka_section import CLIENT_ID
+from sluice.pipelines.feed.rights import Grantee, principal_of
 
-CLIENT_ID = "sluice"
 _SHOWN = ("security_protocol", "sasl_mechanism", "client_id", "client_dns_lookup", "ssl_check_hostname")
 _FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
 
@@ -68,33 +66,6 @@ class Connecting:
     def grantee(self) -> Grantee:
         """Our identity at the brokers, for those who grant rights."""
         return Grantee(principal_of(self.options), self.bootstrap)
-
-
-def principal_of(client: Mapping[str, Any]) -> str:
-    """Return the Kafka principal of these kafka-python settings; `User:NAME` if they do not show it.
-
-    The principal of a certificate is its subject, unless the brokers' ssl.principal.mapping.rules map it to another.
-    """
-    if user := client.get("sasl_plain_username"):
-        return f"User:{user}"
-    if client.get("security_protocol") == "SSL" and (file := client.get("ssl_certfile")):
-        return f"User:{_subject(file) or 'NAME'}"
-    return "User:NAME" if client.get("security_protocol", "PLAINTEXT") != "PLAINTEXT" else "User:ANONYMOUS"
-
-
-def grantee(kafka: KafkaSettings) -> Grantee:
-    """Return the principal of a feed's settings, and its bootstrap address."""
-    names = {"security_protocol", "sasl_plain_username", "ssl_certfile"}
-    return Grantee(principal_of(kafka.model_dump(exclude_none=True, include=names)), kafka.bootstrap)
-
-
-def _subject(file: str) -> str:
-    """Return the subject of the certificate in the file, as Java writes it; empty if unreadable."""
-    from cryptography import x509
-
-    with contextlib.suppress(OSError, ValueError), open(file, "rb") as pem:
-        return x509.load_pem_x509_certificates(pem.read())[0].subject.rfc4514_string()
-    return ""
 
 
 def connecting(access: KafkaAccess, answer_bytes: int) -> Connecting:
