@@ -362,10 +362,12 @@ def feeds_of(
     """Returns the assets and checks of the feeds, their own jobs and schedules, and an asset for each broken file."""
     wrong = [(_find_key(_choose_name(p, files.feeds), translate), e) for p, e in files.broken.items()]
     topics = {name: topics_of(feed, memory[name]) for name, feed in files.feeds.items()}
+    # Dagster takes one definition of each topic's asset: the first feed that reads it, by name, defines it.
     readers: dict[str, list[str]] = {}
     for name in sorted(topics):
         for topic in topics[name]:
             readers.setdefault(topic, []).append(name)
+    # Topics that feeds republish to: assets of their own unless another feed reads them.
     targets = {name: t for name in files.feeds if (t := memory[name].targets)}
     sources: dict[str, list[dg.AssetKey]] = {}
     for name, sent_to in targets.items():

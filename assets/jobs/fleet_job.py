@@ -236,6 +236,7 @@ def many_job(fleet: Fleet, schedule: str = SHARED) -> dg.JobDefinition:
     """Returns the job over the feeds of a schedule. Within a code location, each of its ops has one definition."""
     pending_op, op = op_name(PENDING, schedule), partial(op_name, schedule=schedule)
 
+    # Each feed is an output of this op, so that Dagster shows its steps and reruns them alone.
     @dg.op(
         name=pending_op,
         config_schema=FleetConfig.to_config_schema().as_field(),

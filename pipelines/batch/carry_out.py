@@ -73,16 +73,20 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     with report_progress(ports.lake, feed.name, batch.id, plan, report):
         job = Job(plan, batch.id, owner.token, ports.wiring, shape, fresh=fresh)
         sent = ports.engine.run(job, [t.index for t in plan.tasks])
+    # Another run may have taken the batch over while tasks ran: then its proof counts, not ours.
     check_owner(ledger, batch.id, owner)
     report(Progress("prove", plan.span, plan.span))
     outcomes = [s for s in sent if not isinstance(s, TaskTraffic)]
+    # What tasks report is not believed: the driver reads the files' footers and compares them with the plan.
     receipts, failures = prove(plan, batch.id, _match_outcomes(plan, outcomes), ports.lake)
     if plan.request.replace and not failures:
+        # Kafka may have lost or compacted records since they landed: a replacement must not have fewer rows.
         landed = read_receipts_meeting(ledger, ledger.read(), ((s.key, s.range) for s in plan.offset_ranges))
         failures = find_lost_rows(feed.name, landed, receipts)
     traffic = traffic_of((s for s in sent if isinstance(s, TaskTraffic)), receipts, ports.engine.describe())
     all_or_nothing = feed.publish is PublishPolicy.ALL_OR_NOTHING or plan.request.replace
 
+    # Limits are judged over the batch first; only where that fails, window by window.
     def judge(chosen: Sequence[Receipt]) -> tuple[Result, ...]:
         check_quarantine(chosen, feed.policies, ports.lake)
         check_drift(chosen, feed.policies)
@@ -90,6 +94,7 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
             return ()
         return check_contract(shape, ledger, batch, chosen, ports.lake, len(failures))
 
+    # Rows of refused windows stay staged under this batch and are read again by the next one.
     refused: list[RangeFailure] = []
     try:
         results = judge(receipts)
@@ -102,6 +107,7 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
         refused = [RangeFailure(s, BatchRefused.__name__, _HELD) for s in sorted(others, key=str)]
         receipts = sound
     if not receipts or (failures and all_or_nothing):
+        # A plan that can never finish would block its offsets for all later runs.
         if why := explain_impossible(feed, plan.request, failures):
             abandon(ledger, batch.id, why, owner)
         return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None, traffic=traffic)
@@ -109,6 +115,7 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     publish(ledger, batch.id, owner, [*receipts, *failures, *refused], results, traffic)
     schema_changes.evolve(feed, ledger, receipts)
     number = ledger.read().batches[batch.id].published
+    # Nothing was replaced, adopted or left behind: only the new files may be hidden. Else folders are listed.
     if fresh and not (plan.replaces or failures or refused or any(r.adopted for r in receipts)):
         roll_forward_own(ledger, ports.lake, feed.name, batch.id, receipts)
     else:

@@ -215,6 +215,7 @@ def _weave(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
     from sluice.pipelines.records.kafka_batches.encode import loops
     from sluice.pipelines.records.kafka_batches.encode.accumulator import get_binary
 
+    # The texts of all members lie one after the other; offsets of each member are moved to where its own begin.
     offsets = np.zeros((len(members), rows + 1), np.int64)
     valid = np.ones((len(members), rows), np.uint8)
     data, size = list[Array](), 0
@@ -239,6 +240,7 @@ def _weave(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
     for array in texts:
         array.flags.writeable = False
     ends = np.zeros(rows + 1, np.int32)
+    # Room for braces, names and nulls; escapes may need more, then the buffer doubles and weaving goes on.
     out = np.empty(size + rows * (3 + len(texts.members) + 3 * len(members)) + _SPARE, np.uint8)
     at = 0
     while (at := int(loops.weave(texts, at, out, ends))) < rows:

@@ -301,10 +301,12 @@ def _refusal(error: boto.ClientError, where: str, detail: str) -> SluiceError:
             f"there is no bucket {bucket}",
             remedy=f"create it (aws s3 mb s3://{bucket}), or fix `lake` and `s3.endpoint` in the feed",
         )
+    # S3 refuses requests whose time differs by more than 15 minutes, and names both times.
     if code == "RequestTimeTooSkewed":
         return SetupError(
             f"the store refused {where}: {_apart(error)}", remedy="set this machine's clock (NTP), then run again"
         )
+    # Full disks are 5xx of some stores, too: no retry makes room.
     if code in _LATER or status == 429 or (status >= 500 and code not in _FULL and status != 507):
         return LakeUnavailable(
             f"the store is busy or unavailable for {where} ({message})",
@@ -312,6 +314,7 @@ def _refusal(error: boto.ClientError, where: str, detail: str) -> SluiceError:
         )
     if code in _FULL or status == 507:
         return LakeFull(f"no room in the lake for {where} ({message})", remedy="free space or raise the quota")
+    # The request was signed for a region: the answer names the bucket's own.
     if code in _REGION or status == 301:
         return SetupError(
             f"the bucket of {where} is in another region ({message})",
@@ -330,6 +333,7 @@ def _refusal(error: boto.ClientError, where: str, detail: str) -> SluiceError:
         return NotAuthorized(
             f"the key that encrypts {where} refused ({message})", remedy="check s3.kms_key and its policy"
         )
+    # All other 401 and 403 are missing rights.
     if status in (401, 403):
         return NotAuthorized(
             f"the store forbids {where} ({message})",

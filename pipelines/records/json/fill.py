@@ -129,6 +129,7 @@ def _base64(values: Array, at: int, end: int, data: Array, to: int) -> int:
     """Decode into `data` from `to` on (also in place): the next byte; −1 when it is not canonical (RFC 4648 §3.5)."""
     if (end - at) & 3:
         return int64(-1)
+    # Four letters are three bytes. The last four may have padding, which only they may.
     while end - at > 4:
         bits = _sextets(values, at)
         if bits < 0:
@@ -141,6 +142,7 @@ def _base64(values: Array, at: int, end: int, data: Array, to: int) -> int:
     if at == end:
         return to
     last, third = byte(values, at + 3), byte(values, at + 2)
+    # 0x3D is `=`.
     if last != 0x3D:
         bits = _sextets(values, at)
         if bits < 0:
@@ -153,6 +155,7 @@ def _base64(values: Array, at: int, end: int, data: Array, to: int) -> int:
     if (a | b) > 63:
         return int64(-1)
     if third == 0x3D:
+        # Bits of the last letter that belong to no byte must be 0: else two texts would stand for one value.
         if b & 15:
             return int64(-1)
         data[to] = (a << 2) | (b >> 4)

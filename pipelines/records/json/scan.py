@@ -478,6 +478,7 @@ def unescape(dst: Array, to: int, buf: Array, at: int, end: int) -> int:
             continue
         b = byte(buf, at + 1)
         at += 2
+        # \n \t \r \b \f; the others stand for themselves: \" \\ \/
         if b != 0x75:
             if b == 0x6E:
                 b = 0x0A
@@ -494,6 +495,7 @@ def unescape(dst: Array, to: int, buf: Array, at: int, end: int) -> int:
             continue
         code = _hex4(buf, at)
         at += 4
+        # \uXXXX, as one to three bytes of UTF-8
         if code < 0x80:
             dst[to] = code
             to += 1
@@ -507,6 +509,7 @@ def unescape(dst: Array, to: int, buf: Array, at: int, end: int) -> int:
             dst[to + 2] = 0x80 | (code & 0x3F)
             to += 3
         else:
+            # A high surrogate: the scan has checked that a low one follows. Four bytes.
             code = 0x10000 + ((code - 0xD800) << 10) + _hex4(buf, at + 2) - 0xDC00
             at += 6
             dst[to] = 0xF0 | (code >> 18)
@@ -819,12 +822,14 @@ def _learn(buf: Array, at: int, end: int, t: ScanTables) -> None:
     t.state[STEPS] = -1
     if values < 0:
         return
+    # A step is the text between two values (names, colons, commas, blanks) and the value behind it, if any.
     for k in range(values + 1):
         node = int64(0)
         stop = end
         if k < values:
             node, stop = item(t.trail, 2 * k), item(t.trail, 2 * k + 1)
         size = stop - at
+        # 32 bytes are compared at once, so the template keeps as many behind its last text.
         if size > TEMPLATE_BYTES - 32 - used:
             return
         for i in range(size):
@@ -839,6 +844,7 @@ def _learn(buf: Array, at: int, end: int, t: ScanTables) -> None:
         used += size
         at = stop
         if k < values:
+            # The next text begins behind the value; behind a struct's brace, since its members are steps of their own.
             span = t.spans[cell(t.nodes, node, BASE) + t.counts[0]]
             if step[STEP_SHAPE] == STRUCT:
                 if (span >> (2 * SIZE_BITS)) & 3 == NULL:

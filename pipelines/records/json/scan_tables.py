@@ -107,10 +107,12 @@ def make_tables(nodes: tuple[SchemaNode, ...]) -> ScanTables:
             children = [nodes[c] for c in n.children]
             row[scan.DEMANDS] = any(c.required for c in children)
             row[scan.LOOKUP_AT], row[scan.FOLLOW_AT] = sum(map(len, lookups)), sum(map(len, follows))
+            # A hash table of the members' names, and for each member the one that followed it in an earlier record.
             lookups.append(_lookup([c.name.encode() for c in children]))
             row[scan.LOOKUP_MASK] = len(lookups[-1]) - 1
             follows.append(np.full(len(children) + 1, -1, np.int32))
     levels = 1 + max(n.inner for n in nodes)
+    # A block's spans fit into the processor's cache; lists begin with room for two elements a row, and grow.
     rows = min(max(BLOCK_SLOTS // len(nodes), BLOCK_ROWS[0]), BLOCK_ROWS[1])
     room = np.full(levels, 2 * rows, np.int64)
     room[0] = rows
@@ -118,6 +120,7 @@ def make_tables(nodes: tuple[SchemaNode, ...]) -> ScanTables:
     state[scan.MOST_OUT], state[scan.STEPS] = rows, -1
     tables = ScanTables(
         nodes=table,
+        # Names are compared by words of eight bytes, which may reach beyond the last one.
         names=np.frombuffer(bytes(names) + bytes(8), np.uint8).copy(),
         lookup=np.concatenate(lookups),
         follow=np.concatenate(follows),

@@ -163,6 +163,7 @@ def _verdict(
 ) -> tuple[type[SluiceError], str]:
     bootstrap = client.bootstrap
     match error:
+        # The order counts: the last cases are of wider classes.
         case kafka_errors.AuthorizationError():
             remedy = client.remedy(list_missing_rights(type(error), rights, topic))
             return NotAuthorized, f"{remedy}{_here(bootstrap, 'grants a feed its rights by: sluice kafka grant FEED')}"
@@ -182,11 +183,13 @@ def _verdict(
             if error.code:
                 return KafkaUnavailable, describe_certificate_failure(error.code, bootstrap)
             return NotAuthorized, describe_client_certificate(error.certificate)
+        # Errors that no broker can mend: files that are missing, addresses that do not parse.
         case OSError() | ValueError() if is_hopeless(error):
             return (
                 FeedError,
                 "check the feed's `kafka:` section: bootstrap, files of certificate and key, password, proxy_url",
             )
+        # The leader sent no bytes below its own end: tiered storage took too long, or records are missing.
         case NoRecordsReturned():
             return KafkaUnavailable, (
                 "with tiered storage, raise the brokers' remote.fetch.max.wait.ms (or, if they have a quota,"
