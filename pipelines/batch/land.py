@@ -131,6 +131,7 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     while for_others < MAX_ROUNDS:
         run.report(Progress("plan", note=rounds.note))
         ports.group.own(lambda: list_partitions(feed, ports.cluster), ports.engine.cancel)
+        # A catch-up ends where the log ended when it began: else it would chase producers.
         snapshot = _limit_to_first_ends(take_survey(feed, ports, ledger), ends)
         check_sound(snapshot, request)
         shape = schema_changes.declare(feed, ledger)
@@ -138,6 +139,7 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
         _pin_origins(ledger, snapshot)
         reads += _pin_boundaries(run, snapshot)
         losses += _accept_losses(run, snapshot)
+        # The plan is in the ledger before a record is read, so that two runs never read the same offsets.
         batch, dead, refusals = _pin_plan(run, snapshot, rounds)
         if batch is None:
             break
@@ -153,6 +155,7 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
             ports.cluster.forget()
             continue
         done.append(_conclude_take_over(run, batch, dead, result) if dead else result)
+        # Offsets of a dead run's batch were finished first; this run's own request is still to be planned.
         if _must_plan_again(run, result, taken_over=dead is not None):
             for_others += 1
             rounds.give_back(result)
@@ -324,6 +327,7 @@ def _pin_plan(
 
     def decide(state: State) -> PlanEntry | None:
         nonlocal refusals, in_the_way, free
+        # Called again on each newer fold, until the entry is the next one: all answers are of that fold.
         current = _on_newer_state(snapshot, state, request)
         replaced = find_receipts_replaced(run, current, state)
         pending, refused = planning.find_pending_ranges(request, state, current.partitions, feed.window, replaced)
@@ -347,6 +351,7 @@ def _pin_plan(
         return None, None, refusals
     batch, s = in_the_way
     run.report(Progress("wait", note=f"is {batch.owner.describe()}, which holds batch {batch.id}, still at work?"))
+    # The batch that reserves these offsets is left alone while its run may live; a dead run's is taken over.
     verdicts = publish.judge_batches(run.ports.liveness, [batch])
     if not verdicts[batch.id].dead:
         raise publish.build_busy_error(feed.name, batch, s, verdicts[batch.id])

@@ -122,6 +122,7 @@ def commit(
         moved = tuple(CommittedMove(k, None, o) for k, o in targets.items())
         return CommitResult(CommitStatus.DISABLED, moved, left_out=left_out)
     pending = outlet is not None and bool(letters.list_pending_letters(ledger, state, state.last_mark))
+    # Most runs change nothing: without joining the group, they leave no generation and no mark.
     if not pending and _is_settled(state, targets, group.fetch_committed([k.tp for k in targets])):
         same = tuple(CommittedMove(k, o, o) for k, o in targets.items())
         return CommitResult(CommitStatus.UNCHANGED, same, left_out=left_out)
@@ -179,6 +180,7 @@ def _commit_as(
     cluster: Cluster | None,
     changed: Collection[TopicPartition],
 ) -> CommitResult:
+    # As a member: from here on, the coordinator fences everybody else.
     state, before = _compare(member, ledger, settings, cluster, changed)
     partitions = member.partitions_of(outlet.topic) if outlet else 0
     verdicts = {k: judge(state, k, o, before.get(k.tp)) for k, o in _choose_targets(state, changed).items()}
@@ -199,12 +201,14 @@ def _commit_as(
     if not targets:
         return CommitResult(CommitStatus.UNCHANGED, (), waiting=waiting)
     others = _put_by_others(state, targets, before)
+    # The intent comes first: a mark that is in Kafka always names an entry of the ledger.
     mark, state = _append_intent(ledger, targets)
     post = letters.build_letters(outlet, ledger, state, newest, partitions) if outlet else None
     if going or post:
         # With letters, all partitions get the mark of sent letters, so that moving one offset does not remove it.
         offsets = {k.tp: _attach_mark(state, k, o, mark) for k, o in (targets if post else going).items()}
         answered = _send(member, settings, offsets, post)
+        # A commit whose answer was lost may have taken effect: Kafka's offsets tell.
         try:
             _read_back(member, offsets)
         except KafkaUnavailable as e:

@@ -178,6 +178,7 @@ def plan_republish(
         if (landed := union(x for r in union(ranges) for x in intersect(state.landed.get(key, ()), r)))
     )
     tps = [s.key.tp for s in sources]
+    # Two lives of a partition use the same offsets, and coordinates of sent records would be ambiguous.
     if twice := next((tp for tp in tps if tps.count(tp) > 1), None):
         raise Refused(
             f"rows of {twice} are of several lives of the topic, and one republish sends those of one",

@@ -31,6 +31,7 @@ def map_parallel(work: Callable[[One], Done], items: Sequence[One], patience: fl
     if len(items) < 2:
         return [work(one) for one in items]
     remaining, done, failed = iter(enumerate(items)), dict[int, Done](), dict[int, BaseException]()
+    # A call within a call begins in its own thread: threads of threads would only wait for each other.
     if patience and getattr(_here, "is_one_of_many", False):
         began = time.monotonic()
         for at, item in remaining:

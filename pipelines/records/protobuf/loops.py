@@ -378,6 +378,7 @@ def _record(data: Array, p: int, end: int, t: ProtobufTables) -> int:
     code = int64(OK)
     begun = p
     while True:
+        # A packed field is a run of values without tags: they are read as if each had one, up to `packed`.
         if packed >= 0 and p >= packed:
             packed = int64(-1)
         if packed < 0:
@@ -392,6 +393,7 @@ def _record(data: Array, p: int, end: int, t: ProtobufTables) -> int:
                 depth -= 1
                 stop, message, group = _leave(stack, depth)
                 continue
+            # A tag is the field's number and the wire type of its value; numbers below 16 take one byte.
             tag = byte(data, p)
             if tag < 0x80:
                 p += 1
@@ -412,6 +414,7 @@ def _record(data: Array, p: int, end: int, t: ProtobufTables) -> int:
                 depth -= 1
                 stop, message, group = _leave(stack, depth)
                 continue
+            # Writers pack repeated fields or not, as they like. Any other wire type makes the field unknown.
             row = _field_of(t, message, number)
             if row >= 0 and cell(fields, row, WIRE) != wire:
                 if wire == SIZED and cell(fields, row, PACKED) != 0:
@@ -441,6 +444,7 @@ def _record(data: Array, p: int, end: int, t: ProtobufTables) -> int:
         op = cell(fields, row, OP)
         node = cell(fields, row, NODE)
         holder = cell(fields, row, LIST)
+        # An element of a list: it takes the next slot of its level, and the list's span counts it.
         if holder >= 0:
             level = cell(fields, row, INNER)
             n = item(t.counts, level)
@@ -453,6 +457,7 @@ def _record(data: Array, p: int, end: int, t: ProtobufTables) -> int:
             before = (item(spans, slot) >> SIZE_BITS) & START_MASK
             put(spans, slot, pack(0, before + 1, PLAIN))
             there[uint64(slot)] = 1
+        # Of a oneof's members, the last one on the wire counts.
         if cell(fields, row, OTHERS) >= 0:
             _exclude(t, cell(fields, row, OTHERS))
         decoded = int64(0)
@@ -465,6 +470,7 @@ def _record(data: Array, p: int, end: int, t: ProtobufTables) -> int:
                 if p < 0:
                     code = decoded
                     break
+            # Varints have up to 64 bits: narrower types keep the lower ones, as protobuf's parsers do; sint is zigzag.
             if op == INT32:
                 decoded = int64(int32(decoded))
             elif op == UINT32:
@@ -530,6 +536,7 @@ def _record(data: Array, p: int, end: int, t: ProtobufTables) -> int:
         if node >= 0:
             slot = item(bases, node) + item(at, cell(fields, row, LEVEL))
             present = int64(1)
+            # A message that occurs twice is merged: its fields are read into the same slots.
             if op == ENTER:
                 if there[uint64(slot)] == 0:
                     put(spans, slot, cell(fields, row, VALUE))
@@ -654,6 +661,7 @@ def scan(
                     refuse(t, results, NO_HEADER, -1, named_at)
                     continue
                 path = (path & 0xFFFFFFFF) + 1
+            # Neighbours mostly have one schema: the last slot is tried before the hash table.
             slot = state[KNOWN]
             if t.ids[slot] != schema or t.paths[slot] != path:
                 slot = _find_message(t, schema, path)

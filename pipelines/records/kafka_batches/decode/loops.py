@@ -554,6 +554,7 @@ def _batch(buf: Array, row: Array, columns: ChunkBuffers, state: Array) -> int:
         delta, p = _varint32(buf, q, stop)
         if p < 0:
             return _record_error(state, begin, q, BAD_VARINT)
+        # Offsets ascend within a batch, with gaps where compaction took records.
         offset = base + delta
         if delta < 0 or offset > last or offset <= state[PREVIOUS]:
             return _record_error(state, begin, q, BAD_OFFSET)
