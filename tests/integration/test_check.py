@@ -17,7 +17,6 @@ import sluice
 from sluice.cli.main import main
 from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.model.kafka import Range
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.operating import check_window
@@ -145,7 +144,7 @@ def test_copies_with_broker_timestamps_have_no_cause_by_time(
     feed = project.write_feed(**schema)
     receipts = [r for b in run(feed, request_offsets(topic, 0, 0, 4)).batches for r in b.receipts]
     parts = [(r.offset_range, p) for r in receipts for p in r.of(PartKind.LANDED)]
-    rows = read_rows(open_lake(feed), parts, Range(0, 1), (), lambda progress: None)
+    rows = read_rows(open_lake(feed), parts, 0, feed.window, (), lambda progress: None)
     assert {c.cause: c.records for c in rows.repeats.copies} == {Cause.BROKER_TIME: 1, Cause.DELETED_AGAIN: 1}
     files = [str(path) for path in (tmp_path / ".sluice/lake/data").rglob("*.parquet")]
     column = "kafka_timestampType" if schema else "timestampType"

@@ -843,7 +843,7 @@ def test_documented_feeds_are_valid_and_the_full_example_shows_the_defaults(writ
         for text in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
     )
     assert full == minimal
-    assert len(others) == 3
+    assert len(others) == 4
 
 
 def test_file_of_a_feed_is_the_one_with_its_name(write: Write) -> None:
