@@ -27,6 +27,7 @@ from sluice.resources.zookeeper.zookeeper_group import BothGroup, BothGroups, Zo
 
 if TYPE_CHECKING:
     from sluice.pipelines.tables.table_windows import FeedTables
+    from sluice.resources.kafka.cluster.cluster import KafkaCluster
     from sluice.resources.kafka.cluster.shared_cluster import SharedKafka
     from sluice.resources.kafka.connection.connections import Wire
     from sluice.resources.kafka.group.all_groups import KafkaGroups
@@ -127,6 +128,13 @@ def open_stores(feed: Feed) -> Iterator[Stores]:
 
     with closing(_zookeeper_group(feed)) as zookeeper, closing(KafkaGroups(feed.kafka)) as kafka:
         yield Stores(feed.group, zookeeper, kafka)
+
+
+def open_cluster(kafka: KafkaSettings) -> AbstractContextManager[KafkaCluster]:
+    """A Kafka that no feed reads yet; no connection is opened before the first question."""
+    from sluice.resources.kafka.cluster.cluster import KafkaCluster
+
+    return closing(KafkaCluster(kafka))
 
 
 def open_target(feed: Feed, topic: str) -> AbstractContextManager[KafkaTarget]:

@@ -12,6 +12,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning.schema_changes import find_shape
+from sluice.pipelines.ports import Lake
 from sluice.pipelines.republishing.lanes import LaneSender
 from sluice.pipelines.republishing.republish_plan import Republish, Wishes
 from sluice.pipelines.republishing.send_lane import TRANSACTION_SECONDS, Pace
@@ -22,7 +23,7 @@ from sluice.resources.liveness import now
 from sluice.resources.registry.confluent import number_of_own
 
 
-def sending(feed: Feed, ledger: Ledger, plan: Republish, codec: int, pace: Pace, root: Path) -> LaneSender:
+def sending(feed: Feed, lake: Lake, plan: Republish, codec: int, pace: Pace, root: Path) -> LaneSender:
     """The work on a plan, as the feed reaches Kafka and the lake. `root` is the project's folder.
 
     Raises as `Ledger.read`: columns that records added are in the ledger.
@@ -31,8 +32,8 @@ def sending(feed: Feed, ledger: Ledger, plan: Republish, codec: int, pace: Pace,
     seconds = (feed.kafka.transaction_timeout_ms or 60_000) / 1000
     opening = partial(_open, feed.kafka, plan.wishes.to, family, seconds)
     brief = min(TRANSACTION_SECONDS, seconds / 4)  # the rest is for records pending then, and for the end
-    shape = find_shape(feed, ledger.read())
-    return LaneSender(plan, ledger.lake, opening, shape, now, codec, pace, root, seconds=brief)
+    shape = find_shape(feed, Ledger(lake, feed.name, now).read())
+    return LaneSender(plan, lake, opening, shape, now, codec, pace, root, seconds=brief)
 
 
 def by_own_schema(wishes: Wishes, feed: Feed, topics: Iterable[str]) -> Wishes:

@@ -18,7 +18,6 @@ from sluice.assets.runs.run_session import RunSession
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.plans import AskedRange
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning.windows import check_aligned
@@ -26,6 +25,7 @@ from sluice.pipelines.ports import Engine, Ports
 from sluice.pipelines.republishing import CODEC_NAMES
 
 if TYPE_CHECKING:  # only who sends needs them, not who loads definitions
+    from sluice.pipelines.operating.republish import RepublishRequest
     from sluice.pipelines.republishing.lanes import Sent
     from sluice.pipelines.republishing.republish_plan import Republish
 
@@ -64,26 +64,20 @@ class RepublishConfig(dg.Config):
     here: bool = Field(default=False, description="Send from this process alone, without Spark.")
     into_source: bool = Field(default=False, description="The feed may read from the topic: the sent rows land again.")
 
-    def build_plan(self, feed: Feed, state: State, ports: Ports, partitions: int) -> "Republish":
-        """The plan for this. `partitions`: of the target. Raises as `plan_republish`."""
-        from sluice.pipelines.republishing import republish_plan as plans
+    def build_request(self, feed: Feed) -> "RepublishRequest":
+        """Raises UsageError."""
+        from sluice.pipelines.operating.republish import RepublishRequest
         from sluice.pipelines.republishing.lanes import name_of, way_of
-        from sluice.resources.republish_tasks import by_own_schema
+        from sluice.pipelines.republishing.republish_plan import Wishes
 
         kind = PartKind.QUARANTINED if self.quarantined else PartKind.LANDED
         by, function = way_of(self.keep_partitions, self.partition_by)
-        wishes = plans.Wishes(self.to, partitions, kind, by, self.keep_timestamps, self.headers, self.where, function)
+        wishes = Wishes(self.to, 0, kind, by, self.keep_timestamps, self.headers, self.where, function)
         if self.offsets and (self.window or self.until):
             raise UsageError("`offsets` and windows together", remedy="`offsets` names exactly what to send")
-        ranges = [AskedRange(o.topic, o.partition, o.start, o.end) for o in self.offsets]
-        ranges_to_send = (
-            plans.asked_offsets(state, ranges)
-            if ranges
-            else plans.asked_windows(feed, state, self._parse_windows(feed))
-        )
-        wishes, name = by_own_schema(wishes, feed, {key.topic for key, _ in ranges_to_send}), name_of(self.name)
-        now, into_source = ports.clock(), self.into_source
-        return plans.plan_republish(feed, state, wishes, ranges_to_send, now, into_source=into_source).rename(name)
+        offsets = [AskedRange(o.topic, o.partition, o.start, o.end) for o in self.offsets]
+        windows = () if offsets else self._parse_windows(feed)
+        return RepublishRequest(wishes, windows, offsets, name_of(self.name), self.into_source)
 
     def _parse_windows(self, feed: Feed) -> Sequence[int]:
         if not self.window:
@@ -155,12 +149,11 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession) -> Itera
             check_resumed({setting: value for setting, value in config if setting not in _UNPLANNED})
         codec, pace = config.codec, pace_of(config.rate)
         with session.open_ports(feed) as ports:
-            ledger = Ledger(ports.lake, name, ports.clock)
-            plan = _plan(feed, config, ledger, ports)
+            plan = _plan(feed, config, ports)
             key = session.keys(name).republished
             report = session.reporter(context.log)
             executors.prepare(feed, report)
-            work = sending(feed, ledger, plan, codec, pace, session.project.root)
+            work = sending(feed, ports.lake, plan, codec, pace, session.project.root)
             try:
                 with _cancel_on_interrupt(ports.engine):
                     sent = carry_out(work, None if config.here else ports.engine, report)
@@ -173,20 +166,15 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession) -> Itera
     yield dg.Output(None)
 
 
-def _plan(feed: Feed, config: RepublishConfig, ledger: Ledger, ports: Ports) -> "Republish":
-    from sluice.pipelines.planning.schema_changes import find_shape
-    from sluice.pipelines.republishing import republish_plan as plans
-    from sluice.pipelines.republishing import row_filter
-    from sluice.pipelines.republishing.lanes import name_of
+def _plan(feed: Feed, config: RepublishConfig, ports: Ports) -> "Republish":
+    from sluice.pipelines.operating.republish import plan_republish, resume_republish
+    from sluice.pipelines.republishing.republish_plan import keep
     from sluice.resources.open_ports import open_target
+    from sluice.resources.republish_tasks import by_own_schema
 
     if config.resume:
-        return plans.load(ports.lake, feed.name, name_of(config.resume))
-    state = ledger.read()
-    with open_target(feed, config.to) as target:
-        plan = config.build_plan(feed, state, ports, target.partitions())
-    row_filter.check(plan.wishes, find_shape(feed, state).columns)
-    return plans.keep(ports.lake, plan)
+        return resume_republish(feed, config.resume, ports)
+    return keep(ports.lake, plan_republish(feed, config.build_request(feed), ports, open_target, by_own_schema))
 
 
 @contextmanager

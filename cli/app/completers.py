@@ -19,7 +19,6 @@ import typer
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.ledger.tip import Facts
     from sluice.resources.project import Project
 
 T = TypeVar("T")
@@ -77,7 +76,7 @@ def complete_windows(ctx: typer.Context, incomplete: str) -> Iterator[str]:
 
     project = _find_project(ctx)
     feed = project.readable_feed(_find_feed_name(ctx) or "")
-    first = next((facts.first_window for facts in _call_within(WAIT, lambda: _read_facts(feed))), None)
+    first = next((window for window, _ in _call_within(WAIT, lambda: _read_facts(feed))), None)
     start = feed.window.last_boundary(time.time_ns() // 1_000_000)
     for _ in range(OFFERED):
         start = feed.window.before(start)
@@ -106,22 +105,19 @@ def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _list_topics(settings: Any) -> list[str]:
-    from contextlib import closing
+    from sluice.resources.open_ports import open_cluster
 
-    from sluice.resources.kafka.cluster.cluster import KafkaCluster
-
-    with closing(KafkaCluster(settings)) as cluster:
+    with open_cluster(settings) as cluster:
         return sorted(name for name in cluster.topics() if not name.startswith("__"))
 
 
-def _read_facts(feed: Feed) -> list[Facts]:
-    """The facts in the tip of the feed's ledger, if it has any."""
-    from sluice.pipelines.lake import paths
-    from sluice.pipelines.ledger.tip import Tip
+def _read_facts(feed: Feed) -> list[tuple[int | None, tuple[str, ...]]]:
+    """The first window (ms) and the topics in the tip of the feed's ledger, if it has any."""
+    from sluice.pipelines.publishing.lost_entries import read_tip
     from sluice.resources.lake import open_lake
 
-    tip = Tip.parse(open_lake(feed).get(paths.tip_path(feed.name)))
-    return [tip.facts] if tip and tip.facts else []
+    tip = read_tip(open_lake(feed), feed.name)
+    return [(tip.facts.first_window, tip.facts.topics or ())] if tip and tip.facts else []
 
 
 def _call_within(seconds: float, ask: Callable[[], list[T]]) -> list[T]:
@@ -147,7 +143,7 @@ def _read_topics(ctx: typer.Context) -> Iterator[str]:
             yield from names
         else:
             facts = _call_within(WAIT, functools.partial(_read_facts, feed))
-            yield from (topic for f in facts for topic in f.topics or ())
+            yield from (topic for _, topics in facts for topic in topics)
 
 
 def _find_project(ctx: typer.Context) -> Project:

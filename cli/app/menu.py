@@ -34,7 +34,7 @@ class Menu(CommandGroup):
 
 
 _FOLDERS = dict(zip(SECTIONS, ("daily", "inspect", "rules", "maintain", "kafka", "more"), strict=True))
-_MODULES = {"kafka": ("local",), "offsets": ("offsets", "offsets_compare", "offsets_migrate")}
+_MODULES = {"kafka": ("local",), "offsets": ("offsets", "offsets_migrate")}
 """The modules of commands that are not in a module of their name."""
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.feed_proposal import Proposed, TopicLook
     from sluice.pipelines.feed.kafka_section import KafkaSettings
-    from sluice.resources.kafka.cluster.cluster import KafkaCluster
+    from sluice.pipelines.ports import Cluster
 
 SAMPLE = 1000
 """Records in the sample, in all partitions together."""
@@ -106,17 +106,21 @@ def init(
     from sluice.pipelines.feed.problems import NAMES
     from sluice.pipelines.feed.project_files import load_fleet
     from sluice.pipelines.feed.sections import NAME_PATTERN
-    from sluice.resources.kafka.cluster.cluster import KafkaCluster
+    from sluice.pipelines.feed.topic_selection import TopicFilter
+    from sluice.reading import list_overridden
+    from sluice.resources.open_ports import open_cluster
 
     if feed is not None and not re.fullmatch(NAME_PATTERN, feed):
         raise UsageError(f"{feed!r} is not a feed's name", remedy=f"use {NAMES}: sluice init {feed_name(feed)}")
-    root = _find_root(session.folder)
+    here = (session.folder or Path(os.environ.get("SLUICE_PROJECT") or Path.cwd())).resolve()
+    is_feeds_folder = here.name == "feeds" and not (here / "feeds").is_dir() and any(here.glob("*.yaml"))
+    root = here.parent if is_feeds_folder else here
     section = _kafka_section(session, root, options)
     with _feeds_folder(root):
         if options.local:
             _start_local(session, root)
         probe = _probe(root, section)
-        with closing(KafkaCluster(probe.kafka)) as cluster:
+        with open_cluster(probe.kafka) as cluster:
             topic = LOCAL_TOPIC if options.local and options.topic is None else options.topic
             chosen = _choose_topic(session, cluster, probe.kafka, topic)
             name = feed or feed_name(chosen)
@@ -125,13 +129,14 @@ def init(
                 raise UsageError(f"{path} is there already", remedy="give the new feed another name: sluice init NAME")
             with session.terminal.working(f"looking at {chosen}"):
                 sample_places = _places(cluster, chosen)
-                look = _look(_reading(probe, chosen), chosen, sample_places)
+                reading = probe.model_copy(update={"topics": TopicFilter(names=(chosen,))})
+                look = _look(reading, chosen, sample_places)
         format_ = Proposed("raw", "asked for") if options.raw else format_of(look)
         engine, today = load_fleet(root, _environ(root)).engine, time.strftime("%Y-%m-%d", time.gmtime())
         text = feed_text(look, section, options.group, format_, engine, today)
         created = _create_feed(root, path, text)
         with session.terminal.working("landing the sample in memory"):
-            (fits, beyond), warning = _fits(created, sample_places), _describe_overrides(created)
+            (fits, beyond), warning = _fits(created, sample_places), list_overridden(created)
         written = [path, *_beside(root)]
     warnings = [*beyond, *([warn(warning)] if warning else [])]
     session.terminal.show(*_view(look, name, root, written, format_, fits), *warnings)
@@ -152,13 +157,6 @@ def init(
     )
     if fits == 0 and look.sample.values:
         raise typer.Exit(1)
-
-
-def _find_root(folder: Path | None) -> Path:
-    """Returns the new or existing project that other commands will find from here."""
-    here = (folder or Path(os.environ.get("SLUICE_PROJECT") or Path.cwd())).resolve()
-    is_feeds_folder = here.name == "feeds" and not (here / "feeds").is_dir() and any(here.glob("*.yaml"))
-    return here.parent if is_feeds_folder else here
 
 
 def _kafka_section(session: Session, root: Path, options: InitOptions) -> dict[str, str]:
@@ -241,12 +239,6 @@ def _probe(root: Path, section: Mapping[str, str]) -> Feed:
             raise FeedError(message, remedy=error.remedy) from None
 
 
-def _reading(feed: Feed, topic: str) -> Feed:
-    from sluice.pipelines.feed.topic_selection import TopicFilter
-
-    return feed.model_copy(update={"topics": TopicFilter(names=(topic,))})
-
-
 def _start_local(session: Session, root: Path) -> None:
     """The project's local Kafka, with sample events of the last hours where it has none."""
     from sluice.resources.local import events
@@ -270,7 +262,7 @@ def _start_local(session: Session, root: Path) -> None:
 # -- looking
 
 
-def _choose_topic(session: Session, cluster: KafkaCluster, access: KafkaSettings, topic: str | None) -> str:
+def _choose_topic(session: Session, cluster: Cluster, access: KafkaSettings, topic: str | None) -> str:
     """The topic to read. Raises UnknownTopic, UsageError."""
     with session.terminal.working("querying Kafka"):
         listed = sorted(name for name in cluster.topics() if not name.startswith("__"))
@@ -314,7 +306,7 @@ class _SamplePlaces:
         return [p for p in self.partitions if p.last_stable_offset > p.log_start]
 
 
-def _places(cluster: KafkaCluster, topic: str) -> _SamplePlaces:
+def _places(cluster: Cluster, topic: str) -> _SamplePlaces:
     partitions = cluster.partitions([topic], Isolation.READ_COMMITTED)
     hits = cluster.offsets_at({p.tp: 0 for p in partitions if p.last_stable_offset > p.log_start})
     return _SamplePlaces(partitions, min((hit.timestamp for hit in hits.values() if hit), default=None))
@@ -365,13 +357,6 @@ def _create_feed(root: Path, path: Path, text: str) -> Feed:
     except FeedError:
         path.unlink()
         raise
-
-
-def _describe_overrides(feed: Feed) -> str:
-    """Which columns of the feed tools override that read its folder, where its lake is an old one."""
-    from sluice.reading import list_overridden
-
-    return list_overridden(feed)
 
 
 def _fits(feed: Feed, sample_places: _SamplePlaces) -> tuple[int | None, list[RenderableType]]:
@@ -445,11 +430,8 @@ def _view(
     names = [str(p.relative_to(here) if p.is_relative_to(here) else p) for p in written]
     project = "" if root == here.resolve() else f" --project {shlex.quote(str(root))}"
     out += ["", good(f"written: {', '.join(names)}")]
-    return [*out, facts(*((what, f"{how}{project}") for what, how in _next(name)), _in_dagster(root, project))]
-
-
-def _next(name: str) -> tuple[tuple[str, str], ...]:
-    return ("preview it", f"sluice plan {name}"), ("land it", f"sluice run {name}")
+    preview, land = (("preview it", f"sluice plan {name}{project}"), ("land it", f"sluice run {name}{project}"))
+    return [*out, facts(preview, land, _in_dagster(root, project))]
 
 
 def _in_dagster(root: Path, project: str) -> tuple[str, str]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.terminal.output import copyable, heading, table
 from sluice.pipelines.errors import UsageError
-
-if TYPE_CHECKING:
-    from sluice.pipelines.feed.rights import Right
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +46,10 @@ def acls(
     if principal is not None and not all(principal.partition(":")):
         raise UsageError(f"{principal!r} is not a principal", remedy=f"write --principal User:{principal.strip(':')}")
     who = Grantee(principal, definition.kafka.bootstrap) if principal else grantee(definition.kafka)
-    rows = [(r.operation, r.kind.replace("-", " "), _format_command(r), r.need) for r in rights]
+    rows = [
+        (r.operation, r.kind.replace("-", " "), f"{r.name}…" if r.pattern == "prefixed" else r.name, r.need)
+        for r in rights
+    ]
     needed, helpful = ([r for r in rights if r.optional is optional] for optional in (False, True))
     session.terminal.show(
         heading(f"Feed {feed}", f"commit: {definition.commit}, as {who.principal}"),
@@ -67,7 +67,3 @@ def acls(
             "commands": {"required": who.commands(needed), "optional": who.commands(helpful)},
         }
     )
-
-
-def _format_command(right: Right) -> str:
-    return f"{right.name}…" if right.pattern == "prefixed" else right.name

@@ -23,7 +23,6 @@ from sluice.pipelines.model.consumer_groups import (
     ZOOKEEPER,
     Counting,
     GroupMember,
-    GroupView,
     OffsetExpiry,
     format_kind,
 )
@@ -134,12 +133,11 @@ def _list_view(listing: GroupListing, store: str) -> list[RenderableType]:
     busy = [g.name for g in listed if g.name in owners and g.state not in _FREE]
     return [
         *out,
-        *(warn(f"{name}, for which {owners[name]} commits, has members: {_DESCRIBE} {name}") for name in busy),
+        *(warn(f"{g}, for which {owners[g]} commits, has members: sluice groups describe {g}") for g in busy),
         *(warn(f"{name}, for which {owners[name]} commits, is not visible: {e.remedy}") for name, e in hidden.items()),
     ]
 
 
-_DESCRIBE = "sluice groups describe"
 _FREE = ("Empty", "Dead")
 _LOOKS = {"Stable": "green", "Empty": "dim", "Dead": "red"}
 
@@ -251,6 +249,8 @@ def _find_group(session: Session, name: str | None, feed: str | None) -> tuple[F
 
 def _view(report: GroupReport) -> list[RenderableType]:
     view = report.view
+    by = ", ".join(part for part in (view.protocol_type, view.assignor) if part and part != view.kind)
+    kind = KINDS.get(view.kind, "a protocol that Sluice does not know")
     out: list[RenderableType] = [
         heading(f"Group {view.name}", f"of feed {report.feed}" if report.feed else "of no feed of this project"),
         facts(
@@ -258,7 +258,7 @@ def _view(report: GroupReport) -> list[RenderableType]:
                 "state",
                 Text.assemble(_state(view.state), f", {STATES.get(view.state, 'a state that Sluice does not know')}"),
             ),
-            *([("protocol", _describe_kind(view))] if view.exists else []),
+            *([("protocol", f"{format_kind(view.kind)}{f' ({by})' if by else ''}, {kind}")] if view.exists else []),
             ("coordinator", str(view.coordinator)),
             *([("offsets", _describe_retention(report.expiry))] if report.rows else []),
         ),
@@ -270,12 +270,6 @@ def _view(report: GroupReport) -> list[RenderableType]:
     if report.rows:
         out += [heading("Offsets", f"lag {count(sum(r.lag or 0 for r in report.rows))}"), _format_offsets(report.rows)]
     return [*out, *_format_blocked(report)]
-
-
-def _describe_kind(view: GroupView) -> str:
-    by = ", ".join(part for part in (view.protocol_type, view.assignor) if part and part != view.kind)
-    text = KINDS.get(view.kind, "a protocol that Sluice does not know")
-    return f"{format_kind(view.kind)}{f' ({by})' if by else ''}, {text}"
 
 
 def _describe_retention(retention: OffsetExpiry) -> str:
@@ -300,16 +294,14 @@ def holds(member: GroupMember) -> str:
     """Formats assigned partitions: `orders:0-2, payments:1`."""
     if member.assignment is None:
         return "–"
-    by_topic: dict[str, list[int]] = {}
+    by_topic: dict[str, list[Range]] = {}
     for tp in member.assignment:
-        by_topic.setdefault(tp.topic, []).append(tp.partition)
-    return ", ".join(f"{topic}:{_format_ranges(numbers)}" for topic, numbers in by_topic.items()) or "nothing"
-
-
-def _format_ranges(numbers: Sequence[int]) -> str:
-    """`0-2,5` of 0, 1, 2 and 5."""
-    runs = union(Range(n, n + 1) for n in numbers)
-    return ",".join(str(r.start) if r.span == 1 else f"{r.start}-{r.end - 1}" for r in runs)
+        by_topic.setdefault(tp.topic, []).append(Range(tp.partition, tp.partition + 1))
+    texts = []
+    for topic, partitions in by_topic.items():
+        runs = (str(r.start) if r.span == 1 else f"{r.start}-{r.end - 1}" for r in union(partitions))
+        texts.append(f"{topic}:{','.join(runs)}")
+    return ", ".join(texts) or "nothing"
 
 
 def _format_offsets(rows: Sequence[GroupOffset]) -> RenderableType:
@@ -332,22 +324,20 @@ def _format_blocked(report: GroupReport) -> list[RenderableType]:
         return []
     if report.view.members and not report.strangers:
         return [Text(), warn(f"a run of {report.feed} is committing, or died less than a session ago")]
+    # In ZooKeeper a run owns its partitions before it lands.
+    runs = (
+        "Runs land nothing until old consumers leave; the first run after that lands and commits."
+        if report.view.kind == ZOOKEEPER
+        else "Landing continues; the first run after they leave commits."
+    )
     holders = "; ".join(f"{m.client_id} at {m.host} holds {holds(m)}" for m in report.strangers[:SHOWN_ROWS])
     return [
         Text(),
         warn(f"{report.feed} cannot commit while others are in its group{f': {holders}' if holders else ''}"),
         indent(
-            f"{_describe_runs(report.view)} To run both, set another group for one of them: `group:` in "
-            f"feeds/{report.feed}.yaml.",
+            f"{runs} To run both, set another group for one of them: `group:` in feeds/{report.feed}.yaml.",
         ),
     ]
-
-
-def _describe_runs(view: GroupView) -> str:
-    """Describes runs while others are in the feed's group. In ZooKeeper a run owns its partitions before it lands."""
-    if view.kind == ZOOKEEPER:
-        return "Runs land nothing until old consumers leave; the first run after that lands and commits."
-    return "Landing continues; the first run after they leave commits."
 
 
 # -- describe, for programs

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import RenderableType
 
 from sluice.cli.app.invocation import FeedName, Session, command, make_group
 from sluice.cli.terminal.output import bad, copyable, facts, good, table
@@ -174,6 +173,7 @@ def _find_project(session: Session) -> Project:
 def _show(session: Session, project: Project, kafka: LocalKafka) -> bool:
     """Report the state of the cluster. Returns whether it answers."""
     status, registry_server = kafka.status(), project.local_registry
+    section = kafka.secured.section(kafka.bootstrap, project.root) if kafka.secured else []
     brokers = "\n".join(
         f"{b.id} at {b.address}" + (f", pid {b.pid}" if b.running else ", not running") for b in status.brokers
     )
@@ -186,7 +186,8 @@ def _show(session: Session, project: Project, kafka: LocalKafka) -> bool:
             ("data", str(status.root)),
             *([("registry", registry_server.url)] if registry_server.running else []),
         ),
-        *_format_section(project, kafka),
+        *(["", "  Feeds without security settings use these:"] if section else []),
+        *map(copyable, section),
     )
     session.terminal.print_document(
         _build_document(status) | ({"registry": registry_server.url} if registry_server.running else {})
@@ -203,14 +204,6 @@ def _list_addresses(kafka: LocalKafka, status: ClusterStatus) -> list[tuple[str,
         ("users", "admin (all rights), sluice (rights granted with sluice kafka grant FEED)"),
         ("Java tools", f"--command-config {kafka.secured.java_properties()}"),
     ]
-
-
-def _format_section(project: Project, kafka: LocalKafka) -> list[RenderableType]:
-    """Returns a feed's login settings, ready to paste."""
-    if kafka.secured is None:
-        return []
-    lines = kafka.secured.section(kafka.bootstrap, project.root)
-    return ["", "  Feeds without security settings use these:", *map(copyable, lines)]
 
 
 def _build_document(status: ClusterStatus) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,21 +12,42 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.cli.kafka.offsets_context import OffsetsContext, OtherGroup, group, open_context, read_offsets
+from sluice.cli.app.invocation import FeedName, Session, command, make_group
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun, Only, Yes
 from sluice.cli.terminal import output
 from sluice.cli.terminal.output import SHOWN_ROWS, facts, good, heading, indent, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count
-from sluice.pipelines.errors import SluiceError, UsageError
-from sluice.pipelines.model.kafka import TopicPartition
-from sluice.pipelines.util.units import many
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.operating.move_offsets import Done, Move, OffsetTarget, Spot, Stands
+    from sluice.pipelines.operating.group_offsets import (
+        MovePlan,
+        OffsetBefore,
+        OffsetPair,
+        OffsetsContext,
+        OffsetStanding,
+    )
+    from sluice.pipelines.operating.move_offsets import Move, OffsetTarget, Spot
 
+group = make_group(
+    "Show, move, save and restore the committed offsets of a feed's group.",
+    "sluice offsets show orders",
+    "sluice offsets reset orders --to-frontier --dry-run",
+    "sluice offsets export orders > orders.csv",
+)
+
+OtherGroup = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        metavar="GROUP",
+        help="Another group on the feed's Kafka. It must not be a feed's; no ledger records changes.",
+        show_default="the feed's",
+    ),
+]
 Reason = Annotated[
     str | None,
     typer.Option("--reason", metavar="TEXT", help="The reason; the ledger keeps it.", show_default="the command"),
@@ -45,6 +66,14 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="offsets")
 
 
+@contextmanager
+def open_context(session: Session, feed: Feed, other: str | None = None) -> Iterator[OffsetsContext]:
+    from sluice.pipelines.operating.group_offsets import read_context
+
+    with session.open_ports(feed) as ports, session.open_groups(feed) as groups:
+        yield read_context(feed, session.files.feeds.values(), ports, groups, other)
+
+
 # -- the commands
 
 
@@ -57,17 +86,18 @@ def show(session: Session, feed: FeedName) -> int:
     $ sluice offsets show orders
     $ sluice offsets show orders --json | jq '.offsets[] | select(.stands == "moved by somebody")'
     """
-    definition = session.feed(feed)
-    with session.terminal.working("querying Kafka"), open_context(session, definition, None) as context:
-        stands = [_find_stand(context, spot) for spot in context.spots]
-    session.terminal.show(*_show_view(context, stands))
+    from sluice.pipelines.operating.group_offsets import list_standings
+
+    with session.terminal.working("querying Kafka"), open_context(session, session.feed(feed)) as context:
+        standings = list_standings(context)
+    session.terminal.show(*_show_view(context, standings))
     session.terminal.print_document(
         {
             **context.to_document(),
-            "offsets": [_build_spot(s.spot) | {"stands": s.stands, "expected": s.expected} for s in stands],
+            "offsets": [_build_spot(s.spot) | {"stands": s.stands, "expected": s.expected} for s in standings],
         }
     )
-    return 3 if _list_refused(context, stands) else 0
+    return 3 if any(s.refused for s in standings) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +123,14 @@ class TargetOptions:
     def choose(self, feed: Feed) -> OffsetTarget | Path:
         """Returns the target. Raises UsageError unless there is exactly one."""
         from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget
+        from sluice.resources.liveness import now
 
         flags = {Aim.EARLIEST: self.to_earliest, Aim.LATEST: self.to_latest, Aim.FRONTIER: self.to_frontier}
         targets: list[OffsetTarget | Path] = [OffsetTarget(aim) for aim, chosen in flags.items() if chosen]
         if self.to_time is not None:
             targets.append(OffsetTarget(Aim.TIME, parsing.instant(self.to_time, feed.window.parse_name)))
-        targets += [OffsetTarget(Aim.TIME, _compute_past(self.by_duration))] if self.by_duration is not None else []
+        if self.by_duration is not None:
+            targets.append(OffsetTarget(Aim.TIME, max(0, now() - parsing.duration(self.by_duration))))
         targets += [OffsetTarget(Aim.OFFSET, self.to_offset)] if self.to_offset is not None else []
         targets += [OffsetTarget(Aim.SHIFT, self.shift)] if self.shift is not None else []
         targets += [self.to_file] if self.to_file is not None else []
@@ -120,10 +152,6 @@ class MoveOptions:
     reason: Reason = None
     dry_run: DryRun = False
     yes: Yes = False
-
-    @property
-    def partitions(self) -> tuple[TopicPartition, ...]:
-        return tuple(map(parsing.parse_partition, self.only or ()))
 
 
 @command(group)
@@ -163,18 +191,22 @@ def export(
 
     definition = session.feed(feed)
     with session.terminal.working("querying Kafka"), open_context(session, definition, other) as context:
-        committed = {s.tp: s.before for s in context.spots if s.before is not None}
+        committed = context.committed
     lines = list(dump_offsets(committed))
     if file is None:
         session.terminal.lines(lines)
     else:
-        _write(file, lines)
+        try:
+            with file.open("x", encoding="utf-8") as opened:
+                opened.writelines(f"{line}\n" for line in lines)
+        except OSError as error:
+            raise UsageError(f"{file} cannot be written: {error.strerror}", remedy="choose a new file") from None
         session.terminal.show(good(f"{many(len(lines), 'offset')} of group {context.name} in {file}"))
     session.terminal.print_document(
         {
             **context.to_document(),
             "file": file,
-            "offsets": [_place(tp) | {"offset": at} for tp, at in committed.items()],
+            "offsets": [tp._asdict() | {"offset": at} for tp, at in committed.items()],
         }
     )
 
@@ -197,74 +229,138 @@ def import_(
     return _reset(session, session.feed(feed), file, options)
 
 
-# -- requests
+# -- comparisons
 
 
-def _compute_past(text: str) -> int:
-    from sluice.resources.liveness import now
+@command(group)
+def before(
+    session: Session,
+    feed: FeedName,
+    time: Annotated[
+        str,
+        typer.Argument(
+            metavar="TIME", help="A time, 2026-11-20T14:00:00Z, or the start of a window.", show_default=False
+        ),
+    ],
+    only: Only = None,
+    other: OtherGroup = None,
+) -> None:
+    """Show the offset of the first record at or after a time, for each partition.
 
-    return max(0, now() - parsing.duration(text))
+    It also shows the group's committed offset. Nothing changes: to move offsets, use sluice offsets reset --to-time.
+
+    $ sluice offsets before orders 2026-11-20T14:00:00Z
+    $ sluice offsets before orders 2026-11-20T14 --json | jq -r '.offsets[] | [.topic, .partition, .offset] | @csv'
+    """
+    from sluice.pipelines.operating.group_offsets import list_offsets_before
+
+    definition = session.feed(feed)
+    at = parsing.instant(time, definition.window.parse_name)
+    with session.terminal.working("querying Kafka"), open_context(session, definition, other) as context:
+        rows = list_offsets_before(context, at, tuple(map(parsing.parse_partition, only or ())))
+    session.terminal.show(*_format_before(context, at, rows))
+    documents = [
+        {
+            **r.spot.tp._asdict(),
+            "offset": r.offset,
+            "timestamp": r.hit.timestamp if r.hit else None,
+            "committed": r.spot.before,
+            "note": r.note,
+        }
+        for r in rows
+    ]
+    session.terminal.print_document({**context.to_document(), "time": at, "offsets": documents})
 
 
-def _write(path: Path, lines: Sequence[str]) -> None:
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}", remedy="choose a new file") from None
+def _format_before(context: OffsetsContext, at: int, rows: Sequence[OffsetBefore]) -> list[RenderableType]:
+    cells = [
+        (
+            str(r.spot.tp),
+            count(r.offset),
+            show_instant(r.hit.timestamp) if r.hit else "–",
+            count(r.spot.before),
+            "–" if r.spot.before is None else f"{r.spot.before - r.offset:+,}",
+            r.note,
+        )
+        for r in rows
+    ]
+    names = ("partition", "offset", "stamped", "committed", "beyond it", "")
+    return [
+        heading(f"Offsets of {context.feed.name} before {show_instant(at)}", f"group {context.name}"),
+        table(names, limit_rows(cells), right="offset committed beyond", optional="stamped"),
+    ]
+
+
+@command(group)
+def diff(
+    session: Session,
+    feed: FeedName,
+    source_name: Annotated[
+        str,
+        typer.Option(
+            "--with", metavar="FILE|GROUP", help="A file of offsets, or the name of a group.", show_default=False
+        ),
+    ],
+    other: OtherGroup = None,
+) -> int:
+    """Compare the committed offsets of a feed's group with those of a file or another group.
+
+    If a file of that name exists, its lines TOPIC,PARTITION,OFFSET are read; otherwise it is a group. Exit 0 if the
+    offsets are equal, 1 if they differ.
+
+    $ sluice offsets export orders --file monday.csv
+    $ sluice offsets diff orders --with monday.csv
+    $ sluice offsets diff orders --with legacy-loader
+    """
+    from sluice.pipelines.operating.group_offsets import compare_offsets
+
+    definition = session.feed(feed)
+    with session.terminal.working("querying Kafka"), open_context(session, definition, other) as context:
+        rows = compare_offsets(context, source_name)
+    differ = [row for row in rows if row.offset != row.other]
+    session.terminal.show(*_diff_view(context, source_name, rows, differ))
+    documents = [{**r.tp._asdict(), "offset": r.offset, "other": r.other} for r in rows]
+    session.terminal.print_document(
+        {**context.to_document(), "with": source_name, "same": not differ, "offsets": documents}
+    )
+    return 1 if differ else 0
+
+
+def _diff_view(
+    context: OffsetsContext, source: str, rows: Sequence[OffsetPair], differ: Sequence[OffsetPair]
+) -> list[RenderableType]:
+    title = heading(f"Offsets of {context.feed.name}", f"group {context.name}, compared with {source}")
+    if not differ:
+        return [title, good(f"the same in {many(len(rows), 'partition')}")]
+    cells = []
+    for r in differ:
+        if r.offset is None or r.other is None:
+            gap = "only here" if r.other is None else "only there"
+        else:
+            gap = f"{count(abs(r.other - r.offset))} {'ahead' if r.other > r.offset else 'behind'}"
+        cells.append((str(r.tp), count(r.offset), count(r.other), gap))
+    return [
+        title,
+        table(("partition", "committed", "the other", "it is"), limit_rows(cells), right="committed the"),
+        Text(f"  the same in {len(rows) - len(differ)} of {many(len(rows), 'partition')}"),
+    ]
 
 
 # -- show
 
 
-@dataclass(frozen=True, slots=True)
-class _Stand:
-    """How one partition stands, and the committed offset that the ledger expects."""
-
-    spot: Spot
-    stands: Stands
-    expected: int | None
-
-
-def _find_stand(context: OffsetsContext, spot: Spot) -> _Stand:
-    from sluice.pipelines.operating.move_offsets import expected_offset, stands
-
-    return _Stand(spot, stands(context.state, spot), expected_offset(context.state, spot.key))
-
-
-def _list_refused(context: OffsetsContext, stands: Sequence[_Stand]) -> list[_Stand]:
-    """Returns the partitions whose committed offsets the next commit would refuse."""
-    from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
-    from sluice.pipelines.operating.move_offsets import Stands
-
-    if context.feed.commit is CommitMode.NONE:
-        return []
-    fatal = {Stands.STALE, Stands.FOREIGN}
-    fatal |= {Stands.MOVED} if context.feed.policies.on_group_moved is OnGroupMoved.REFUSE else set()
-    fatal |= set(Stands) - {Stands.AT, Stands.UNPLANNED} if context.is_blocked else set()
-    return [s for s in stands if s.stands in fatal and (context.is_blocked or not _is_landing_next(s))]
-
-
-def _is_landing_next(s: _Stand) -> bool:
-    """Returns True if another client moved the offset to the end of the next catch-up, whose commit accepts it."""
-    from sluice.pipelines.operating.move_offsets import Stands
-
-    ahead = s.spot.before is not None and s.spot.frontier is not None and s.spot.before > s.spot.frontier
-    return s.stands is Stands.MOVED and ahead and s.spot.before == s.spot.kafka.last_stable_offset
-
-
-def _show_view(context: OffsetsContext, stands: Sequence[_Stand]) -> list[RenderableType]:
+def _show_view(context: OffsetsContext, standings: Sequence[OffsetStanding]) -> list[RenderableType]:
     from sluice.pipelines.operating.move_offsets import Stands
 
     rows = [
         (str(s.spot.tp), *map(count, _list_numbers(s.spot)[1:]), _describe_stand(context, s))
-        for s in stands[:SHOWN_ROWS]
+        for s in standings[:SHOWN_ROWS]
     ]
     names = ("partition", "committed", "frontier", "log end", "lag", "")
-    moved = [s for s in _list_refused(context, stands) if s.stands is Stands.MOVED and not _is_landing_next(s)]
+    moved = [s for s in standings if s.refused and s.stands is Stands.MOVED and not s.lands_next]
     return [
         heading(f"Offsets of {context.feed.name}", f"group {context.name}, {context.view.state}"),
-        table(names, limit_rows(rows, len(stands)), right="committed frontier log lag"),
+        table(names, limit_rows(rows, len(standings)), right="committed frontier log lag"),
         *_list_warnings(context),
         *(_list_remedies(context, moved) if moved else []),
     ]
@@ -276,7 +372,7 @@ def _list_numbers(spot: Spot) -> tuple[int | None, ...]:
     return kafka.log_start, spot.before, spot.frontier, kafka.high_watermark, lag
 
 
-def _describe_stand(context: OffsetsContext, s: _Stand) -> str | Text:
+def _describe_stand(context: OffsetsContext, s: OffsetStanding) -> str | Text:
     from sluice.pipelines.operating.move_offsets import Stands
 
     match s.stands:
@@ -294,7 +390,7 @@ def _describe_stand(context: OffsetsContext, s: _Stand) -> str | Text:
             return "moved with sluice offsets; the next commit moves it on"
         case Stands.WAITS:
             return "committed by entries that the ledger lost; stays until landing reaches it"
-        case Stands.MOVED if _is_landing_next(s):
+        case Stands.MOVED if s.lands_next:
             return warn(
                 f"moved by another client to the next batch (the ledger expects {count(s.expected)}): a catch-up that"
                 " ends there keeps it; with more records, its commit is refused"
@@ -308,7 +404,7 @@ def _describe_stand(context: OffsetsContext, s: _Stand) -> str | Text:
     return str(s.stands)
 
 
-def _list_remedies(context: OffsetsContext, moved: Sequence[_Stand]) -> list[RenderableType]:
+def _list_remedies(context: OffsetsContext, moved: Sequence[OffsetStanding]) -> list[RenderableType]:
     feed = context.feed.name
     ways = [("commit the frontier anyway", f"sluice accept {feed} moved --reason …")]
     if any((s.spot.before or 0) > (s.spot.frontier or 0) for s in moved):
@@ -339,65 +435,58 @@ def _list_warnings(context: OffsetsContext) -> list[RenderableType]:
 
 
 def _reset(session: Session, feed: Feed, aim: OffsetTarget | Path, options: MoveOptions) -> int:
-    from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget, OwnedGroup, check_ours, move, refusal
+    from sluice.pipelines.operating.group_offsets import plan_moves, read_offsets
+    from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget, OwnedGroup, move
 
-    partitions = options.partitions
     with ExitStack() as stack:
         with session.terminal.working("querying Kafka"):
             context = stack.enter_context(open_context(session, feed, options.group))
             target = OffsetTarget(Aim.FILE, offsets=read_offsets(aim, context)) if isinstance(aim, Path) else aim
-            moves = _list_moves(context, target, partitions)
-            if context.ledger:
-                check_ours(context.ledger, moves)
-        refused, done = refusal(feed.name, context.view, moves, target), None
+            plan = plan_moves(context, target, tuple(map(parsing.parse_partition, options.only or ())))
+        moves, refused, done = plan.moves, plan.refused, None
         if not options.dry_run and refused is None:
             if not options.yes and moves:
-                session.terminal.show(*_view_moves(context, target, moves), *_explain_moves(context, moves))
+                session.terminal.show(*_view_moves(context, plan), *_explain_moves(context, moves))
                 session.terminal.confirm(f"Move {many(len(moves), 'offset')} of group {context.name}?")
             reason = options.reason or f"sluice offsets reset {target}"
             done = move(OwnedGroup(context.name, context.groups, feed.name, context.ledger), moves, target, reason)
     if options.dry_run or options.yes or refused:
-        session.terminal.show(
-            *_view_moves(context, target, moves), *([] if refused else _explain_moves(context, moves))
-        )
-    if not refused:
-        session.terminal.show("", _format_moved(context, moves, done) if done else output.format_dry_run())
+        session.terminal.show(*_view_moves(context, plan), *([] if refused else _explain_moves(context, moves)))
     if refused is not None:
         session.terminal.fail(refused)
-    session.terminal.print_document(_reset_document(context, target, moves, done, refused))
+    elif done is None:
+        session.terminal.show("", output.format_dry_run())
+    else:
+        where = "" if done.entry is None else f", recorded as entry {done.entry} of the ledger of {feed.name}"
+        moved = f"{many(len(moves), 'offset')} of group {context.name} moved and read back{where}"
+        session.terminal.show("", good(moved))
+    session.terminal.print_document(
+        {
+            **context.to_document(),
+            "target": str(target),
+            "applied": done is not None,
+            "entry": done.entry if done else None,
+            "offsets": [_build_spot(m.spot) | {"after": m.after, "note": m.note or None} for m in moves],
+            "problem": refused.fields() if refused else None,
+        }
+    )
     return refused.exit_code if refused else 0
 
 
-def _list_moves(context: OffsetsContext, target: OffsetTarget, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
-    from sluice.pipelines.operating.move_offsets import Aim, resolve, spots_concerned
-    from sluice.pipelines.planning.origins import check_incarnation
-
-    spots = spots_concerned(target, context.choose(only), all_of_them=bool(only))
-    for another in (check_incarnation(context.state, s.kafka, {}) for s in spots):
-        if another is not None:
-            raise another.error
-    times = {s.tp: target.number for s in spots} if target.aim is Aim.TIME else {}
-    return resolve(target, spots, context.ports.cluster.offsets_at(times) if times else {}, context.ports.clock())
-
-
-def _view_moves(context: OffsetsContext, target: OffsetTarget, moves: Sequence[Move]) -> list[RenderableType]:
+def _view_moves(context: OffsetsContext, plan: MovePlan) -> list[RenderableType]:
+    moves = plan.moves
     rows = [
         (str(m.tp), count(m.spot.before), "→", count(m.after), count(m.spot.frontier), _move_note(context, m))
         for m in moves[:SHOWN_ROWS]
     ]
     names = ("partition", "before", "", "after", "frontier", "")
     out: list[RenderableType] = [
-        heading(f"Offsets of group {context.name}, move {target}"),
+        heading(f"Offsets of group {context.name}, move {plan.target}"),
         table(names, limit_rows(rows, len(moves)), right="before after frontier"),
     ]
     if others := len(context.spots) - len(moves):
         out.append(indent(f"{many(others, 'other partition')} left as {'it is' if others == 1 else 'they are'}"))
     return out
-
-
-def _format_moved(context: OffsetsContext, moves: Sequence[Move], done: Done) -> Text:
-    where = f", recorded as entry {done.entry} of the ledger of {context.feed.name}" if done.entry is not None else ""
-    return good(f"{many(len(moves), 'offset')} of group {context.name} moved and read back{where}")
 
 
 def _move_note(context: OffsetsContext, m: Move) -> str | Text:
@@ -425,24 +514,7 @@ def _explain_moves(context: OffsetsContext, moves: Sequence[Move]) -> list[Rende
     ]
 
 
-def _reset_document(
-    context: OffsetsContext, target: OffsetTarget, moves: Sequence[Move], done: Done | None, refused: SluiceError | None
-) -> dict[str, Any]:
-    return {
-        **context.to_document(),
-        "target": str(target),
-        "applied": done is not None,
-        "entry": done.entry if done else None,
-        "offsets": [_build_spot(m.spot) | {"after": m.after, "note": m.note or None} for m in moves],
-        "problem": refused.fields() if refused else None,
-    }
-
-
 def _build_spot(spot: Spot) -> dict[str, Any]:
     names = ("log_start", "committed", "frontier", "log_end", "lag")
     numbers = dict(zip(names, _list_numbers(spot), strict=True))
-    return _place(spot.tp) | numbers | {"last_stable_offset": spot.kafka.last_stable_offset}
-
-
-def _place(tp: TopicPartition) -> dict[str, Any]:
-    return {"topic": tp.topic, "partition": tp.partition}
+    return spot.tp._asdict() | numbers | {"last_stable_offset": spot.kafka.last_stable_offset}

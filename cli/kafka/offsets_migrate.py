@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.cli.kafka.offsets_context import group
+from sluice.cli.kafka.offsets import group
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun, Only, Yes
 from sluice.cli.terminal import output
@@ -23,7 +23,7 @@ from sluice.pipelines.util.units import many
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.sections import OffsetStore
-    from sluice.pipelines.operating.migrate_offsets import Migration, OffsetMigration, Stores
+    from sluice.pipelines.operating.migrate_offsets import Migration, OffsetMigration
 
 
 def register(_: typer.Typer) -> None:
@@ -61,7 +61,9 @@ def migrate(
         with session.terminal.working("querying Kafka and ZooKeeper"):
             logs = _list_logs(definition, ports.cluster, tuple(map(parsing.parse_partition, only or ())))
             plan = migrating.plan(stores, source, logs)
-            refused = _build_refusal(definition, stores, plan)
+            refused = migrating.refusal(definition.name, definition.group, plan)
+            if refused is None and (used := migrating.in_use(stores)):
+                refused = migrating.held_error(definition.group, used)
         sound = not plan.of(*migrating.REFUSED)
         ask = sound and not (dry_run or yes) and bool(plan.of(migrating.MigrationAction.MOVE))
         if ask:
@@ -103,18 +105,15 @@ def _list_logs(feed: Feed, cluster: Any, only: Sequence[TopicPartition]) -> tupl
     return tuple(partitions[tp] for tp in dict.fromkeys(only)) if only else tuple(partitions.values())
 
 
-def _build_refusal(feed: Feed, stores: Stores, plan: Migration) -> SluiceError | None:
-    from sluice.pipelines.operating.migrate_offsets import held_error, in_use, refusal
-
-    if refused := refusal(feed.name, feed.group, plan):
-        return refused
-    used = in_use(stores)
-    return held_error(feed.group, used) if used else None
-
-
 def _format_table(feed: Feed, plan: Migration, done: bool) -> list[RenderableType]:
     rows = [
-        (str(r.tp), count(_at(r.source)), count(_at(r.target)), count(r.log_end), _note(r, done))
+        (
+            str(r.tp),
+            count(_at(r.source)),
+            count(_at(r.target)),
+            count(r.log_end),
+            _note(r, done),
+        )
         for r in plan.rows[:SHOWN_ROWS]
     ]
     names = ("partition", f"in {plan.source}", f"in {plan.target}", "log end", "")

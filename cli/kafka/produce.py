@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +18,7 @@ from sluice.pipelines.util.units import many, parse_duration
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.resources.local.events import Mix, SampleEvent, SentEvents
+    from sluice.resources.local.events import Mix, SentEvents
 
 
 def register(app: typer.Typer) -> None:
@@ -128,6 +127,7 @@ def produce(
     """
     from sluice.pipelines.model.receipts import Progress
     from sluice.resources.local.events import SendOptions, orders, send
+    from sluice.resources.local.registered_events import in_format
 
     definition = session.feed(feed)
     if sending.aborted and not sending.transactional:
@@ -137,7 +137,7 @@ def produce(
     topics = _list_topics(session, definition, target.partitions, target.create)
     now = time.time_ns() // 1_000_000
     stream = orders(mix, events.records, now - events.spread, now)
-    stream = in_format(session, definition, stream)
+    stream = in_format(definition, stream, session.project.feeds_folder, session.project.environ())
     how = SendOptions(
         topics,
         transactional_id=f"sluice-produce-{feed}" if sending.transactional else None,
@@ -145,37 +145,10 @@ def produce(
         compression=sending.compression,
     )
     with session.terminal.progress() as meter:
-
-        def report(done: int) -> None:
-            meter(Progress("send", done, events.records))
-
-        sent = send(session.project.writer(definition), stream, mix, how, report)
+        writer, records = session.project.writer(definition), events.records
+        sent = send(writer, stream, mix, how, lambda done: meter(Progress("send", done, records)))
     session.terminal.show(*view(sent, topics), f"  seed {mix.seed}")
     session.terminal.print_document({"feed": feed, "topics": topics, "seed": mix.seed, **asdict(sent)})
-
-
-def in_format(session: Session, feed: Feed, stream: Iterator[SampleEvent]) -> Iterator[SampleEvent]:
-    """The events in the feed's format. Where that has schemas of its own, theirs is registered under the subject that
-    the feed names. Raises UsageError for a wire format that they cannot have."""
-    reader = feed.reader
-    if reader is None:
-        return stream
-    from sluice.pipelines.feed.load import schema_asked
-    from sluice.pipelines.records.shape import READERS
-    from sluice.resources.local.registered_events import SAMPLES, WIRES, as_registered
-    from sluice.resources.registry.confluent import RegistryClient
-
-    sample, number = SAMPLES[reader.format], 0
-    if reader.wire not in WIRES:
-        raise UsageError(
-            f"feed {feed.name} has `wire_format: {reader.wire}`, which sample events do not support",
-            remedy=f"use one of {', '.join(sorted(WIRES))}",
-        )
-    if feed.registry is not None:
-        request = schema_asked(session.project.feeds_folder, feed.name, session.project.environ())
-        type_ = READERS[reader.format].registered
-        number = RegistryClient(feed.registry).register(request.subject, sample.schema, type_)
-    return as_registered(stream, sample, reader.wire, number)
 
 
 def _check_meant(session: Session, feed: Feed, records: int, bootstrap: str | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,8 +24,8 @@ from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.ledger import Ledger, State
-    from sluice.pipelines.ports import Engine, Ports
+    from sluice.pipelines.operating.republish import RepublishPreview, RepublishRequest
+    from sluice.pipelines.ports import Engine
     from sluice.pipelines.republishing.lanes import LaneSender, Sent
     from sluice.pipelines.republishing.republish_plan import Republish, Wishes
 
@@ -145,7 +145,7 @@ def republish(
     $ sluice republish orders --topic orders-again --window 2026-11-20T14 --partition-by places.py:by_country
     $ sluice republish orders --resume 1f0c2a9b77de
     """
-    from sluice.pipelines.republishing.lanes import check_resumed, name_of, pace_of
+    from sluice.pipelines.republishing.lanes import check_resumed, pace_of
     from sluice.resources import republish_tasks
 
     definition, pace = session.feed(feed), pace_of(sending.per_second or "")
@@ -158,46 +158,21 @@ def republish(
     if resume is not None:
         check_resumed(options.list_given())
     with session.open_ports(definition) as ports:
-        from sluice.pipelines.ledger import Ledger
-        from sluice.pipelines.planning.schema_changes import find_shape
-        from sluice.pipelines.republishing import republish_plan as plans
-        from sluice.pipelines.republishing import row_filter
+        from sluice.pipelines.operating.republish import plan_republish, preview_republish, resume_republish
+        from sluice.pipelines.republishing.republish_plan import keep
 
-        ledger = Ledger(ports.lake, feed, ports.clock)
         if resume is not None:
-            plan = plans.load(ports.lake, feed, name_of(resume))
+            plan = resume_republish(definition, resume, ports)
         else:
-            plan = _make_plan(session, definition, ledger, ports, options)
-        row_filter.check(plan.wishes, find_shape(definition, ledger.read()).columns)
+            request, add_schema = _build_request(definition, ports.clock(), options), republish_tasks.by_own_schema
+            plan = plan_republish(definition, request, ports, session.open_target, add_schema)
         if change.dry_run or not change.yes:
-            _preview(session, plan, ledger, ports, dry_run=change.dry_run)
+            _preview(session, preview_republish(plan, ports), dry_run=change.dry_run)
         if change.dry_run:
             return
-        plan = plans.keep(ports.lake, plan)
-        work = republish_tasks.sending(
-            definition, ledger, plan, CODEC_NAMES.index(sending.compression), pace, session.project.root
-        )
+        codec, plan = CODEC_NAMES.index(sending.compression), keep(ports.lake, plan)
+        work = republish_tasks.sending(definition, ports.lake, plan, codec, pace, session.project.root)
         _send(session, work, None if sending.here else ports.engine)
-
-
-def _make_plan(session: Session, feed: Feed, ledger: Ledger, ports: Ports, options: PlanOptions) -> Republish:
-    """Raises as `plan_republish`, and UsageError."""
-    from sluice.pipelines.model.receipts import PartKind
-    from sluice.pipelines.republishing import republish_plan as plans
-    from sluice.pipelines.republishing.lanes import name_of, way_of
-    from sluice.resources.republish_tasks import by_own_schema
-
-    name = name_of(options.name or "")
-    by, function = way_of(options.keep_partitions, options.partition_by or "")
-    state, topic = ledger.read(), options.topic or ""
-    ranges = _list_ranges(feed, state, ports.clock(), options)
-    with session.open_target(feed, topic) as target:
-        kind = PartKind.QUARANTINED if options.quarantined else PartKind.LANDED
-        settings = (options.keep_timestamps, options.headers, options.where or "", function)
-        wishes = plans.Wishes(topic, target.partitions(), kind, by, *settings)
-    wishes = by_own_schema(wishes, feed, {key.topic for key, _ in ranges})
-    plan = plans.plan_republish(feed, state, wishes, ranges, ports.clock(), into_source=options.into_source)
-    return plan.rename(name)
 
 
 def _send(session: Session, work: LaneSender, engine: Engine | None) -> None:
@@ -212,46 +187,48 @@ def _send(session: Session, work: LaneSender, engine: Engine | None) -> None:
             session.terminal.note(f"committed records stay, and no record is sent twice; continue with: {again}")
             raise
     session.terminal.show(*_format_sent(sent))
-    session.terminal.print_document({"applied": True, **_build_plan(plan), **_build_sent(sent)})
+    counts = document_of(sent, "done_before=before records records_in_all=in_all bytes transactions")
+    partitions = {"partitions": {str(p): n for p, n in sorted(sent.partitions.items())}}
+    times = {"took": round(sent.seconds, 3), "throttled": sent.throttled_ms / 1000}
+    session.terminal.print_document({"applied": True, **_build_plan(plan), **counts, **partitions, **times})
 
 
 # -- as typed
 
 
-def _list_ranges(feed: Feed, state: State, now: int, options: PlanOptions) -> list[Any]:
-    """Returns the requested ranges. Raises UsageError."""
-    from sluice.pipelines.planning.windows import check_aligned
-    from sluice.pipelines.republishing.republish_plan import asked_offsets, asked_windows
+def _build_request(feed: Feed, now: int, options: PlanOptions) -> RepublishRequest:
+    """Raises UsageError."""
+    from sluice.pipelines.model.receipts import PartKind
+    from sluice.pipelines.operating.republish import RepublishRequest
+    from sluice.pipelines.republishing.lanes import name_of, way_of
+    from sluice.pipelines.republishing.republish_plan import Wishes
 
+    name, kind = name_of(options.name or ""), PartKind.QUARANTINED if options.quarantined else PartKind.LANDED
+    by, function = way_of(options.keep_partitions, options.partition_by or "")
+    settings = (options.keep_timestamps, options.headers, options.where or "", function)
+    wishes = Wishes(options.topic or "", 0, kind, by, *settings)
     offsets, windows = options.offsets, options.windows
     if offsets and windows.any:
         raise UsageError("--offsets together with windows", remedy="use either --offsets or windows")
-    if offsets:
-        return asked_offsets(state, [parsing.parse_offset_range(text) for text in offsets])
-    if windows.start and not windows.end:
-        raise UsageError("--from without --to", remedy="add the end: --to 2026-11-21T00")
-    if windows.end and not windows.start:
-        raise UsageError("--to without --from", remedy="add the start: --from 2026-11-20T00")
-    if not windows.any:
-        raise UsageError("no windows or offsets", remedy="add --window, --from and --to, or --offsets")
-    chosen = windows.parse(feed.window, now)
-    for start_time in chosen:
-        check_aligned(start_time, feed.window)
-    return asked_windows(feed, state, chosen)
+    if not offsets:
+        if windows.start and not windows.end:
+            raise UsageError("--from without --to", remedy="add the end: --to 2026-11-21T00")
+        if windows.end and not windows.start:
+            raise UsageError("--to without --from", remedy="add the start: --from 2026-11-20T00")
+        if not windows.any:
+            raise UsageError("no windows or offsets", remedy="add --window, --from and --to, or --offsets")
+    starts = () if offsets else windows.parse(feed.window, now)
+    ranges = [parsing.parse_offset_range(text) for text in offsets or ()]
+    return RepublishRequest(wishes, starts, ranges, name, options.into_source)
 
 
 # -- for people
 
 
-def _preview(session: Session, plan: Republish, ledger: Ledger, ports: Ports, *, dry_run: bool) -> None:
+def _preview(session: Session, preview: RepublishPreview, *, dry_run: bool) -> None:
     """Show the plan, and ask for confirmation unless it is a dry run or nothing would be sent."""
-    from sluice.pipelines.lake import paths
-    from sluice.pipelines.republishing.republish_rows import Shelf
-
-    shelf = Shelf(ports.lake, ledger, ledger.read(), plan)
-    amounts = [shelf.amount(n) for n in range(len(plan.sources))]
-    done = ports.lake.get(paths.republish_done_path(plan.feed, plan.id)) is not None
-    session.terminal.show(*_format_plan(plan, amounts, done))
+    plan, amounts, done = preview.plan, preview.amounts, preview.done
+    session.terminal.show(*_format_plan(preview))
     if not dry_run:
         if not done and any(rows for rows, _ in amounts):
             session.terminal.confirm(f"Send these rows to {plan.wishes.to}?")
@@ -275,7 +252,8 @@ def _preview(session: Session, plan: Republish, ledger: Ledger, ports: Ports, *,
     session.terminal.print_document(document)
 
 
-def _format_plan(plan: Republish, amounts: Sequence[tuple[int, int]], done: bool) -> Iterator[RenderableType]:
+def _format_plan(preview: RepublishPreview) -> Iterator[RenderableType]:
+    plan, amounts, done = preview.plan, preview.amounts, preview.done
     yield heading(f"Republish of {plan.feed}", plan.id)
     yield facts(*_list_facts(plan.wishes))
     if not any(rows for rows, _ in amounts):
@@ -344,11 +322,3 @@ def _build_plan(plan: Republish) -> dict[str, Any]:
     optional = {"where": w.where or None, "function": w.function or None}
     sizes = document_of(plan, "offsets=span lanes") | {"schema_id": w.schema_id or None}
     return document_of(plan, "feed id") | wishes | optional | sizes
-
-
-def _build_sent(sent: Sent) -> dict[str, Any]:
-    return document_of(sent, "done_before=before records records_in_all=in_all bytes transactions") | {
-        "partitions": {str(p): n for p, n in sorted(sent.partitions.items())},
-        "took": round(sent.seconds, 3),
-        "throttled": sent.throttled_ms / 1000,
-    }

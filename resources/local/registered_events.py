@@ -7,10 +7,16 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import schema_asked
 from sluice.pipelines.records.rows.wire_format import ID_HEADER, WireFormat, prefix, reference, varint
+from sluice.pipelines.records.shape import READERS
 from sluice.resources.local.events import CHANNELS, COUNTRIES, CURRENCIES, STATUSES, SampleEvent
+from sluice.resources.registry.confluent import RegistryClient
 
 AVRO_SCHEMA: dict[str, Any] = {
     "type": "record",
@@ -166,6 +172,29 @@ SAMPLES: Mapping[str, SampleFormat] = {
 """By the feed's word for the format. `sluice produce` registers the schema."""
 
 
+def in_format(
+    feed: Feed, events: Iterator[SampleEvent], folder: Path, environ: Mapping[str, str]
+) -> Iterator[SampleEvent]:
+    """The events in the feed's format. `folder`: that of feed files.
+
+    Where the format has schemas of its own, theirs is registered under the subject that the feed names. Raises
+    UsageError for a wire format that they cannot have.
+    """
+    reader = feed.reader
+    if reader is None:
+        return events
+    sample, number = SAMPLES[reader.format], 0
+    if reader.wire not in _WIRES:
+        raise UsageError(
+            f"feed {feed.name} has `wire_format: {reader.wire}`, which sample events do not support",
+            remedy=f"use one of {', '.join(sorted(_WIRES))}",
+        )
+    if feed.registry is not None:
+        subject, type_ = schema_asked(folder, feed.name, environ).subject, READERS[reader.format].registered
+        number = RegistryClient(feed.registry).register(subject, sample.schema, type_)
+    return as_registered(events, sample, reader.wire, number)
+
+
 def as_registered(
     events: Iterable[SampleEvent], sample: SampleFormat, wire: WireFormat, number: int
 ) -> Iterator[SampleEvent]:
@@ -182,5 +211,5 @@ def as_registered(
         yield event._replace(value=before + sample.encoded(event.value), headers=[*event.headers, *more])
 
 
-WIRES = frozenset(WireFormat) - {WireFormat.GLUE, WireFormat.APICURIO_HEADERS}
+_WIRES = frozenset(WireFormat) - {WireFormat.GLUE, WireFormat.APICURIO_HEADERS}
 """The wire formats that sample events can have."""

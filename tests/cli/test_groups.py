@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.cli.kafka import groups as groups_command
-from sluice.cli.kafka import offsets, offsets_compare
+from sluice.cli.kafka import offsets
 from sluice.pipelines.committing.commit import CommitSettings, commit
 from sluice.pipelines.errors import IncarnationChanged, NotAuthorized, UsageError
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
@@ -283,23 +283,23 @@ def test_reset_accepts_times_windows_and_durations(landed: World, invoke: Invoke
 
 
 def test_offsets_before_a_time_are_listed(landed: World, invoke: Invoke) -> None:
-    result = invoke(offsets_compare.before, "orders", "2024-05-01T01")
+    result = invoke(offsets.before, "orders", "2024-05-01T01")
     assert by_partition(result.document, "offset") == {0: 25, 1: 25}
-    late = invoke(offsets_compare.before, "orders", "2030-01-01T00", only=["orders:1"])
+    late = invoke(offsets.before, "orders", "2030-01-01T00", only=["orders:1"])
     assert by_partition(late.document, "note") == {1: "no record since: the end"}
 
 
 def test_diff_compares_with_a_file_and_rejects_unknown_names(landed: World, invoke: Invoke, tmp_path: Path) -> None:
     file = tmp_path / "offsets.csv"
     invoke(offsets.export, "orders", file=file, text=False)
-    same = invoke(offsets_compare.diff, "orders", str(file))
+    same = invoke(offsets.diff, "orders", str(file))
     assert (same.code, same.document["same"]) == (0, True)
     landed.group.offsets[P1] = CommittedOffset(40)
-    result = invoke(offsets_compare.diff, "orders", str(file))
+    result = invoke(offsets.diff, "orders", str(file))
     assert (result.code, by_partition(result.document, "other")) == (1, {0: 100, 1: 100})
     assert "60 ahead" in result.text
     with pytest.raises(UsageError, match="is neither a file nor a group"):
-        invoke(offsets_compare.diff, "orders", "nobody")
+        invoke(offsets.diff, "orders", "nobody")
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def open_plan(feed: Feed, root: Path) -> tuple[Republish, Lake, Ledger]:
 
 def test_sent_values_contain_columns_added_by_records(feed: Feed, tmp_path: Path) -> None:
     plan, lake, ledger = open_plan(feed, tmp_path)
-    shape = sending(feed, ledger, plan, 3, FREELY, tmp_path).shape
+    shape = sending(feed, lake, plan, 3, FREELY, tmp_path).shape
     cursor, sent = Shelf(lake, ledger, ledger.read(), plan).cursor(0, 0), []
     for rows in cursor.read_between(0, plan.span, lambda: plan.span):
         sent += records_of(rows, plan.sources[0], plan, shape, 0).column("value").to_pylist()

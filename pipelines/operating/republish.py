@@ -1,0 +1,80 @@
+"""Plans a republish of a feed's rows, and measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.plans import AskedRange
+from sluice.pipelines.planning.schema_changes import find_shape
+from sluice.pipelines.planning.windows import check_aligned
+from sluice.pipelines.ports import Ports, Target
+from sluice.pipelines.republishing import republish_plan as plans
+from sluice.pipelines.republishing import row_filter
+from sluice.pipelines.republishing.lanes import name_of
+from sluice.pipelines.republishing.republish_plan import Republish, Wishes
+from sluice.pipelines.republishing.republish_rows import Shelf
+
+OpenTarget = Callable[[Feed, str], AbstractContextManager[Target]]
+AddSchema = Callable[[Wishes, Feed, Iterable[str]], Wishes]
+
+
+@dataclass(frozen=True, slots=True)
+class RepublishRequest:
+    """The rows to send: `offsets`, or windows by their starts (ms). `wishes` do not know the target's partitions yet.
+
+    `name` is the republish's, empty for that of its plan. `into_source`: the feed may read from the target.
+    """
+
+    wishes: Wishes
+    windows: Sequence[int] = ()
+    offsets: Sequence[AskedRange] = ()
+    name: str = ""
+    into_source: bool = False
+
+
+def plan_republish(
+    feed: Feed, request: RepublishRequest, ports: Ports, open_target: OpenTarget, add_schema: AddSchema
+) -> Republish:
+    """Plan it. `add_schema` adds the schema by which values of the feed's typed rows are written.
+
+    Raises as `republish_plan.plan_republish`, `open_target` and `add_schema`.
+    """
+    state = Ledger(ports.lake, feed.name, ports.clock).read()
+    for start in request.windows:
+        check_aligned(start, feed.window)
+    offsets, windows = plans.asked_offsets(state, request.offsets), plans.asked_windows(feed, state, request.windows)
+    with open_target(feed, request.wishes.to) as target:
+        wishes = replace(request.wishes, partitions=target.partitions())
+    wishes = add_schema(wishes, feed, {key.topic for key, _ in (*offsets, *windows)})
+    ranges, now, into_source = [*offsets, *windows], ports.clock(), request.into_source
+    plan = plans.plan_republish(feed, state, wishes, ranges, now, into_source=into_source).rename(request.name)
+    row_filter.check(plan.wishes, find_shape(feed, state).columns)
+    return plan
+
+
+def resume_republish(feed: Feed, name: str, ports: Ports) -> Republish:
+    """Returns a plan from the lake. Raises UsageError, LedgerCorrupt."""
+    plan = plans.load(ports.lake, feed.name, name_of(name))
+    row_filter.check(plan.wishes, find_shape(feed, Ledger(ports.lake, feed.name, ports.clock).read()).columns)
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class RepublishPreview:
+    """A plan, and whether it is done. `amounts`: upper bounds of the rows of each source, and of the bytes of files."""
+
+    plan: Republish
+    amounts: tuple[tuple[int, int], ...]
+    done: bool
+
+
+def preview_republish(plan: Republish, ports: Ports) -> RepublishPreview:
+    ledger = Ledger(ports.lake, plan.feed, ports.clock)
+    shelf = Shelf(ports.lake, ledger, ledger.read(), plan)
+    done = ports.lake.get(paths.republish_done_path(plan.feed, plan.id)) is not None
+    return RepublishPreview(plan, tuple(shelf.amount(n) for n in range(len(plan.sources))), done)
