@@ -604,9 +604,14 @@ class Ports:
     engine: Engine
     liveness: Liveness
     clock: Clock
-    wiring: object
+    wiring: Any
     """What executors build their own ports from."""
     writers: WriterSchemas | None = None
     """Schemas of Avro records: kept ones, and those that the feed's registry knows."""
     parallelism: int = 2
     """How many tasks the engine runs at once."""
+
+    def open_fetcher(self, isolation: Isolation) -> AbstractContextManager[Fetcher]:
+        """A fetcher of this process; no connection is opened before the first fetch."""
+        fetcher: AbstractContextManager[Fetcher] = self.wiring.open_fetcher(isolation)
+        return fetcher

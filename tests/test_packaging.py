@@ -219,7 +219,8 @@ def list_missing_modules() -> list[str]:
 
 
 DECODE = (
-    *("audit.rescan", "landing.sample", "landing.task", "operating.acceptance", "records.*"),
+    *("audit.rescan", "landing.sample", "landing.task", "records.*"),
+    *("operating.acceptance", "operating.peek", "operating.trace_record"),
     *("maintenance.candidates", "maintenance.replay", "maintenance.sorter", "republishing.*"),
 )
 """Modules of the pipelines that decode or encode Kafka records and may need the extra `kafka`."""

@@ -50,9 +50,9 @@ class LedgerView:
     _judged: dict[int, Sequence[Judged]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def open(cls, feed: Feed, ledger: Ledger, ports: Ports, keys: Keys | None = None) -> LedgerView:
-        """`keys`: the feed's asset keys in Dagster; by default the untranslated ones."""
-        own_keys = keys or Keys.of(feed.name)
+    def open(cls, feed: Feed, ports: Ports, keys: Keys | None = None, ledger: Ledger | None = None) -> LedgerView:
+        """`keys`: the feed's asset keys in Dagster; by default the untranslated ones. `ledger`: one that is open."""
+        own_keys, ledger = keys or Keys.of(feed.name), ledger or Ledger.offline(ports.lake, feed.name, ports.clock)
         return cls(feed, ledger, ports.lake, ledger.read(), ports.clock(), ports.liveness, own_keys)
 
     @cached_property

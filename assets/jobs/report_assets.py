@@ -26,7 +26,6 @@ from sluice.assets.specs.asset_specs import Metadata, columns_of, plain
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.sql_report import Report, load_report
 from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.manifest import is_retired
 from sluice.pipelines.util.units import many, show_window
@@ -122,7 +121,7 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
         feed, key = session.feed(report.feed), context.partition_key
         window = feed.window.parse_name(key)
         with session.open_ports(feed) as ports:
-            view = LedgerView.open(feed, Ledger(ports.lake, feed.name, ports.clock), ports)
+            view = LedgerView.open(feed, ports)
             rows, version = _read_rows(view, window), f"{report.version}/{view.format_window_version(window)}"
             began = time.monotonic()
             result = session.ask(report, rows)

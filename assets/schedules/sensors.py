@@ -185,7 +185,7 @@ class Tick:
                 ledger = Ledger(ports.lake, feed.name, ports.clock)
                 keys = self.session.keys(feed.name)
                 unseen = internals.planned_evaluations(instance, [dg.AssetCheckKey(keys.landed, FEED_HEALTH)], ())
-                re_report.settle(instance, feed, keys, partial(LedgerView.open, feed, ledger, ports, keys))
+                re_report.settle(instance, feed, keys, partial(LedgerView.open, feed, ports, keys, ledger))
                 watched = watch(ports, feed, ledger)
         except SluiceError as error:
             self.news.append(f"{feed.name} could not be checked: {error.message}")

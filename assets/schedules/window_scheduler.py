@@ -52,7 +52,6 @@ from sluice.assets.specs.feed_files import FeedFiles, read_feeds
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.sections import SparkSettings, WindowSettings
-from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.util.units import many, show_window
 
@@ -195,8 +194,7 @@ class WindowScheduler(ABC):
         """
         with self.session.open_ports(feed) as ports:
             keys = self.session.keys(feed.name)
-            ledger = Ledger(ports.lake, feed.name, ports.clock)
-            settle(instance, feed, keys, lambda: LedgerView.open(feed, ledger, ports, keys))
+            settle(instance, feed, keys, lambda: LedgerView.open(feed, ports, keys))
             pending = self.session.pending.of(feed, ports)
         if any(not self.is_shown(feed, w) for w in pending):
             self.news.append(f"{feed.name}: its ledger begins earlier than the windows here: reload the code location")

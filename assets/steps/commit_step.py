@@ -84,7 +84,7 @@ def partitions(context: Context, feed: Feed) -> Sequence[int]:
 
 
 def open_books(session: RunSession, feed: Feed, ledger: Ledger, ports: Ports) -> LedgerView:
-    return LedgerView.open(feed, ledger, ports, session.keys(feed.name))
+    return LedgerView.open(feed, ports, session.keys(feed.name), ledger)
 
 
 def open_run(context: Context, session: RunSession, feed: Feed, ports: Ports) -> FeedRun:

@@ -18,11 +18,11 @@ from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.asset_specs import Metadata, plain, table
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.model.tables import TableHead
-from sluice.pipelines.tables.check import TableComparison, comparison
-from sluice.pipelines.tables.sync import Synced, sync
+from sluice.pipelines.operating.feed_tables import compare_tables, sync_tables
+from sluice.pipelines.tables.check import TableComparison
+from sluice.pipelines.tables.sync import Synced
 from sluice.pipelines.util.units import many, show_instant
 
 MATCHES_LEDGER = "matches_ledger"
@@ -46,9 +46,7 @@ def sync_table(
     try:
         report(Progress("table"))
         with session.open_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
-            ledger = Ledger(ports.lake, name, ports.clock)
-            before = ports.clock() - feed.table.keep_snapshots
-            done = sync(ledger, ports.lake, tables, report, expire_before=before)
+            done, _ = sync_tables(feed, ports, tables, report)
     except SluiceError as error:
         session.result.table = error
         context.log.warning("the table is not up to date: %s → %s", error.message, error.remedy)
@@ -84,10 +82,8 @@ def _compare(session: RunSession, name: str) -> CheckResult:
 
     feed = session.feed(name)
     try:
-        lake = session.open_lake(feed)
-        with session.open_ports(feed) as ports, open_tables(feed, lake) as tables:
-            ledger = Ledger(lake, name, ports.clock)
-            return _judge([(t.name, comparison(ledger, lake, t, kind)) for kind, t in tables.of_parts], name)
+        with session.open_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
+            return _judge(compare_tables(feed, ports, tables), name)
     except SluiceError as error:
         return _report_failure(error)
 

@@ -7,7 +7,8 @@ It compares ledger and files; with `--rescan` also Kafka itself; with `--strict`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,18 +18,14 @@ from rich.text import Text
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.terminal.output import bad, facts, good, heading, indent, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions
-from sluice.pipelines.errors import LogTruncated, UsageError
-from sluice.pipelines.model.receipts import Progress
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:
-    from sluice.pipelines.audit.audit import AuditProblem, AuditReport, PartitionAccount
+    from sluice.pipelines.audit.audit import AuditReport, PartitionAccount
+    from sluice.pipelines.audit.proof import Proof
     from sluice.pipelines.audit.strict_audit import Strict
-    from sluice.pipelines.errors import SluiceError
-    from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.ports import Ports
     from sluice.pipelines.republishing.republish_audit import RepublishAudit
 
 SHOWN = 5
@@ -93,109 +90,40 @@ def audit(
     $ sluice audit orders --republished 1f0c2a9b77de
     $ sluice audit orders --table
     """
+    from sluice.pipelines.audit.proof import AuditScope, prove
+    from sluice.resources.open_ports import open_tables
+
     definition = session.feed(feed)
     if republished_as is not None:
         if options.any:
             raise UsageError("--republished together with another option", remedy="run two audits")
-        return audit_republish(session, definition, republished_as)
-    if options.strict:
-        options = replace(options, rescan=True, hashes=True)
-    report, more, unkept = _prove(session, definition, options)
-    if of_table:
-        report = replace(report, problems=report.problems + _of_table(session, definition))
-    rounded = definition.shape.rounded if options.rescan else ()
-    session.terminal.show(*view(report, rescanned=options.rescan, more=more, unkept=unkept, rounded=rounded))
+        from sluice.pipelines.republishing import republish_audit
+
+        with session.open_ports(definition) as ports, session.terminal.progress() as meter:
+            compared = republish_audit.audit(definition, ports, republished_as, meter)
+        session.terminal.show(*_republish_view(compared))
+        session.terminal.print_document(_build_republish_document(compared))
+        return 0 if compared.holds else 1
+    scope = AuditScope(options.rescan, options.hashes, options.strict, options.everything)
+    with (
+        session.open_ports(definition) as ports,
+        open_tables(definition, ports.lake) if of_table else nullcontext() as tables,
+        session.terminal.progress() as meter,
+    ):
+        proof = prove(definition, ports, scope, meter, tables.of_parts if tables else ())
+    report, rescanned = proof.report, options.rescan or options.strict
+    rounded = definition.shape.rounded if rescanned else ()
+    session.terminal.show(*view(proof, rescanned=rescanned, rounded=rounded))
     document = build_document(report) | {"rounded": list(rounded)}
-    session.terminal.print_document(document | ({"strict": _build_more(more)} if more else {}))
+    session.terminal.print_document(document | ({"strict": _build_more(proof.strict)} if proof.strict else {}))
     return 0 if report.is_reconciled else 1
-
-
-def _of_table(session: Session, feed: Feed) -> tuple[AuditProblem, ...]:
-    from sluice.pipelines.audit.strict_audit import table_problems
-    from sluice.pipelines.ledger import Ledger
-    from sluice.resources.open_ports import open_tables
-
-    with session.open_ports(feed) as ports, open_tables(feed, ports.lake) as of_feed:
-        ledger = Ledger(ports.lake, feed.name, ports.clock)
-        return tuple(p for kind, t in of_feed.of_parts for p in table_problems(ledger, ports.lake, t, kind))
-
-
-def prove(session: Session, feed: Feed, *, rescan: bool) -> AuditReport:
-    """The audit of the feed, with the rescan if it was requested."""
-    return _prove(session, feed, AuditOptions(rescan))[0]
-
-
-def _prove(
-    session: Session, feed: Feed, options: AuditOptions
-) -> tuple[AuditReport, Strict | None, SluiceError | None]:
-    """The report, the findings of the strict audit, and the reason why its proof could not be stored."""
-    from sluice.pipelines.audit import audit_cache
-    from sluice.pipelines.audit.audit import audit as of_ledger
-    from sluice.pipelines.audit.gaps import choose_remedies, find_gaps
-    from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.publishing import lost_entries
-
-    with session.open_ports(feed) as ports:
-        ledger = Ledger(ports.lake, feed.name, ports.clock)
-        with session.terminal.working("checking files"):
-            before = audit_cache.load_audited(ports.lake, feed.name)
-            previous = None if options.everything else before
-            if previous and previous.settled:
-                lost_entries.check_recent(ledger, ports.lake, feed)
-            else:
-                lost_entries.check_all(ledger, ports.lake)
-            quick, at = not (options.rescan or options.hashes or options.strict), ports.clock()
-            report = of_ledger(ledger, ports.lake, hashes=options.hashes, previous=previous, at=at, quick=quick)
-        report = replace(report, gaps=find_gaps(report, ledger.read(), ports.cluster))
-        report = _rescan(session, feed, ports, ledger, report) if options.rescan else report
-        more = _check_strictly(feed, ports, ledger, report) if options.strict else None
-        if more:
-            audited = replace(report.audited, strictly=more.strictly)
-            problems = tuple(dict.fromkeys(report.problems + more.problems))
-            report = replace(report, problems=problems, audited=audited)
-        report = choose_remedies(report, ledger.read(), ports.cluster)
-        return report, more, audit_cache.keep(ports.lake, feed.name, report.audited, before, report.at)
-
-
-def _check_strictly(feed: Feed, ports: Ports, ledger: Ledger, report: AuditReport) -> Strict:
-    from sluice.pipelines.audit.strict_audit import strict
-    from sluice.pipelines.batch.survey import take_survey
-
-    return strict(ledger, ports.lake, feed, take_survey(feed, ports, ledger), report)
-
-
-def _rescan(session: Session, feed: Feed, ports: Ports, ledger: Ledger, report: AuditReport) -> AuditReport:
-    from sluice.pipelines.audit.audit import AuditProblem
-    from sluice.pipelines.audit.gaps import read_policies
-    from sluice.pipelines.audit.rescan import CurrentLog, rescan
-    from sluice.pipelines.batch.survey import take_survey
-    from sluice.resources.spark.executor import Wiring
-
-    survey = take_survey(feed, ports, ledger)
-    today, truncated = survey.partitions, [r.error for r in survey.refusals if isinstance(r.error, LogTruncated)]
-    problems = tuple(AuditProblem(3, e.message, remedy=e.remedy) for e in truncated)
-    report = replace(report, problems=report.problems + problems)
-    with session.terminal.progress() as meter, Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
-
-        def report_progress(done: int, total: int) -> None:
-            meter(Progress("compare", done, total))
-
-        policies = read_policies(ports.cluster, {key.topic for key in today})
-        log = CurrentLog(tools.fetcher, feed.isolation, today, policies)
-        return rescan(report, ledger, ports.lake, feed.shape, log, report_progress)
 
 
 # -- for people
 
 
-def view(
-    report: AuditReport,
-    *,
-    rescanned: bool,
-    more: Strict | None = None,
-    unkept: SluiceError | None = None,
-    rounded: Sequence[str] = (),
-) -> list[RenderableType]:
+def view(proof: Proof, *, rescanned: bool, rounded: Sequence[str]) -> list[RenderableType]:
+    report, more, unkept = proof.report, proof.strict, proof.unkept
     labels = label_partitions(a.key for a in report.accounts)
     rows = [_build_row(labels[a.key], a) for a in report.accounts]
     names = (
@@ -218,7 +146,8 @@ def view(
     ]
     if cells:
         out.append(table(columns, limit_rows(cells), right=" ".join(columns[1:])))
-    out += [line for p in report.problems for line in _format_problem(p)]
+    for p in report.problems:
+        out += [bad(str(p)), *([f"  → {p.remedy}"] if p.remedy else [])]
     if again := sum(a.relanded for a in report.accounts):
         fixed = sum(a.fixed for a in report.accounts)
         out.append(
@@ -285,11 +214,6 @@ def _format_proven(report: AuditReport) -> list[Text]:
     return out
 
 
-def _format_problem(p: AuditProblem) -> list[RenderableType]:
-    """Lists the problems and their remedies."""
-    return [bad(str(p)), *([f"  → {p.remedy}"] if p.remedy else [])]
-
-
 def _format_strict(more: Strict) -> list[RenderableType]:
     """Describe further checks, and records that could not be checked."""
     counts = f"the committed offsets of {many(more.commits, 'partition')} and {many(more.windows, 'window')}"
@@ -336,15 +260,14 @@ def build_document(report: AuditReport) -> dict[str, Any]:
     return document_of(report, f"feed reconciled=is_reconciled files=parts {counts}") | {
         "proven": report.proven and dict(zip(("first", "last"), map(show_instant, report.proven), strict=True)),
         "partitions": [_account(a) for a in report.accounts],
-        "problems": [_build_problem(p) for p in report.problems],
+        "problems": [
+            {"invariant": p.invariant, "text": p.text}
+            | {name: text for name, text in (("file", p.file), ("remedy", p.remedy)) if text}
+            for p in report.problems
+        ],
         "gaps": [document_of(g, f"{_KEY} offsets ranges compacted") for g in report.gaps],
         "foreign": list(report.foreign),
     }
-
-
-def _build_problem(p: AuditProblem) -> dict[str, Any]:
-    more = {"file": p.file, "remedy": p.remedy}
-    return {"invariant": p.invariant, "text": p.text} | {k: v for k, v in more.items() if v}
 
 
 def _build_more(more: Strict) -> dict[str, Any]:
@@ -365,37 +288,6 @@ def _account(a: PartitionAccount) -> dict[str, Any]:
 
 
 # -- a republish
-
-
-def audit_republish(session: Session, feed: Feed, name: str) -> int:
-    """Compare, show, and return the exit code. Raises as `pipelines.republishing.audit`, and UnknownTopic."""
-    report = _compare_republish(session, feed, name)
-    session.terminal.show(*_republish_view(report))
-    session.terminal.print_document(_build_republish_document(report))
-    return 0 if report.holds else 1
-
-
-def _compare_republish(session: Session, feed: Feed, name: str) -> RepublishAudit:
-    from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.model.kafka import Isolation
-    from sluice.pipelines.planning.schema_changes import find_shape
-    from sluice.pipelines.records.shape import RAW
-    from sluice.pipelines.republishing import republish_audit as audit
-    from sluice.pipelines.republishing import republish_plan as plan
-    from sluice.resources.spark.executor import Wiring
-
-    committed = Isolation.READ_COMMITTED
-    with session.open_ports(feed) as ports, Wiring.of(feed).open(committed, RAW) as tools:
-        republish = plan.load(ports.lake, feed.name, name)
-        ledger = Ledger(ports.lake, feed.name, ports.clock)
-        target = audit.TargetTopic(ports.cluster.partitions([republish.wishes.to], committed), tools.fetcher)
-        with session.terminal.progress() as meter:
-
-            def report_progress(done: int, total: int) -> None:
-                meter(Progress("compare", done, total))
-
-            shape = find_shape(feed, ledger.read())
-            return audit.audit(republish, ledger, ports.lake, shape, target, report_progress)
 
 
 def _republish_view(report: RepublishAudit) -> Iterator[RenderableType]:

@@ -16,6 +16,7 @@ from sluice.cli.options import window_options
 from sluice.cli.terminal.output import bad, facts, heading, limit_rows, safe, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions, size
 from sluice.pipelines.status.window_state import Standing
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_about, show_instant
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def build_document(c: WindowCheck) -> dict[str, Any]:
         **of_rows,
         "partitions": [_build_partition(c, a) for a in c.accounts],
         "bytes": sum(f.bytes for f in c.files),
-        "files": [_build_file(f) for f in c.files],
+        "files": [document_of(f, "kind address topic partition start end rows bytes sha256") for f in c.files],
     }
 
 
@@ -303,8 +304,6 @@ def _build_repeats(r: Repeats) -> dict[str, Any]:
 
 
 def _build_partition(c: WindowCheck, a: PartitionAccount) -> dict[str, Any]:
-    from sluice.pipelines.util.documents import document_of
-
     first, last = c.rows.ends.get(a.key, (None, None)) if c.rows else (None, None)
     names = (
         "topic=key.topic partition=key.partition topic_id=key.topic_id start end landed=counts.landed"
@@ -312,9 +311,3 @@ def _build_partition(c: WindowCheck, a: PartitionAccount) -> dict[str, Any]:
         " compacted=counts.compacted lost skipped retired pending"
     )
     return document_of(a, names) | {"first": _build_coordinate(first), "last": _build_coordinate(last)}
-
-
-def _build_file(f: Any) -> dict[str, Any]:
-    from sluice.pipelines.util.documents import document_of
-
-    return document_of(f, "kind address topic partition start end rows bytes sha256")

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sluice.cli.app import completers
-from sluice.cli.app.invocation import OpenPorts, Session, command
+from sluice.cli.app.invocation import Session, command
 from sluice.cli.app.usage import is_window
 from sluice.cli.daily import run_view
 from sluice.cli.daily.run_view import FeedRuns, TimedRun
@@ -317,7 +317,8 @@ def execute(
     feeds = [session.feed(name) for name in requests]
     _check_packages(session, feeds[0])
     first = "wait" if len(feeds) > 1 else "start Dagster" if session.dagster else "connect"
-    with session.terminal.progress() as meter, _open_ports(session, feeds) as open_ports:
+    opening = session.share_ports(feeds) if len(feeds) > 1 else nullcontext(session.open_ports)
+    with session.terminal.progress() as meter, opening as open_ports:
         progress = _FeedsProgress(meter, len(feeds))
         reports = {f.name: meter if len(feeds) == 1 else progress.report_of(f.name) for f in feeds}
         recorders = {name: _RunRecorder(report, {"start": waited}, first) for name, report in reports.items()}
@@ -346,22 +347,17 @@ def _load_engine(session: Session, feeds: Sequence[Feed]) -> Callable[..., Mappi
         return partial(running.run_feeds, {f.name: f for f in feeds}, limits=limits)
 
 
-def _open_ports(session: Session, feeds: Sequence[Feed]) -> AbstractContextManager[OpenPorts]:
-    return session.share_ports(feeds) if len(feeds) > 1 else nullcontext(session.open_ports)
-
-
 def _find_window(session: Session, feed: Feed, run: TimedRun) -> WindowStanding | None:
     """Returns the state of the requested window; None for other requests, and without such a window."""
-    from sluice.pipelines.status.strip import OutsideFacts, standing
+    from sluice.pipelines.operating.feed_status import read_standing
 
     has_no_window = isinstance(run.result.error, UsageError | WindowOpen)
     if run.request.window is None or run.request.until is not None or has_no_window:
         return None
     refusals = run.result.landed.refusals if run.result.landed else ()
     held_at = {r.tp: r.error.start for r in refusals if isinstance(r.error, WindowHeld)}
-    state, now = window_options.ledger_state(session, feed)
-    ends = {k: at for k in state.current.values() if (at := held_at.get(k.tp)) is not None}
-    return standing(state, feed.window, run.request.window, now, OutsideFacts(last_stable_offsets=ends))
+    with session.open_ports(feed) as ports:
+        return read_standing(feed, ports, run.request.window, held_at)
 
 
 def _check_packages(session: Session, feed: Feed) -> None:

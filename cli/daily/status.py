@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,11 +17,10 @@ from sluice.cli.shared import outlook_text as outlooks
 from sluice.cli.terminal.output import bad, facts, format_error, good, heading, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions
 from sluice.pipelines.errors import (
-    SluiceError,
     choose_exit_code,
 )
 from sluice.pipelines.model.receipts import Life, Scheduler, describe_run, find_scheduler
-from sluice.pipelines.operating.feed_status import FeedStatus, read_status, try_read_status
+from sluice.pipelines.operating.feed_status import FeedStatus, list_ledgers_without_files, read_status, try_read_status
 from sluice.pipelines.status.window_state import Standing, describe_pending
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.parallel import map_parallel
@@ -30,7 +28,6 @@ from sluice.pipelines.util.units import many, show_about, show_duration, show_in
 
 if TYPE_CHECKING:
     from sluice.cli.terminal.output import CommandOutput
-    from sluice.pipelines.ledger import Batch
     from sluice.pipelines.operating.findings import Finding
     from sluice.pipelines.status.window_state import WindowStanding
 
@@ -95,15 +92,10 @@ def status(
 
 def _without_files(session: Session) -> dict[str, list[str]]:
     """By lake, its ledgers that no feed file of the project is of. A lake that does not answer has none."""
-    from sluice.pipelines.ledger.log import list_feeds_without_files
     from sluice.resources.lake import open_lake
 
     names = {*session.files.feeds, *(path.stem for path in session.files.broken)}
-    out = dict[str, list[str]]()
-    for feed in {f.lake: f for f in session.files.feeds.values()}.values():
-        with suppress(SluiceError):
-            out[str(feed.lake)] = list_feeds_without_files(open_lake(feed), names)
-    return {lake: others for lake, others in out.items() if others}
+    return list_ledgers_without_files(open_lake, session.files.feeds.values(), names)
 
 
 # -- for people
@@ -167,7 +159,7 @@ def _count_others(others: Sequence[FeedStatus]) -> Iterator[Text]:
 def _build_row(f: FeedStatus, terminal: CommandOutput) -> tuple[str | Text, ...]:
     age = f.outlook.age if f.outlook else None
     strip = window_options.strip(f.windows[-_strip_length(terminal) :], fancy=terminal.fancy)
-    last = _format_batch(f.last, brief=terminal.width < _WIDE)
+    last = _format_batch(f, brief=terminal.width < _WIDE)
     return f.feed, strip, count(f.lag), outlooks.short(age), count(f.uncommitted), last, _state(f)
 
 
@@ -255,7 +247,8 @@ def _format_living(status: FeedStatus) -> Text:
     return warn("by a run that may be dead")
 
 
-def _format_batch(batch: Batch | None, *, brief: bool = False) -> str:
+def _format_batch(status: FeedStatus, *, brief: bool = False) -> str:
+    batch = status.last
     if batch is None:
         return "–"
     landed = f"{count(batch.rows)} rows" if batch.published is not None else str(batch.status)
@@ -290,7 +283,7 @@ def _format_detail(status: FeedStatus, terminal: CommandOutput) -> list[Renderab
         table(names, limit_rows(rows), right="origin frontier committed stable lag behind", optional="origin"),
         facts(
             *(outlooks.pace(outlook) if outlook else ()),
-            ("last batch", _format_batch(status.last)),
+            ("last batch", _format_batch(status)),
             *([("engine", str(status.engine))] if status.engine else []),
             *(("live batch", str(m)) for m in status.met.values() if m.verdict.life is Life.ALIVE),
             *(outlooks.list_expiries(outlook) if outlook else ()),
@@ -358,38 +351,22 @@ def build_document(status: FeedStatus) -> dict[str, Any]:
         "held_back": [h.document() for h in status.held],
         "start_not_used": status.start_not_used,
         "engine": document_of(status.engine, "kind master") if status.engine else None,
-        "live_batches": [_build_live(status, b) for b in status.live],
-        "last_batch": _build_batch(status.last) if status.last else None,
-        "findings": [_build_finding(f) for f in status.findings],
+        "live_batches": [b.build_document() | _build_liveness(status, b.id) for b in status.live],
+        "last_batch": status.last.build_document() if status.last else None,
+        "findings": [
+            document_of(f, "about kind text remedy severe")
+            | {"since": None if f.since is None else show_instant(f.since)}
+            for f in status.findings
+        ],
         "problem": status.error.fields() if status.error else None,
     }
 
 
-def _build_finding(f: Finding) -> dict[str, Any]:
-    return document_of(f, "about kind text remedy severe") | {
-        "since": None if f.since is None else show_instant(f.since)
-    }
-
-
-def _build_liveness(status: FeedStatus, b: Batch) -> dict[str, Any]:
-    """How many seconds ago the owner last gave a sign, and why the batch was refused."""
+def _build_liveness(status: FeedStatus, batch: int) -> dict[str, Any]:
+    """The owner's last sign, the reason of a refusal, the verdict on the run, and commands for a dead one."""
+    (standing,) = other_batches.build_document([status.met[batch]])
     return {
-        "heartbeat_seconds": status.heartbeats[b.id] / 1000 if b.id in status.heartbeats else None,
-        "refused": status.refused[b.id].fields() if b.id in status.refused else None,
-    }
-
-
-def _build_live(status: FeedStatus, b: Batch) -> dict[str, Any]:
-    """The batch, the verdict on its run, and the commands to use if the run is dead."""
-    (standing,) = other_batches.build_document([status.met[b.id]])
-    owner = {name: standing[name] for name in ("owner_is", "evidence", "ways")}
-    return _build_batch(b) | _build_liveness(status, b) | owner
-
-
-def _build_batch(b: Batch) -> dict[str, Any]:
-    return {
-        **document_of(b, "batch=id status"),
-        "request": str(b.request),
-        **document_of(b, "plan=hash planned_at offsets=reserved_span rows failed_offset_ranges=failed"),
-        "owner": document_of(b.owner, "run host pid"),
+        "heartbeat_seconds": status.heartbeats[batch] / 1000 if batch in status.heartbeats else None,
+        "refused": status.refused[batch].fields() if batch in status.refused else None,
+        **{name: standing[name] for name in ("owner_is", "evidence", "ways")},
     }

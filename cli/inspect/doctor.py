@@ -70,7 +70,10 @@ def doctor(
         _look(groups, lambda done: meter(Progress("looking at", done, len(groups), _under_way(groups))))
     session.terminal.show(*(line for group in groups for line in _view(group)), _sum(groups))
     session.terminal.print_document(
-        {"healthy": not _count(groups, Health.FAILED), "groups": [_build_document(g) for g in groups]}
+        {
+            "healthy": not _count(groups, Health.FAILED),
+            "groups": [{"title": g.title, "feeds": g.feeds, "checks": [*map(asdict, g.diagnoses)]} for g in groups],
+        }
     )
     return WRONG if _count(groups, Health.FAILED) else 0
 
@@ -114,7 +117,11 @@ def _groups(session: Session, names: Sequence[str], *, spark: bool) -> Iterator[
     every = {*files.feeds, *(path.stem for path in files.broken)}
     files = _only(files, names) if names else files
     yield CheckGroup("This machine", lambda: examine((*files.feeds.values(),), machine_checks.CHECKS))
-    yield CheckGroup(f"Project {session.project.root}", lambda: _project(session, files))
+    project = session.project
+    yield CheckGroup(
+        f"Project {project.root}",
+        lambda: [_check_scheduler(project), *_check_keys(project, files), *_check_dagster(session, files)],
+    )
     yield from _of_feeds([*files.feeds.values()], every, spark=spark)
 
 
@@ -124,11 +131,6 @@ def _only(files: FeedFiles, names: Sequence[str]) -> FeedFiles:
     stems = {path.stem for path in broken}
     feeds = {name: files.feed(name) for name in names if name not in stems}
     return replace(files, feeds=feeds, broken=broken)
-
-
-def _project(session: Session, files: FeedFiles) -> list[Diagnosis]:
-    keys = _check_keys(session.project, files)
-    return [_check_scheduler(session.project), *keys, *_check_dagster(session, files)]
 
 
 def _check_keys(project: Project, files: FeedFiles) -> list[Diagnosis]:
@@ -279,7 +281,3 @@ def _count(groups: Sequence[CheckGroup], health: Health) -> int:
 
 
 # -- for programs
-
-
-def _build_document(group: CheckGroup) -> dict[str, object]:
-    return {"title": group.title, "feeds": group.feeds, "checks": [asdict(one) for one in group.diagnoses]}

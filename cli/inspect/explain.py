@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sluice.pipelines.audit.explain_offset import Explanation
-    from sluice.pipelines.ports import Lake
-    from sluice.pipelines.republishing.coordinates import SentRecord
 
 RecordArgument = Annotated[
     str,
@@ -49,32 +46,18 @@ def explain(session: Session, feed: FeedName, coordinates: RecordArgument) -> No
     $ sluice explain orders orders:0:150
     $ sluice explain orders orders-again:2:7
     """
-    from sluice.pipelines.audit.explain_offset import explain as of_ledger
-    from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.republishing.coordinates import whence_and_whither
+    from sluice.pipelines.operating.trace_record import trace_record
 
     tp, offset = parsing.parse_record(coordinates)
     definition = session.feed(feed)
     with session.open_ports(definition) as ports:
-        ledger = Ledger(ports.lake, feed, ports.clock)
-        explanation = of_ledger(ledger, ports.lake, tp, offset, ports.cluster)
-        row = _read_row(ports.lake, explanation)
-        moved = list(whence_and_whither(ports.lake, feed, tp, offset, ledger.read().current.get(tp)))
-    session.terminal.show(*_view(explanation, row), *_format_moved(moved))
-    session.terminal.print_document(
-        _build_document(explanation, row) | {"republished": [_build_moved(m) for m in moved]}
-    )
-
-
-def _read_row(lake: Lake, explanation: Explanation) -> pa.Table | None:
-    """The record as it landed, one row."""
-    if explanation.path is None or explanation.row_group is None or explanation.row is None:
-        return None
-    from sluice.pipelines.lake import parquet
-
-    with parquet.open_parquet(lake, explanation.path) as file:
-        group = file.read_row_group(explanation.row_group)
-    return group.slice(explanation.row, 1)
+        trace = trace_record(definition, ports, tp, offset)
+    sent = (good(f"republish {m.republish} sent {m.tp}:{m.offset} to {m.to}:{m.to_offset}") for m in trace.sent)
+    session.terminal.show(*_view(trace.explanation, trace.row), *sent)
+    moved = [
+        {"republish": m.republish, "from": f"{m.tp}:{m.offset}", "to": f"{m.to}:{m.to_offset}"} for m in trace.sent
+    ]
+    session.terminal.print_document(_build_document(trace.explanation, trace.row) | {"republished": moved})
 
 
 def _view(explanation: Explanation, row: pa.Table | None) -> list[RenderableType]:
@@ -88,19 +71,8 @@ def _view(explanation: Explanation, row: pa.Table | None) -> list[RenderableType
     return [*out, typed_view(fields) if fields else record_view(rows(row))]
 
 
-def _format_moved(moved: Sequence[SentRecord]) -> list[RenderableType]:
-    return [good(f"republish {m.republish} sent {m.tp}:{m.offset} to {m.to}:{m.to_offset}") for m in moved]
-
-
-def _build_moved(m: SentRecord) -> dict[str, Any]:
-    return {"republish": m.republish, "from": f"{m.tp}:{m.offset}", "to": f"{m.to}:{m.to_offset}"}
-
-
 def _build_document(explanation: Explanation, row: pa.Table | None) -> dict[str, Any]:
-    record = document_of(explanation, "topic=tp.topic partition=tp.partition offset")
+    coordinates = document_of(explanation, "topic=tp.topic partition=tp.partition offset")
+    record = None if row is None else typed_fields(row) or record_document(rows(row)[0])
     rest = {k: v for k, v in asdict(explanation).items() if k not in ("tp", "offset", "found")}
-    return {**record, "class": str(explanation.found), **rest, "record": None if row is None else _record(row)}
-
-
-def _record(row: pa.Table) -> dict[str, Any]:
-    return typed_fields(row) or record_document(rows(row)[0])
+    return {**coordinates, "class": str(explanation.found), **rest, "record": record}

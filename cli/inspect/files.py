@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.publishing.published_files import File
 
+_FILE = "address topic partition start end rows bytes sha256 first"
+
 
 def register(app: typer.Typer) -> None:
     command(app)(files)
@@ -39,27 +41,17 @@ def files(
     $ sluice files orders --window 2026-11-20T14
     $ sluice files orders --from 2026-11-20 --to 2026-11-21 | xargs ls -l
     """
-    from sluice.pipelines.publishing import published_files as reading
+    from sluice.pipelines.publishing.published_files import list_files, order_files
 
     definition = session.feed(feed)
     kind = PartKind.QUARANTINED if quarantine else PartKind.LANDED
-    starts, listed = _list_files(session, definition, windows, kind, partial)
-    session.terminal.lines(f.address for f in reading.order_files(listed))
+    if not windows.any:
+        raise UsageError("no window", remedy=f"add one: sluice files {feed} --window 2026-11-20T14")
+    with session.open_ports(definition) as ports:
+        starts = windows.parse(definition.window, ports.clock())
+        listed = list_files(definition, ports.lake, starts, kind, partial=partial)
+    session.terminal.lines(f.address for f in order_files(listed))
     session.terminal.print_document(build_document(definition, starts, kind, listed))
-
-
-def _list_files(
-    session: Session, feed: Feed, options: WindowOptions, kind: PartKind, partial: bool
-) -> tuple[Sequence[int], tuple[File, ...]]:
-    from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.publishing import published_files as reading
-
-    if not options.any:
-        raise UsageError("no window", remedy=f"add one: sluice files {feed.name} --window 2026-11-20T14")
-    with session.open_ports(feed) as ports:
-        windows = options.parse(feed.window, ports.clock())
-        ledger = Ledger(ports.lake, feed.name, ports.clock)
-        return windows, reading.list_files(ledger, ports.lake, windows, feed.window, kind, partial=partial)
 
 
 def build_document(feed: Feed, windows: Sequence[int], kind: PartKind, listed: Sequence[File]) -> dict[str, Any]:
@@ -69,10 +61,5 @@ def build_document(feed: Feed, windows: Sequence[int], kind: PartKind, listed: S
         "kind": str(kind),
         "rows": sum(f.rows for f in listed),
         "bytes": sum(f.bytes for f in listed),
-        "files": [_build_file(feed, f) for f in listed],
+        "files": [{"window": feed.window.name(f.window)} | document_of(f, _FILE) for f in listed],
     }
-
-
-def _build_file(feed: Feed, f: File) -> dict[str, Any]:
-    names = "address topic partition start end rows bytes sha256 first"
-    return {"window": feed.window.name(f.window)} | document_of(f, names)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,23 +16,14 @@ from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.options import parsing
 from sluice.cli.terminal.output import good
-from sluice.pipelines.errors import DagsterUnavailable, LakeUnavailable, PartUnreadable, SluiceError, UsageError
+from sluice.pipelines.errors import DagsterUnavailable, SluiceError, UsageError
 from sluice.pipelines.model.figures import FAMILIES, Figure, build_figure
-from sluice.pipelines.model.receipts import Life, PartKind
-from sluice.pipelines.operating.feed_status import FeedStatus, read_status_through
-from sluice.pipelines.status.window_state import Standing
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many, show_duration
 
 if TYPE_CHECKING:
-    from sluice.cli.app.invocation import OpenPorts
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.ledger.entries import PublishEntry
-    from sluice.pipelines.operating.findings import Finding
-    from sluice.pipelines.ports import Lake
-    from sluice.pipelines.status.outlook import Outlook
     from sluice.resources.observe.prometheus import Gateway
 
 HOST, PORT = "127.0.0.1", 9477
@@ -155,7 +144,11 @@ def _publish(
     elif not quiet:
         where = " and ".join([*([str(output)] if output else []), *([gateway.address] if gateway else [])])
         session.terminal.show(good(f"{many(len(figures), 'figure')}: {where}"))
-    session.terminal.print_document({"figures": [_build_document(f) for f in figures]})
+    documents = [
+        {"name": f.name, "labels": dict(zip(FAMILIES[f.name].labels, f.labels, strict=True)), "value": f.value}
+        for f in figures
+    ]
+    session.terminal.print_document({"figures": documents})
 
 
 def _serve(session: Session, take: Callable[[], list[Figure]], host: str, port: int, pause: float) -> int:
@@ -177,22 +170,16 @@ def _serve(session: Session, take: Callable[[], list[Figure]], host: str, port: 
                 session.terminal.fail(error)
 
 
-def _build_document(one: Figure) -> dict[str, Any]:
-    labels = dict(zip(FAMILIES[one.name].labels, one.labels, strict=True))
-    return {"name": one.name, "labels": labels, "value": one.value}
-
-
 # -- samples
-
-
-LIVES = {Life.ALIVE: "alive", Life.DEAD: "dead", Life.UNKNOWN: "unknown"}
 
 
 def take_figures(session: Session, feeds: Sequence[Feed], broken: int, last: int) -> list[Figure]:
     """Returns the figures of feeds and their `last` windows. A feed that cannot be inspected has `sluice_up` 0."""
+    from sluice.pipelines.operating.feed_figures import list_figures
+
     began = time.time()
     with session.share_ports(feeds) as open_ports:
-        figures = [f for of in map_parallel(lambda feed: of_feed(open_ports, feed, last), list(feeds)) for f in of]
+        figures = [f for of in map_parallel(lambda feed: list_figures(open_ports, feed, last), list(feeds)) for f in of]
     figures += _of_runs(session, feeds)
     figures.append(build_figure("broken_feed_files", broken))
     figures += [
@@ -200,95 +187,6 @@ def take_figures(session: Session, feeds: Sequence[Feed], broken: int, last: int
         build_figure("look_duration_seconds", time.time() - began),
     ]
     return figures
-
-
-def of_feed(open_ports: OpenPorts, feed: Feed, last: int) -> list[Figure]:
-    """All figures of one feed."""
-    from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.operating.findings import explain_error
-
-    try:
-        with open_ports(feed) as ports:
-            ledger = Ledger(ports.lake, feed.name, ports.clock)
-            status = read_status_through(ports, feed, ledger, last)
-            figures = [*_of_ledger(ledger, ports.lake)] if status.partitions or status.last else []
-            return [build_figure("up", status.error is None, feed.name), *_of_status(status), *figures]
-    except SluiceError as error:
-        return [build_figure("up", 0, feed.name), *_of_findings(feed.name, explain_error(error))]
-
-
-# -- where a feed stands
-
-
-def _of_status(s: FeedStatus) -> Iterator[Figure]:
-    for state in Standing:
-        yield build_figure("windows", sum(w.standing is state for w in s.windows), s.feed, str(state).replace(" ", "_"))
-    lives = Counter(m.verdict.life for m in s.met.values())
-    for life, word in LIVES.items():
-        yield build_figure("live_batches", lives[life], s.feed, word)
-    yield from _of_findings(s.feed, s.findings)
-    yield build_figure("refused_batches", len(s.refused), s.feed)
-    yield build_figure("held_back_offsets", sum(h.offsets for h in s.held), s.feed)
-    by_topic: Counter[str] = Counter()
-    for p in s.partitions:
-        if p.lag is not None:
-            by_topic[p.key.topic] += p.lag
-    for topic, lag in sorted(by_topic.items()):
-        yield build_figure("lag_offsets", lag, s.feed, topic)
-    if s.outlook:
-        yield build_figure("uncommitted_offsets", s.uncommitted, s.feed)
-        yield from _of_outlook(s.feed, s.outlook)
-
-
-def _of_findings(feed: str, findings: Iterable[Finding]) -> Iterator[Figure]:
-    alike = Counter((f.kind, "error" if f.severe else "warning", f.remedy) for f in findings)
-    for labels, number in alike.items():
-        yield build_figure("findings", number, feed, *labels)
-
-
-def _of_outlook(feed: str, outlook: Outlook) -> Iterator[Figure]:
-    numbers = {
-        "pending_age_seconds": None if outlook.age is None else outlook.age / 1000,
-        "production_offsets_per_second": outlook.production,
-        "landing_offsets_per_second": outlook.landing,
-        "catch_up_seconds": None if outlook.eta is None else outlook.eta / 1000,
-        "lost_offsets": sum(r.span for o in outlook.lost for r in o.lost),
-    }
-    yield from (build_figure(name, value, feed) for name, value in numbers.items() if value is not None)
-    spans: Counter[str] = Counter()
-    remaining: dict[str, float] = {}
-    for risk in outlook.at_risk:
-        topic, seconds = risk.key.topic, max(0, risk.at - outlook.now) / 1000
-        spans[topic] += sum(r.span for r in risk.ranges)
-        remaining[topic] = min(seconds, remaining.get(topic, seconds))
-    for topic, seconds in sorted(remaining.items()):
-        yield build_figure("retention_at_risk_offsets", spans[topic], feed, topic)
-        yield build_figure("retention_left_seconds", seconds, feed, topic)
-
-
-def _of_ledger(ledger: Ledger, lake: Lake) -> Iterator[Figure]:
-    """Totals, and the newest batch that landed something. Raises LakeUnavailable."""
-    from sluice.pipelines.status.batch_facts import newest_landed, of_batch, of_batches
-
-    batches = [b for b in ledger.read().batches.values() if not b.rewrites]
-    yield from of_batches(ledger.feed, batches)
-    if newest := newest_landed(batches):
-        entry = ledger.publication(newest)
-        yield from of_batch(ledger.feed, ledger.recall(newest), entry)
-        with suppress(LakeUnavailable, PartUnreadable):
-            yield from _count_refused(ledger.feed, entry, lake)
-
-
-def _count_refused(feed: str, entry: PublishEntry, lake: Lake) -> Iterator[Figure]:
-    """Of a batch, by reason, counted in its files."""
-    from sluice.pipelines.quarantine.limit import faults_of
-
-    parts = [p for r in entry.receipts for p in r.of(PartKind.QUARANTINED)]
-    reasons: Counter[str] = Counter()
-    for fault in faults_of([p.path for p in parts], lake):
-        reasons[fault.kind.expectation or fault.kind.reason] += fault.records
-    for reason, records in sorted(reasons.items()):
-        yield build_figure("last_batch_quarantined_records", records, feed, reason)
 
 
 # -- runs

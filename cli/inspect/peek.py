@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,21 +18,17 @@ from sluice.cli.terminal.record_view import rows, typed_fields
 from sluice.cli.terminal.record_view import view as record_view
 from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.errors import FeedError, UnknownTopic, UsageError
-from sluice.pipelines.model.kafka import Isolation, PartitionState, TopicPartition
-from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.util.documents import document_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.ports import Fetched
-    from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+    from sluice.pipelines.model.kafka import PartitionState, TopicPartition
+    from sluice.pipelines.operating.peek import Peeked
 
-STABLE, ABORTED, OPEN = "", "aborted", "not stable yet"
 SHOWN = 10
 """How many records, by default."""
-_BYTES = 1 << 20
+PeekedRecord = tuple[dict[str, Any], str, dict[str, Any] | None]
+"""A record with Spark's Kafka columns, what read_committed makes of it, and its columns by the feed's schema."""
 
 
 def register(app: typer.Typer) -> None:
@@ -87,20 +81,27 @@ def peek(
     $ sluice peek orders:0:150 --json | jq -r '.records[].value | @base64d'
     $ sluice peek orders:0:150 --follow
     """
+    from sluice.pipelines.operating.peek import peek as peek_records
+    from sluice.resources.registry.confluent import writers_of
+
     tp, offset = parsing.parse_record(start)
     source = session.feed(feed) if feed else _find_reader(session, tp.topic)
     if follow:
         _follow(session, source, tp, offset, number)
         return
-    with session.terminal.working("reading"):
-        partition = _partition(source, tp)
-        _check(offset, partition)
-        records = list(_read(source, partition, offset, number or SHOWN))
-    session.terminal.show(*_view(tp, partition, records))
-    session.terminal.print_document(
-        document_of(partition, "topic=tp.topic partition=tp.partition log_start last_stable_offset high_watermark")
-        | {"records": [_build_document(r) for r in records]}
+    with session.terminal.working("reading"), session.open_ports(source) as ports:
+        writers = writers_of(source, ports.lake, keep=False)
+        peeked = peek_records(source, ports, tp, offset, number or SHOWN, writers)
+        records = list(_list_records(peeked))
+    session.terminal.show(*_view(tp, peeked.partition, records))
+    log = document_of(
+        peeked.partition, "topic=tp.topic partition=tp.partition log_start last_stable_offset high_watermark"
     )
+    documents = [
+        record_document(row) | ({} if fields is None else {"fields": fields}) | {"state": state or "stable"}
+        for row, state, fields in records
+    ]
+    session.terminal.print_document(log | {"records": documents})
 
 
 def _follow(session: Session, feed: Feed, tp: TopicPartition, offset: int, number: int | None) -> None:
@@ -125,19 +126,17 @@ def _follow(session: Session, feed: Feed, tp: TopicPartition, offset: int, numbe
                 return
 
 
-@dataclass(frozen=True, slots=True)
-class PeekedRecord:
-    """One record with Spark's Kafka columns, and what read_committed makes of it."""
-
-    row: dict[str, Any]
-    state: str
-    fields: dict[str, Any] | None = None
-    """The record's columns by the feed's schema; None without a schema."""
-
-
-def _build_document(record: PeekedRecord) -> dict[str, Any]:
-    fields = {"fields": record.fields} if record.fields is not None else {}
-    return record_document(record.row) | fields | {"state": record.state or "stable"}
+def _list_records(peeked: Peeked) -> Iterator[PeekedRecord]:
+    """The records as documents have them, with their columns by the feed's schema."""
+    partition, fields = document_of(peeked.partition, "topic partition"), dict[int, dict[str, Any]]()
+    for row in (table.slice(i, 1) for table in peeked.typed for i in range(table.num_rows)):
+        own = typed_fields(row) or {}
+        if not own["kafka_tombstone"]:
+            is_kafka = ("kafka_", "_extra")
+            fields[own["kafka_offset"]] = {name: v for name, v in own.items() if not name.startswith(is_kafka)}
+    fields |= {offset: {"refused": why} for offset, why in peeked.refused.items()}
+    for row, state in zip((row for table in peeked.tables for row in rows(table)), peeked.states, strict=True):
+        yield row | partition, state, fields.get(row["offset"])
 
 
 def _find_reader(session: Session, topic: str) -> Feed:
@@ -175,124 +174,12 @@ def _is_read_by(feed: Feed, topic: str) -> bool:
         return False
 
 
-def _partition(feed: Feed, tp: TopicPartition) -> PartitionState:
-    """The partition under read_committed: the end of the log is the last stable offset."""
-    from sluice.resources.kafka.cluster.cluster import KafkaCluster
-
-    with closing(KafkaCluster(feed.kafka)) as cluster:
-        partitions = cluster.partitions([tp.topic], Isolation.READ_COMMITTED)
-    for partition in partitions:
-        if partition.tp == tp:
-            return partition
-    raise UsageError(f"{tp.topic} has no partition {tp.partition}", remedy=f"it has 0 to {len(partitions) - 1}")
-
-
-def _check(offset: int, partition: PartitionState) -> None:
-    if not partition.log_start <= offset < partition.high_watermark:
-        available = f"[{count(partition.log_start)}, {count(partition.high_watermark)})"
-        raise UsageError(
-            f"{partition.tp} has offsets {available}, not {count(offset)}",
-            remedy="choose one of these offsets; sluice explain shows landed records",
-        )
-
-
-def _read(feed: Feed, p: PartitionState, offset: int, number: int) -> Iterator[PeekedRecord]:
-    """The first `number` records from `offset` on: the stable ones, then the unstable ones."""
-    total = 0
-    for isolation, end in (
-        (Isolation.READ_COMMITTED, p.last_stable_offset),
-        (Isolation.READ_UNCOMMITTED, p.high_watermark),
-    ):
-        if total == number or offset >= end:
-            continue
-        piece = OffsetRange(p.topic, p.partition, p.topic_id, offset, end, p.leader_epoch)
-        for records in _peek(feed, piece, isolation, number - total):
-            total += 1
-            yield records
-        offset = end
-
-
-def _peek(feed: Feed, piece: OffsetRange, isolation: Isolation, number: int) -> Iterator[PeekedRecord]:
-    """The offset range's first records. Stable ones are decoded twice, as they are and as read_committed shows them."""
-    committed = isolation is Isolation.READ_COMMITTED
-    every, visible_decoder = _make_decoder(piece, committed=False), _make_decoder(piece, committed=True)
-    chunks: list[pa.RecordBatch] = []
-    visible: set[int] = set()
-    for fetched in _fetch(feed, piece, isolation):
-        chunks += every.feed(fetched.records, fetched.aborted)
-        if committed:
-            visible.update(_list_offsets(visible_decoder.feed(fetched.records, fetched.aborted)))
-        if every.counts.records >= number:
-            break
-    chunks += every.finish()
-    visible.update(_list_offsets(visible_decoder.finish()))
-    hidden = ABORTED if committed else OPEN
-    read = _read_by_schema(feed, chunks, piece) if feed.readers else {}
-    for row in _build_rows(chunks, piece, number):
-        yield PeekedRecord(row, STABLE if row["offset"] in visible else hidden, read.get(row["offset"]))
-
-
-def _read_by_schema(feed: Feed, chunks: Sequence[pa.RecordBatch], piece: OffsetRange) -> dict[int, dict[str, Any]]:
-    """Returns the records as the feed reads them, by offset; for those that do not fit, the reason."""
-    import pyarrow as pa
-
-    from sluice.resources.lake import open_lake
-    from sluice.resources.registry.confluent import writers_of
-
-    form = replace(feed.shape, contract=None).format(writers_of(feed, open_lake(feed), keep=False))
-    by_offset: dict[int, dict[str, Any]] = {}
-    for converted in (m for chunk in chunks for m in form.convert(piece, chunk)):
-        for row in (converted.landed.slice(i, 1) for i in range(converted.landed.num_rows)):
-            fields = typed_fields(pa.Table.from_batches([row])) or {}
-            own = {name: value for name, value in fields.items() if not name.startswith(("kafka_", "_extra"))}
-            if not fields["kafka_tombstone"]:
-                by_offset[fields["kafka_offset"]] = own
-        if converted.quarantined is not None:
-            for refused in converted.quarantined.select(["offset", "reason", "field", "detail"]).to_pylist():
-                by_offset[refused.pop("offset")] = {"refused": refused}
-    return by_offset
-
-
-def _fetch(feed: Feed, piece: OffsetRange, isolation: Isolation) -> Iterator[Fetched]:
-    from sluice.pipelines.model.kafka import FetchLimits
-    from sluice.pipelines.ports import FetchFailed
-    from sluice.resources.kafka.fetch.fetch import KafkaFetcher
-
-    with closing(KafkaFetcher(feed.kafka, isolation)) as fetcher:
-        for answer in fetcher.stream([piece], FetchLimits(1, _BYTES, _BYTES, _BYTES)):
-            if isinstance(answer, FetchFailed):
-                raise answer.error
-            yield answer
-
-
-def _make_decoder(piece: OffsetRange, *, committed: bool) -> BatchDecoder:
-    from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
-
-    position = (piece.topic, piece.partition, piece.start, piece.end)
-    return BatchDecoder(*position, DecodeOptions(committed, chunk_rows=10_000, chunk_bytes=_BYTES))
-
-
-def _list_offsets(chunks: Iterable[pa.RecordBatch]) -> Iterator[int]:
-    for chunk in chunks:
-        yield from chunk.column("offset").to_pylist()
-
-
-def _build_rows(chunks: Sequence[pa.RecordBatch], piece: OffsetRange, number: int) -> list[dict[str, Any]]:
-    import pyarrow as pa
-
-    if not chunks:
-        return []
-    records = rows(pa.Table.from_batches(chunks).slice(0, number))
-    return [{**row, "topic": piece.topic, "partition": piece.partition} for row in records]
-
-
-def _as_json(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps(fields, ensure_ascii=False).encode()
-
-
 def _view(tp: TopicPartition, p: PartitionState, records: Sequence[PeekedRecord]) -> list[RenderableType]:
     note = f"log [{count(p.log_start)}, {count(p.high_watermark)}), last stable offset {count(p.last_stable_offset)}"
-    states = [r.state for r in records]
-    read = [r.row if r.fields is None else r.row | {"value": _as_json(r.fields)} for r in records]
+    states = [state for _, state, _ in records]
+    read = [
+        row if fields is None else row | {"value": json.dumps(fields, ensure_ascii=False).encode()}
+        for row, _, fields in records
+    ]
     parts = record_view(read, states if any(states) else None)
     return [heading(str(tp), note), parts if records else "  no more records"]

@@ -26,7 +26,6 @@ from sluice.pipelines.util.units import many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.batch.preview import Preview
-    from sluice.pipelines.ledger.entries import OriginItem
     from sluice.pipelines.planning.assignment import Comparison
     from sluice.pipelines.planning.plan import PendingRanges
 
@@ -139,18 +138,14 @@ def _format_partitions(preview: Preview) -> RenderableType:
 
 def _find_position(preview: Preview, key: Key) -> int | None:
     """Next offset to read: the frontier, or the origin that a run would pin."""
-    new = _find_new_origin(preview, key)
+    new = preview.survey.find_new_origin(key)
     if new is not None:
         return new.offset
     return preview.survey.state.frontier(key) if key in preview.survey.state.origins else None
 
 
-def _find_new_origin(preview: Preview, key: Key) -> OriginItem | None:
-    return next((i for i in preview.survey.new_origins if i.key == key), None)
-
-
 def _format_notes(preview: Preview, key: Key, p: PartitionState, pending: PendingRanges | None) -> str:
-    new = _find_new_origin(preview, key)
+    new = preview.survey.find_new_origin(key)
     unstable = p.high_watermark - p.last_stable_offset
     parts = [
         new.why if new else "",
@@ -235,7 +230,11 @@ def build_document(preview: Preview, feed: str, request: Request) -> dict[str, A
         "estimated_bytes": preview.plan.estimated_bytes if preview.plan else 0,
         "replaces": list(preview.plan.replaces) if preview.plan else [],
         "partitions": [_partition(preview, k, p, pending.get(k)) for k, p in sorted(preview.survey.partitions.items())],
-        "tasks": [_build_task(t) for t in (preview.plan.tasks if preview.plan else ())],
+        "tasks": [
+            document_of(t, "index leader estimated_bytes")
+            | {"offset_ranges": [document_of(s, "topic partition start end estimated_bytes") for s in t.offset_ranges]}
+            for t in (preview.plan.tasks if preview.plan else ())
+        ],
         "refusals": [r.error.fields() for r in preview.refusals],
         "blocked": preview.blocked.fields() if preview.blocked else None,
         "held_back": [h.document() for h in preview.on_hold],
@@ -246,7 +245,7 @@ def build_document(preview: Preview, feed: str, request: Request) -> dict[str, A
 
 
 def _partition(preview: Preview, key: Key, p: PartitionState, pending: PendingRanges | None) -> dict[str, Any]:
-    new = _find_new_origin(preview, key)
+    new = preview.survey.find_new_origin(key)
     origin = new or preview.survey.state.origins.get(key)
     committed = preview.survey.committed.get(key.tp)
     return {
@@ -259,8 +258,3 @@ def _partition(preview: Preview, key: Key, p: PartitionState, pending: PendingRa
         "lost": list_ranges(pending.lost if pending else ()),
         "estimated_bytes": pending.estimated_bytes if pending else 0,
     }
-
-
-def _build_task(task: Task) -> dict[str, Any]:
-    ranges = [document_of(s, "topic partition start end estimated_bytes") for s in task.offset_ranges]
-    return document_of(task, "index leader estimated_bytes") | {"offset_ranges": ranges}

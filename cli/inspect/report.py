@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,9 +11,7 @@ from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.pipelines.util.documents import document_of
 
 if TYPE_CHECKING:
-    from sluice.pipelines.batch_report.batch_account import BatchAccount
-    from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.ports import Clock, Lake
+    pass
 
 
 def register(app: typer.Typer) -> None:
@@ -40,47 +38,26 @@ def report(
     $ sluice report orders --output orders.html
     $ sluice report orders --batch 42 --json
     """
+    from sluice.pipelines.batch_report.report_page import read_report
+
     definition = session.feed(feed)
     with session.open_ports(definition) as ports:
-        facts_, path, data, fresh = _read_report(definition, ports.lake, ports.clock, batch)
-        address = ports.lake.locate(path)
+        page = read_report(definition, ports, batch)
     if output is not None:
-        output.write_bytes(data)
-    session.terminal.lines([str(output or address)])
+        output.write_bytes(page.data)
+    session.terminal.lines([str(output or page.address)])
+    account, facts = page.account, page.account.facts
+    names = "rows=counts.landed quarantined=counts.quarantined quarantined_share dropped=counts.dropped"
     session.terminal.print_document(
         {
-            **_build_figures(facts_),
-            "path": address,
+            **document_of(account, "feed batch=batch.id status=batch.status"),
+            **document_of(facts, f"{names} no_record=counts.no_record bytes files"),
+            "milliseconds": facts.took or None,
+            "expectations": len(facts.outcomes),
+            "broken": sum(not o.passed for o in facts.outcomes),
+            "path": page.address,
             "output": output and str(output),
-            "rebuilt": fresh,
-            "size": len(data),
+            "rebuilt": page.rebuilt,
+            "size": len(page.data),
         }
     )
-
-
-def _read_report(feed: Feed, lake: Lake, clock: Clock, batch: int | None) -> tuple[BatchAccount, str, bytes, bool]:
-    """The batch, where its report stands, the report, and whether it had to be made. Raises UsageError."""
-    from sluice.pipelines.batch_report import report_page
-    from sluice.pipelines.batch_report.batch_account import newest, read_account
-    from sluice.pipelines.ledger import Ledger
-
-    ledger = Ledger(lake, feed.name, clock)
-    batch_account = read_account(ledger, lake, newest(ledger.read(), feed.name) if batch is None else batch)
-    path = report_page.standing_report(batch_account, lake)
-    if path is not None and (data := lake.get(path)) is not None:
-        return batch_account, path, data, False
-    data = report_page.make(report_page.with_reason(batch_account, feed.policies, lake), lake)
-    lake.put(path := report_page.path_of(batch_account), data)
-    return batch_account, path, data, True
-
-
-def _build_figures(a: BatchAccount) -> dict[str, Any]:
-    facts = a.facts
-    names = "rows=counts.landed quarantined=counts.quarantined quarantined_share dropped=counts.dropped"
-    return {
-        **document_of(a, "feed batch=batch.id status=batch.status"),
-        **document_of(facts, f"{names} no_record=counts.no_record bytes files"),
-        "milliseconds": facts.took or None,
-        "expectations": len(facts.outcomes),
-        "broken": sum(not o.passed for o in facts.outcomes),
-    }

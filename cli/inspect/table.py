@@ -19,10 +19,9 @@ from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.ledger import Ledger, State
-    from sluice.pipelines.model.receipts import PartKind
     from sluice.pipelines.model.tables import TableHead
-    from sluice.pipelines.ports import Lake
+    from sluice.pipelines.operating.feed_tables import TableStatus
+    from sluice.pipelines.ports import Ports
     from sluice.pipelines.tables.check import TableComparison
     from sluice.pipelines.tables.sync import Synced
     from sluice.pipelines.tables.table_windows import FeedTables
@@ -69,11 +68,17 @@ def sync(
     $ sluice table sync orders
     $ sluice table sync orders --repair
     """
+    from sluice.pipelines.operating.feed_tables import sync_tables
+
     definition = session.feed(feed)
-    name, refused, done, misread = _bring_up(session, definition, repair)
-    if misread:
-        session.terminal.show(_rewrite_misread(session, definition, misread))
-        name, refused, done, misread = _bring_up(session, definition, repair)
+    with _open_tables(session, definition) as (ports, tables):
+        with session.terminal.progress() as meter:
+            done, misread = sync_tables(definition, ports, tables, meter, repair=repair)
+        if misread:
+            session.terminal.show(_rewrite_misread(session, definition, misread))
+            with session.terminal.progress() as meter:
+                done, misread = sync_tables(definition, ports, tables, meter, repair=repair)
+        name, refused = tables.rows.name, tables.quarantine.name if tables.quarantine else ""
     session.terminal.show(*_sync_view(name, done))
     if misread:
         session.terminal.show(warn(_describe_misread(feed, len(misread), "run it again when no other run is active")))
@@ -86,20 +91,6 @@ def sync(
     session.terminal.print_document(
         _build_document(feed, name, done.head) | _build_changes(done) | {"misread": list(misread)} | quarantine
     )
-
-
-def _bring_up(session: Session, feed: Feed, repair: bool) -> tuple[str, str, Synced, tuple[str, ...]]:
-    """Sync all tables of the feed. Returns the names of its table and of the quarantine's (empty: none), the changes,
-    and, for a repair, the files that Spark misreads."""
-    from sluice.pipelines.tables.sync import sync as bring_up
-
-    with _open_tables(session, feed) as (ledger, lake, tables, now), session.terminal.progress() as meter:
-        before = now - (feed.table.keep_snapshots if feed.table else 0)
-        refused = tables.quarantine
-        done = bring_up(ledger, lake, tables, meter, expire_before=before, repair=repair)
-        looked = [table for _, table in tables.of_parts if repair and table.look()]
-        misread = tuple(address for table in looked for address in table.misread())
-    return tables.rows.name, refused.name if refused else "", done, misread
 
 
 def _rewrite_misread(session: Session, feed: Feed, misread: tuple[str, ...]) -> Text:
@@ -134,7 +125,7 @@ def rebuild(session: Session, feed: FeedName, dry_run: DryRun = False, yes: Yes 
     from sluice.pipelines.tables.sync import rebuild as build_again
 
     definition = session.feed(feed)
-    with _open_tables(session, definition) as (ledger, lake, tables, _):
+    with _open_tables(session, definition) as (ports, tables):
         if dry_run or not yes:
             for table in tables.all:
                 session.terminal.show(*_format_standing(feed, table.name, look_or_none(table)))
@@ -146,7 +137,7 @@ def rebuild(session: Session, feed: FeedName, dry_run: DryRun = False, yes: Yes 
                 f"Drop {len(tables.all)} tables of {feed} with their snapshots, and make them again?"
             )
         with session.terminal.progress() as meter:
-            done = build_again(ledger, lake, tables, meter)
+            done = build_again(definition, ports, tables, meter)
         session.terminal.show(*_sync_view(tables.rows.name, done))
         session.terminal.print_document(
             {"applied": True} | _build_document(feed, tables.rows.name, done.head) | _build_changes(done)
@@ -161,47 +152,33 @@ def status(session: Session, feed: FeedName) -> None:
 
     $ sluice table status orders
     """
-    from sluice.pipelines.tables.check import compare, load_both, trusted_mark
+    from sluice.pipelines.operating.feed_tables import read_table_statuses
 
-    definition, documents = session.feed(feed), list[dict[str, Any]]()
-    with _open_tables(session, definition) as (ledger, lake, tables, _):
-        for kind, table in tables.of_parts:
-            with session.terminal.working("querying the catalog"):
-                head, state = load_both(ledger, table)
-            trusted = head is None or trusted_mark(ledger, state, head)
-            session.terminal.show(*_format_standing(feed, table.name, head))
-            if trusted:
-                lines, more = _by_mark(ledger, state, head, kind)
-            else:
-                with session.terminal.working("comparing table and ledger"):
-                    comparison = compare(ledger, lake, table, head, state, kind)
-                lines, more = _by_files(ledger, comparison)
-            session.terminal.show(*lines)
-            documents.append(_build_document(feed, table.name, head) | more | {"trusted": trusted})
-    session.terminal.print_document(_join_documents(documents))
+    definition = session.feed(feed)
+    with (
+        _open_tables(session, definition) as (ports, tables),
+        session.terminal.working("comparing table and ledger"),
+    ):
+        statuses = read_table_statuses(definition, ports, tables)
+    for table in statuses:
+        session.terminal.show(*_format_standing(feed, table.name, table.head), *_format_lacking(feed, table))
+    session.terminal.print_document(_join_documents([_build_status(feed, table) for table in statuses]))
 
 
-def _by_mark(
-    ledger: Ledger, state: State, head: TableHead | None, kind: PartKind
-) -> tuple[list[RenderableType], dict[str, Any]]:
-    """Describes the entries that a table with a valid mark lacks."""
-    from sluice.pipelines.lake import paths
-    from sluice.pipelines.tables.pending import since
-
-    pending = since(ledger, state, head.mark if head else 0, kind=kind)
-    files = sum(len(b.parts) for b in pending.batches)
-    root = paths.part_path(ledger.feed, kind, "", "")
-    removed = sum(path.startswith(f"{root}/") for path in pending.removed)
-    line = _format_pending(ledger.feed, len(pending.batches), files, removed)
-    lines: list[RenderableType] = [line] if head or files else []
-    return lines, {"pending": {"batches": len(pending.batches), "files": files, "gone": removed}}
+def _format_lacking(feed: str, table: TableStatus) -> Iterator[RenderableType]:
+    """Describes the entries that a table lacks, or the files that a table changed by others lacks."""
+    if table.comparison:
+        yield warn("another client wrote the newest snapshot: all files were compared with the ledger")
+        yield from verdict(feed, table.comparison)
+    elif table.head or table.files:
+        yield _format_pending(feed, table.batches, table.files, table.removed)
 
 
-def _by_files(ledger: Ledger, comparison: TableComparison) -> tuple[list[RenderableType], dict[str, Any]]:
-    """Describes the files that a table changed by others lacks."""
-    pending = {"batches": len(comparison.batches), "files": len(comparison.pending), "gone": len(comparison.stale)}
-    note = warn("another client wrote the newest snapshot: all files were compared with the ledger")
-    return [note, *verdict(ledger.feed, comparison)], difference(comparison) | {"pending": pending}
+def _build_status(feed: str, table: TableStatus) -> dict[str, Any]:
+    more = difference(table.comparison) if table.comparison else {}
+    pending = document_of(table, "batches files gone=removed")
+    trusted = table.comparison is None
+    return _build_document(feed, table.name, table.head) | more | {"pending": pending, "trusted": trusted}
 
 
 def _join_documents(documents: list[dict[str, Any]]) -> dict[str, Any]:
@@ -219,7 +196,14 @@ def check(session: Session, feed: FeedName) -> int:
 
     $ sluice table check orders
     """
-    results = comparisons(session, session.feed(feed))
+    from sluice.pipelines.operating.feed_tables import compare_tables
+
+    definition = session.feed(feed)
+    with (
+        _open_tables(session, definition) as (ports, tables),
+        session.terminal.working("comparing table and ledger"),
+    ):
+        results = compare_tables(definition, ports, tables)
     for name, compared in results:
         session.terminal.show(*_format_standing(feed, name, compared.head), *verdict(feed, compared))
     session.terminal.print_document(
@@ -228,25 +212,12 @@ def check(session: Session, feed: FeedName) -> int:
     return 0 if all(compared.right for _, compared in results) else 1
 
 
-def comparisons(session: Session, feed: Feed) -> list[tuple[str, TableComparison]]:
-    """Compares the feed's table with its ledger, and the quarantine's table if there is one."""
-    from sluice.pipelines.tables.check import comparison
-
-    with (
-        _open_tables(session, feed) as (ledger, lake, tables, _),
-        session.terminal.working("comparing table and ledger"),
-    ):
-        return [(table.name, comparison(ledger, lake, table, kind)) for kind, table in tables.of_parts]
-
-
 @contextmanager
-def _open_tables(session: Session, feed: Feed) -> Iterator[tuple[Ledger, Lake, FeedTables, int]]:
-    """The feed's ledger, lake and tables, and the time (ms)."""
-    from sluice.pipelines.ledger import Ledger
+def _open_tables(session: Session, feed: Feed) -> Iterator[tuple[Ports, FeedTables]]:
     from sluice.resources.open_ports import open_tables
 
     with session.open_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
-        yield Ledger(ports.lake, feed.name, ports.clock), ports.lake, tables, ports.clock()
+        yield ports, tables
 
 
 # -- shown

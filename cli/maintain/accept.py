@@ -21,7 +21,6 @@ from sluice.pipelines.util.units import many
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.sections import Start
-    from sluice.pipelines.ledger.entries import KeyRange
     from sluice.pipelines.model.kafka import TopicPartition
     from sluice.pipelines.operating.acceptance import Accepted
     from sluice.pipelines.ports import Ports
@@ -175,7 +174,6 @@ def _confirm(session: Session, feed: Feed, foreseen: Accepted, reason: str) -> N
 
 def _accept(feed: Feed, ports: Ports, options: AcceptOptions) -> Accepted:
     from sluice.pipelines.operating import acceptance as accepting
-    from sluice.resources.spark.executor import Wiring
 
     reason, partitions = options.reason, options.partitions
     match kind := accepting.AcceptEvent(options.event):
@@ -188,9 +186,9 @@ def _accept(feed: Feed, ports: Ports, options: AcceptOptions) -> Accepted:
         case accepting.AcceptEvent.GROUP:
             return accepting.accept_group(feed, ports, accepting.Begin(options.begin or ""), reason)
         case accepting.AcceptEvent.CORRUPT:
-            with Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
-                damaged = parsing.parse_offset_range(options.offsets or "")
-                return accepting.accept_corrupt(feed, ports, tools.fetcher, damaged, reason)
+            damaged = parsing.parse_offset_range(options.offsets or "")
+            with ports.open_fetcher(feed.isolation) as fetcher:
+                return accepting.accept_corrupt(feed, ports, fetcher, damaged, reason)
         case accepting.AcceptEvent.DAMAGED:
             return accepting.accept_damaged(feed, ports, parsing.parse_offset_range(options.offsets or ""), reason)
         case _:
@@ -205,7 +203,11 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
     out: list[RenderableType] = [heading(f"{title} for {feed.name}: {done.event}", reason)]
     out += [warn(f"{r.key} {r.range} is lost: {many(r.range.span, 'offset')}") for r in done.lost]
     out += [warn(f"{r.key} {r.range} is skipped: {many(r.range.span, 'offset')}") for r in done.skipped]
-    out += [warn(f"the rows of {r.key} {r.range} are retired: {_land_again(feed, r)}") for r in done.retired]
+    again = f"what Kafka still has of them lands by sluice run {feed.name} --offsets"
+    out += [
+        warn(f"the rows of {r.key} {r.range} are retired: {again} {r.key}:{r.range.start}-{r.range.end} --replace")
+        for r in done.retired
+    ]
     out += [
         warn(
             f"{i.enters.key} ends at {count(i.enters.offset)}: windows and commits do without it"
@@ -219,31 +221,21 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
         for u in done.unseen
     ]
     out += [warn(f"{o.key} begins at {count(o.offset)}, {o.why}") for o in done.begun]
-    out += [warn(f"{m.key}: {_describe_move(done, m.offset)}") for m in done.moved]
+    stays, goes_on = "the committed offset {} stays until landing reaches it", "the next commit continues from {}"
+    move = stays if done.event == "group" else goes_on
+    out += [warn(f"{m.key}: {move.format(count(m.offset))}") for m in done.moved]
     out += [warn(f"batch {b} was abandoned") for b in done.abandoned]
     out += [warn(f"{r.key} {r.range}: no longer in Kafka; the next run records it as lost") for r in done.gone]
-    aside = (
-        [("set aside", f"{many(len(done.aside), 'file')} in {_find_aside_folder(feed, done)}")] if done.aside else []
-    )
+    aside = [("set aside", f"{many(len(done.aside), 'file')} in {done.aside_folder}")] if done.aside else []
     if dry_run:
         return [*out, facts(*aside), output.format_dry_run()]
     return [*out, facts(("ledger entry", str(done.number)), *aside), good(f"runs can continue: sluice run {feed.name}")]
 
 
-def _land_again(feed: Feed, r: KeyRange) -> str:
-    at = f"{r.key}:{r.range.start}-{r.range.end}"
-    return f"what Kafka still has of them lands by sluice run {feed.name} --offsets {at} --replace"
-
-
-def _describe_move(done: Accepted, offset: int) -> str:
-    if done.event == "group":
-        return f"the committed offset {count(offset)} stays until landing reaches it"
-    return f"the next commit continues from {count(offset)}"
-
-
 # -- for programs
 
 _PARTITION = "topic=key.topic partition=key.partition"
+_RANGE = f"{_PARTITION} start=range.start end=range.end"
 _ENTERED = (
     "topic=enters.key.topic partition=enters.key.partition left=leaves.incarnation entered=enters.key.incarnation "
     "origin=enters.offset"
@@ -256,9 +248,9 @@ def build_document(feed: Feed, done: Accepted, reason: str) -> dict[str, Any]:
         "event": str(done.event),
         "reason": reason,
         "entry": done.number,
-        "lost": [_build_range(r) for r in done.lost],
-        "skipped": [_build_range(r) for r in done.skipped],
-        "retired": [_build_range(r) for r in done.retired],
+        "lost": [document_of(r, _RANGE) for r in done.lost],
+        "skipped": [document_of(r, _RANGE) for r in done.skipped],
+        "retired": [document_of(r, _RANGE) for r in done.retired],
         "entered": [document_of(i, _ENTERED) for i in done.entered],
         "moved": [document_of(m, f"{_PARTITION} offset") for m in done.moved],
         "unseen": [document_of(u, f"{_PARTITION} offset") for u in done.unseen],
@@ -266,15 +258,5 @@ def build_document(feed: Feed, done: Accepted, reason: str) -> dict[str, Any]:
         "abandoned": list(done.abandoned),
         "next": done.next or done.number + 1,
         "aside": list(done.aside),
-        "gone": [_build_range(r) for r in done.gone],
+        "gone": [document_of(r, _RANGE) for r in done.gone],
     }
-
-
-def _find_aside_folder(feed: Feed, done: Accepted) -> str:
-    from sluice.pipelines.lake.paths import aside_path
-
-    return aside_path(feed.name, done.next, "")
-
-
-def _build_range(r: KeyRange) -> dict[str, Any]:
-    return document_of(r, f"{_PARTITION} start=range.start end=range.end")

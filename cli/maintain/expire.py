@@ -25,7 +25,6 @@ from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.maintenance.expiry import Retired, Retirement, RetireRequest
     from sluice.pipelines.model.receipts import Receipt
     from sluice.pipelines.ports import Ports
@@ -66,17 +65,15 @@ def expire(
     """
     definition = session.feed(feed)
     with session.open_ports(definition) as ports:
-        from sluice.pipelines.ledger import Ledger
         from sluice.pipelines.maintenance.expiry import RetireRequest
 
-        ledger = Ledger.offline(ports.lake, feed, ports.clock, f"{getpass.getuser()} on {socket.gethostname()}")
         at = _time(definition, before, ports.clock())
         if not dry_run and not (reason or "").strip():
             raise UsageError("--reason is missing", remedy='add --reason "kept for 90 days", or preview with --dry-run')
         if dry_run or not yes:
-            _preview(session, definition, ledger, ports, at, dry_run=dry_run)
+            _preview(session, definition, ports, at, dry_run=dry_run)
         if not dry_run:
-            _expire(session, definition, ledger, ports, RetireRequest(at, reason or ""), previewed=not yes)
+            _expire(session, definition, ports, RetireRequest(at, reason or ""), previewed=not yes)
 
 
 def _time(feed: Feed, text: str, now: int) -> int:
@@ -93,11 +90,11 @@ def _time(feed: Feed, text: str, now: int) -> int:
         raise UsageError(f"{error.message}, or how long ago: 90d", remedy=error.remedy) from None
 
 
-def _preview(session: Session, feed: Feed, ledger: Ledger, ports: Ports, before: int, *, dry_run: bool) -> None:
+def _preview(session: Session, feed: Feed, ports: Ports, before: int, *, dry_run: bool) -> None:
     """Show the retirement, and ask for confirmation unless it is a dry run."""
     from sluice.pipelines.maintenance.expiry import look
 
-    retirement = look(ledger, before, feed.window, ports.liveness)
+    retirement = look(feed, ports, before)
     files = many(count_files(retirement.receipts), "file")
     session.terminal.show(
         *view(feed, retirement), *([output.format_dry_run()] if dry_run and retirement.receipts else [])
@@ -108,14 +105,13 @@ def _preview(session: Session, feed: Feed, ledger: Ledger, ports: Ports, before:
         session.terminal.confirm(f"Retire these windows of {feed.name}, and remove {files}?")
 
 
-def _expire(
-    session: Session, feed: Feed, ledger: Ledger, ports: Ports, request: RetireRequest, *, previewed: bool
-) -> None:
-    from sluice.pipelines.maintenance.expiry import expire
+def _expire(session: Session, feed: Feed, ports: Ports, request: RetireRequest, *, previewed: bool) -> None:
+    from sluice.pipelines.maintenance.expiry import retire
 
+    by = f"{getpass.getuser()} on {socket.gethostname()}"
     heard = other_batches.MetRecorder(lambda progress: None)
     with session.terminal.working("retiring"):
-        done = expire(ledger, ports.lake, request, feed.window, ports.liveness, heard)
+        done = retire(feed, ports, request, by, heard)
         lines = (*_format_done(feed.name, done), *other_batches.view(heard.met), *table_after(session, feed))
     session.terminal.show(*([] if previewed else view(feed, done.expiry)), *lines)
     removed = {"entry": done.number, "removed_files": len(done.removed.parts), "removed_pages": len(done.removed.pages)}

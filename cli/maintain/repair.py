@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -79,7 +78,8 @@ def repair(
                 findings[one.name] = look(session, one, instance, abandon or (), meter, dry_run=dry_run)
             session.terminal.show(*view(one.name, findings[one.name], dry_run=dry_run))
     temporary = scratch.dead() if dry_run else scratch.clear()
-    session.terminal.show(*(_format_temporary(path, dry_run) for path in temporary))
+    texts = [f"the temporary folder {path} of a dead process" for path in temporary]
+    session.terminal.show(*(warn(f"to be removed: {t}") if dry_run else good(f"removed: {t}") for t in texts))
     broken = {} if feed else session.files.broken
     session.terminal.show(*(line for e in broken.values() for line in format_error(e)))
     others = {"broken": [e.fields() for e in broken.values()], "temporary": [str(path) for path in temporary]}
@@ -97,7 +97,6 @@ def look(
     dry_run: bool,
 ) -> list[RepairFinding]:
     """Repair one feed, or show the repairs. Raises PlanBusy, UsageError."""
-    from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.operating.repairs import Pretended, RepairTarget
     from sluice.pipelines.operating.repairs import repair as fix
 
@@ -107,16 +106,15 @@ def look(
 
             ports = with_dagster_liveness(ports, instance)
         ports = replace(ports, lake=Pretended(ports.lake)) if dry_run else ports
-        cluster = Ledger(ports.lake, feed.name, ports.clock).read().cluster
-        ledger = Ledger(ports.lake, feed.name, ports.clock, "repair", cluster)
-        target = RepairTarget(feed.name, ledger, ports.lake, ports.liveness, feed.window)
+        target = RepairTarget.of(feed, ports)
         findings = list(fix(target, abandon))
         if instance is None:
             return findings
         from sluice.assets.events.ledger_view import LedgerView
         from sluice.assets.operations.event_log_repair import reconcile
 
-        return [*findings, *reconcile(instance, LedgerView.open(feed, ledger, ports), report, dry_run=dry_run)]
+        view_ = LedgerView.open(feed, ports, ledger=target.ledger)
+        return [*findings, *reconcile(instance, view_, report, dry_run=dry_run)]
 
 
 def _choose_exit_code(findings: Sequence[RepairFinding]) -> int:
@@ -126,11 +124,6 @@ def _choose_exit_code(findings: Sequence[RepairFinding]) -> int:
 
 
 # -- for people
-
-
-def _format_temporary(path: Path, dry_run: bool) -> Text:
-    text = f"the temporary folder {path} of a dead process"
-    return warn(f"to be removed: {text}") if dry_run else good(f"removed: {text}")
 
 
 def view(feed: str, findings: Sequence[RepairFinding], *, dry_run: bool) -> list[RenderableType]:
@@ -160,13 +153,14 @@ def _line(finding: RepairFinding, dry_run: bool) -> Text:
 
 # -- for programs
 
+_FINDING = "text done=act evidence=why remedy items"
+
 
 def build_document(findings: dict[str, list[RepairFinding]], *, dry_run: bool) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
-        "feeds": [{"feed": name, "found": [_build_finding(f) for f in of]} for name, of in findings.items()],
+        "feeds": [
+            {"feed": name, "found": [{"what": f.kind.name.lower()} | document_of(f, _FINDING) for f in of]}
+            for name, of in findings.items()
+        ],
     }
-
-
-def _build_finding(f: RepairFinding) -> dict[str, Any]:
-    return {"what": f.kind.name.lower()} | document_of(f, "text done=act evidence=why remedy items")

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from sluice.cli.app.invocation import Session
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.sections import WindowSettings
-    from sluice.pipelines.ledger import State
     from sluice.pipelines.planning.windows import OpenWindows
 
 Window = Annotated[
@@ -103,7 +102,8 @@ class WindowOptions:
 
         if not self.any:
             return Chosen()
-        _, now = ledger_state(session, feed)
+        with session.open_ports(feed) as ports:
+            now = ports.clock()
         requested = self.parse(feed.window, now)
         for window_start in requested if self.window else requested[:1]:
             windows.check_aligned(window_start, feed.window)
@@ -150,14 +150,6 @@ def open_window_lines(feed: str, open_windows: OpenWindows | None, *, where: str
 
 def open_windows_document(open_windows: OpenWindows | None) -> dict[str, Any]:
     return {"open_windows": open_windows.document() if open_windows else None}
-
-
-def ledger_state(session: Session, feed: Feed) -> tuple[State, int]:
-    """The feed's folded ledger, and the time (ms). Kafka is not asked."""
-    from sluice.pipelines.ledger import Ledger
-
-    with session.open_ports(feed) as ports:
-        return Ledger(ports.lake, feed.name, ports.clock).read(), ports.clock()
 
 
 def _list_between(settings: WindowSettings, start: int, end: int, text: str | None) -> Sequence[int]:

@@ -27,7 +27,7 @@ from sluice.cli.options.window_options import WindowOptions
 from sluice.cli.terminal.output import bad, copyable, good, heading, safe, table, warn
 from sluice.cli.terminal.text_layout import count, format_percent
 from sluice.pipelines.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError
-from sluice.pipelines.model.kafka import Range, union
+from sluice.pipelines.model.kafka import Range, TopicPartition
 from sluice.pipelines.util import extras, scratch
 from sluice.pipelines.util.units import many
 
@@ -38,18 +38,12 @@ if TYPE_CHECKING:
     from sluice.pipelines.contract.contract_proposal import Proposal
     from sluice.pipelines.contract.expectation import Contract
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.model.kafka import TopicPartition
-    from sluice.pipelines.model.plans import OffsetRange
-    from sluice.pipelines.model.receipts import Counts, Receipt
-    from sluice.pipelines.ports import Lake
+    from sluice.pipelines.landing.sample import Sample
+    from sluice.pipelines.model.receipts import Counts
     from sluice.pipelines.quarantine.limit import Fault
-    from sluice.pipelines.records.rows.value_reader import WriterSchemas
-    from sluice.pipelines.records.shape import Shape
 
 RECORDS = 20_000
 MOST_RECORDS = 1_000_000
-MOST_BYTES = 256 << 20
-"""The bytes of a sample, as the brokers hold it."""
 PROPOSED = ".contract.proposed.json"
 _MOST_SHOWN = 60
 """Characters of a value, and lines of a table."""
@@ -112,104 +106,30 @@ class SampleOptions:
         return self.has_range and not self.offsets
 
 
-@dataclass(frozen=True)
-class _SampleRead:
-    """Records made into rows, in a scratch lake. `whole`: everything that was requested, not only the newest of it."""
-
-    receipts: tuple[Receipt, ...]
-    lake: Lake
-    complete: bool
-    earlier: Sequence[int]
-    writers: WriterSchemas | None = None
-
-    @property
-    def counts(self) -> Counts:
-        from sluice.pipelines.model.receipts import Counts
-
-        return sum((r.counts for r in self.receipts), Counts())
-
-    @property
-    def records(self) -> int:
-        return self.counts.records
-
-
 @contextmanager
-def _open_sample(session: Session, feed: Feed, shape: Shape, request: SampleOptions) -> Iterator[_SampleRead]:
-    """The records, made into rows by the shape; their files are removed when the block ends.
-
-    Raises UsageError, KafkaUnavailable, UnknownTopic, and Failed if there are no records.
-    """
-    from sluice.pipelines.landing.sample import ReportingFetcher, look
-    from sluice.resources.lake import open_lake
+def _open_sample(session: Session, feed: Feed, contract: Contract | None, options: SampleOptions) -> Iterator[Sample]:
+    """The records, made into rows; their files are removed when the block ends. Raises as `take_sample`."""
+    from sluice.pipelines.landing.sample import SampleRequest, take_sample
     from sluice.resources.lake.local_lake import LocalLake
     from sluice.resources.registry.confluent import writers_of
-    from sluice.resources.spark.executor import Wiring
 
-    ranges, complete, earlier = _choose_ranges(session, feed, request)
-    with TemporaryDirectory(dir=scratch.get_root()) as folder, session.terminal.progress() as meter:
-        lake = LocalLake(Path(folder))
-        writers = writers_of(feed, open_lake(feed), keep=False)
-        with replace(Wiring.of(feed), writers=writers).open(feed.isolation, shape) as tools:
-            receipts = look(feed, shape, ranges, ReportingFetcher(tools.fetcher, meter), lake, writers)
-        sample = _SampleRead(receipts, lake, complete, earlier, writers)
-        if not sample.records:
-            raise _build_no_records(feed, "the offsets hold only control records, or were compacted away")
-        yield sample
-
-
-def _choose_ranges(
-    session: Session, feed: Feed, request: SampleOptions
-) -> tuple[tuple[OffsetRange, ...], bool, Sequence[int]]:
-    """Returns the ranges to read, True if these are all, and the number of rows of earlier batches."""
-    from sluice.pipelines.feed.topic_selection import match
-    from sluice.pipelines.landing.sample import choose_newest, find_window_ranges, to_offset_ranges
-    from sluice.pipelines.ledger import Ledger, State
-    from sluice.pipelines.model.plans import Request, RequestKind
-    from sluice.pipelines.validation.batch_expectations import count_earlier_rows
-
-    if request.offsets and request.windows.any:
+    if options.offsets and options.windows.any:
         raise UsageError("--offsets together with windows", remedy="use either --offsets or windows")
-    chosen_windows = request.windows.choose(session, feed)
-    session.terminal.show(*window_options.open_window_lines(feed.name, chosen_windows.open_windows))
-    spans = chosen_windows.settled
-    ranges = ranges_by_partition(request.offsets)
-    with session.terminal.working("querying Kafka"), session.open_ports(feed) as ports:
-        state = Ledger(ports.lake, feed.name, ports.clock).read() if spans else State()
-        topics = match(feed.topics, ports.cluster.topics())
-        partitions = ports.cluster.partitions(topics, feed.isolation)
-        for start in spans:
-            for tp, span in find_window_ranges(
-                state, ports.cluster, partitions, start, feed.window.end_of(start)
-            ).items():
-                ranges.setdefault(tp, []).append(span)
-    if unknown := ranges.keys() - {p.tp for p in partitions}:
-        raise UsageError(f"{min(unknown)} is not a partition of {feed.name}", remedy=f"it reads {feed.topics}")
-    all_ = to_offset_ranges(partitions, {tp: union(r) for tp, r in ranges.items()} if request.has_range else None)
-    if not all_:
-        raise _build_no_records(
-            feed, f"Kafka has no stable record of {', '.join(topics)}{' in this range' if request.has_range else ''}"
-        )
-    chosen = choose_newest(all_, request.records or (MOST_RECORDS if request.has_range else RECORDS), MOST_BYTES)
-    # The windows to compare with.
-    earlier = count_earlier_rows(state, Request(RequestKind.WINDOW), state.number) if len(spans) == 1 else []
-    return chosen, request.has_range and list(chosen) == all_, earlier
-
-
-def ranges_by_partition(offsets: Sequence[str] | None) -> dict[TopicPartition, list[Range]]:
-    """The offsets that were requested by number."""
-    from sluice.pipelines.model.kafka import TopicPartition
-
-    by_partition: dict[TopicPartition, list[Range]] = {}
-    for r in map(parsing.parse_offset_range, offsets or ()):
-        by_partition.setdefault(TopicPartition(r.topic, r.partition), []).append(Range(r.start, r.end))
-    return by_partition
-
-
-def _build_no_records(feed: Feed, why: str) -> Failed:
-    return Failed(
-        f"no records to sample: {why}",
-        remedy=f"choose other windows or offsets; sluice plan {feed.name} lists the records in Kafka",
-    )
+    chosen = options.windows.choose(session, feed)
+    session.terminal.show(*window_options.open_window_lines(feed.name, chosen.open_windows))
+    records = options.records or (MOST_RECORDS if options.has_range else RECORDS)
+    shape = replace(feed.shape, contract=contract, dropping=False)
+    offsets: dict[TopicPartition, list[Range]] = {}
+    for r in map(parsing.parse_offset_range, options.offsets or ()):
+        offsets.setdefault(TopicPartition(r.topic, r.partition), []).append(Range(r.start, r.end))
+    request = SampleRequest(shape, records, chosen.settled, offsets)
+    with (
+        TemporaryDirectory(dir=scratch.get_root()) as folder,
+        session.terminal.progress() as meter,
+        session.open_ports(feed) as ports,
+    ):
+        writers = writers_of(feed, ports.lake, keep=False)
+        yield take_sample(feed, ports, request, LocalLake(Path(folder)), writers, meter)
 
 
 # -- contract init
@@ -240,11 +160,11 @@ def init(
     definition = session.feed(feed)
     extras.require("great_expectations")  # said before a minute of compiling, and before Kafka is asked
     path = _choose_output(session, definition, output, force)
-    shape = replace(definition.shape, contract=None, dropping=False)
-    with _open_sample(session, definition, shape, options) as sample:
-        rows = read_landed(sample.receipts, sample.lake, [c.name for c in candidates(shape.columns)])
-        proposals = propose(rows, shape.columns)
-        faults = faults_of(_quarantine_files(sample.receipts), sample.lake)
+    with _open_sample(session, definition, None, options) as sample:
+        columns = sample.shape.columns
+        rows = read_landed(sample.receipts, sample.lake, [c.name for c in candidates(columns)])
+        proposals = propose(rows, columns)
+        faults = faults_of(sample.quarantine_files, sample.lake)
     if not proposals:
         few = f"a proposal needs {ENOUGH}"
         unfit = f"; {many(sample.counts.quarantined, 'record')} did not fit the schema" if faults else ""
@@ -276,7 +196,7 @@ def _choose_output(session: Session, feed: Feed, requested: Path | None, force: 
     return path
 
 
-def _build_suite(feed: Feed, proposals: Sequence[Proposal], sample: _SampleRead, rows: int) -> str:
+def _build_suite(feed: Feed, proposals: Sequence[Proposal], sample: Sample, rows: int) -> str:
     """The file's text, checked against what Sluice supports. Raises Failed."""
     from sluice.pipelines.contract.suite import ContractError, parse_contract
     from sluice.resources.great_expectations import suite_text
@@ -305,14 +225,8 @@ def _write(path: Path, text: str, force: bool) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _quarantine_files(receipts: Sequence[Receipt]) -> list[str]:
-    from sluice.pipelines.model.receipts import PartKind
-
-    return [p.staged for r in receipts for p in r.of(PartKind.QUARANTINED)]
-
-
 def _format_proposal(
-    feed: Feed, proposals: Sequence[Proposal], sample: _SampleRead, faults: Sequence[Fault], path: Path, adopted: Path
+    feed: Feed, proposals: Sequence[Proposal], sample: Sample, faults: Sequence[Fault], path: Path, adopted: Path
 ) -> Iterator[RenderableType]:
     yield heading(f"Proposed for {feed.name}", _sample_line(sample))
     rows = [(p.column, p.type.removeprefix("expect_column_"), _format_kwargs(p.kwargs), p.why) for p in proposals]
@@ -324,7 +238,7 @@ def _format_proposal(
     yield copyable(f"sluice contract check {feed.name}")
 
 
-def _sample_line(sample: _SampleRead) -> str:
+def _sample_line(sample: Sample) -> str:
     partitions = len({r.offset_range.tp for r in sample.receipts})
     return f"{many(sample.records, 'record')} of {many(partitions, 'partition')}; no record landed"
 
@@ -352,7 +266,7 @@ def _cut(text: str) -> str:
 
 
 def _build_init_document(
-    feed: Feed, proposals: Sequence[Proposal], sample: _SampleRead, faults: Sequence[Fault], path: Path, text: str
+    feed: Feed, proposals: Sequence[Proposal], sample: Sample, faults: Sequence[Fault], path: Path, text: str
 ) -> dict[str, Any]:
     return {
         "feed": feed.name,
@@ -364,7 +278,7 @@ def _build_init_document(
     }
 
 
-def _build_sample(sample: _SampleRead) -> dict[str, Any]:
+def _build_sample(sample: Sample) -> dict[str, Any]:
     counts = sample.counts
     return {
         "records": sample.records,
@@ -403,11 +317,10 @@ def check(
 
     definition = session.feed(feed)
     contract = _read_contract(session, definition, file)
-    shape = replace(definition.shape, contract=contract, dropping=False)
-    with _open_sample(session, definition, shape, options) as sample:
+    with _open_sample(session, definition, contract, options) as sample:
         with session.terminal.working("checking batch expectations"):
-            results = hold_whole(shape, sample.receipts, sample.lake, sample.earlier)
-        tried = _try_contract(definition, shape, contract, options, sample, results)
+            results = hold_whole(sample.shape, sample.receipts, sample.lake, sample.earlier)
+        tried = _try_contract(definition, contract, options, sample, results)
     session.terminal.show(*_format_trial(tried))
     session.terminal.print_document(_build_check_document(tried))
     return 1 if tried.refused else 0
@@ -420,7 +333,7 @@ class _ContractTrial:
 
     feed: Feed
     contract: Contract
-    sample: _SampleRead
+    sample: Sample
     outcomes: Sequence[ExpectationOutcome]
     left_out: Sequence[ExpectationOutcome]
     examples: Mapping[int, Sequence[tuple[str, str]]]
@@ -465,10 +378,9 @@ _VOLUME = ("expect_table_row_count_to_be_between", "expect_table_row_count_to_eq
 
 def _try_contract(
     feed: Feed,
-    shape: Shape,
     contract: Contract,
     request: SampleOptions,
-    sample: _SampleRead,
+    sample: Sample,
     results: Sequence[Result],
 ) -> _ContractTrial:
     from sluice.pipelines.contract.catalogue import contract_results
@@ -480,7 +392,7 @@ def _try_contract(
     left_out = [] if request.has_window and sample.complete else [o for o in all_ if o.expectation.type in _VOLUME]
     outcomes = [o for o in all_ if o not in left_out]
     records = {record for o in outcomes for record in o.first}
-    rows = read_rows_at(records, shape, sample.receipts, sample.lake, sample.writers)
+    rows = read_rows_at(records, sample.shape, sample.receipts, sample.lake, sample.writers)
     examples = {o.expectation.place: [*_list_examples(o, rows)] for o in outcomes if o.first}
     refused = [_format_sentence(o) for o in outcomes if o.refuses]
     try:
@@ -490,7 +402,7 @@ def _try_contract(
         refused.insert(0, drifted.message)
     except QuarantineExceeded:
         refused.insert(0, f"{_format_share(sample)}, more than the feed allows")
-    faults = faults_of(_quarantine_files(sample.receipts), sample.lake)
+    faults = faults_of(sample.quarantine_files, sample.lake)
     return _ContractTrial(feed, contract, sample, outcomes, left_out, examples, faults, refused)
 
 
@@ -536,7 +448,7 @@ def _format_sentence(o: ExpectationOutcome) -> str:
     return f"{text(o.expectation)}{observed}"
 
 
-def _format_share(sample: _SampleRead) -> str:
+def _format_share(sample: Sample) -> str:
     bad_ = sample.counts.quarantined
     share = format_percent(bad_ / max(sample.records, 1))
     return f"{count(bad_)} of {many(sample.records, 'record')} would go to quarantine ({share})"

@@ -98,17 +98,11 @@ def check(
 
 def _list_overridden(feeds: Mapping[str, Feed], offline: bool) -> dict[str, str]:
     """By feed, which columns tools that read its folder override. With `offline`, of local lakes only."""
-    from sluice.pipelines.lake import paths
+    from sluice.pipelines.planning.schema_changes import names_former_key
     from sluice.reading import list_overridden
 
-    former = paths.folder_keys(0, paths.FORMER_PREFIX)
-    checked = {
-        name: feed
-        for name, feed in feeds.items()
-        if any(f.name.casefold() in former for f in (feed.columns.fields if feed.columns else ()))
-        and not (offline and feed.store is not None)
-    }
-    return {name: note for name, feed in checked.items() if (note := list_overridden(feed))}
+    local = {name: feed for name, feed in feeds.items() if not (offline and feed.store is not None)}
+    return {n: note for n, f in local.items() if names_former_key(f) and (note := list_overridden(f))}
 
 
 def _compare_schema(session: Session, feed: Feed) -> str | SluiceError:

@@ -101,15 +101,12 @@ def list_(session: Session, feed: FeedName, windows: WindowOptions) -> None:
     $ sluice quarantine list orders
     $ sluice quarantine list orders --from 2026-11-20 --json
     """
-    from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.quarantine.listing import listing, listings_staged
+    from sluice.pipelines.quarantine.listing import list_all
 
     definition = session.feed(feed)
     criteria = RecordOptions(windows).build_filter(session, definition)
     with session.open_ports(definition) as ports, session.terminal.working("counting"):
-        ledger = Ledger(ports.lake, feed, ports.clock)
-        listed = listing(ledger, ports.lake, criteria, definition.window)
-        waiting = listings_staged(definition, ledger, ports.lake, criteria)
+        listed, waiting = list_all(definition, ports, criteria)
     views = [*list_view(definition, listed), *(line for part in waiting for line in list_view(definition, part))]
     session.terminal.show(*views)
     staged = [list_document(definition, part) | {"batch": part.batch} for part in waiting]
@@ -216,21 +213,18 @@ def show(
     $ sluice quarantine show orders --field amount -n 3
     $ sluice quarantine show orders --offset orders:0:150 --json | jq -r '.records[].value | @base64d'
     """
-    from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.quarantine.listing import samples
 
     definition = session.feed(feed)
     criteria = options.build_filter(session, definition)
     with session.open_ports(definition) as ports, session.terminal.working("reading"):
-        ledger = Ledger(ports.lake, feed, ports.clock)
-        receipts = criteria.receipts(ledger, ledger.read(), definition.window)
-        rows = [
-            (r.offset_range.window, row)
-            for r, batch in samples(ports.lake, receipts, criteria, number)
-            for row in record_rows(batch)
-        ]
+        sampled = samples(definition, ports, criteria, number)
+        rows = [(window, row) for window, batch in sampled for row in record_rows(batch)]
     session.terminal.show(*show_view(definition, rows))
-    session.terminal.print_document({"feed": feed, "records": [_record(definition, w, row) for w, row in rows]})
+    records = [
+        record_document(row) | {"window": format_window(definition, w)} | {n: row[n] for n in _WHY} for w, row in rows
+    ]
+    session.terminal.print_document({"feed": feed, "records": records})
 
 
 Seen = Sequence[tuple[int | None, Mapping[str, Any]]]
@@ -253,10 +247,6 @@ def _format_reason(row: Mapping[str, Any]) -> str:
 
 
 _WHY = ("stage", "reason", "expectation", "field", "detail", "byte", "batch", "contract")
-
-
-def _record(feed: Feed, window: int | None, row: Mapping[str, Any]) -> dict[str, Any]:
-    return record_document(row) | {"window": format_window(feed, window)} | {n: row[n] for n in _WHY}
 
 
 # -- replay
@@ -347,10 +337,8 @@ def _tell(session: Session, feed: Feed, ports: Ports) -> None:
             return
         from sluice.assets.events import landed_metadata
         from sluice.assets.events.ledger_view import LedgerView
-        from sluice.pipelines.ledger import Ledger
 
-        ledger = Ledger.offline(ports.lake, feed.name, ports.clock)
-        landed_metadata.roll_forward(instance, LedgerView.open(feed, ledger, ports), landed_metadata.PORTION)
+        landed_metadata.roll_forward(instance, LedgerView.open(feed, ports), landed_metadata.PORTION)
 
 
 def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:
@@ -372,14 +360,12 @@ def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:
 
 
 def _format_unfit(feed: str, trial: Trial) -> Iterator[RenderableType]:
-    from sluice.pipelines.records.rows.row_format import OVERSIZED  # late: Arrow
-
     ranked = sorted(trial.why.items(), key=lambda x: -x[1][0])
     if ranked:
         yield heading("Reasons of records that still do not fit")
         kinds = [[k.stage, str(k), k.detail, count(n), first] for k, (n, first) in ranked]
         yield table(("stage", "why", "what", "records", "first"), limit_rows(kinds), right="records")
-    if first := next((first for k, (_, first) in ranked if k.reason == OVERSIZED), ""):
+    if first := next((first for k, (_, first) in ranked if k.is_oversized), ""):
         tp, _, offset = first.rpartition(":")
         yield warn(
             "The bytes of oversized records are only in Kafka. Raise `tuning.task_memory`, then land them again:"

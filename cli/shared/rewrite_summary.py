@@ -61,13 +61,12 @@ def table_after(session: Session, feed: Feed) -> Iterator[Text]:
     """Bring the feed's table up to date after a rewrite, if it has one. Reports a failure."""
     if feed.table is None:
         return
-    from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.tables.sync import sync
+    from sluice.pipelines.operating.feed_tables import sync_tables
     from sluice.resources.open_ports import open_tables
 
     try:
         with session.open_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
-            done = sync(Ledger(ports.lake, feed.name, ports.clock), ports.lake, tables)
+            done, _ = sync_tables(feed, ports, tables, expire=False)
     except SluiceError as error:
         yield warn(f"the table is not up to date: {error.message}; sluice table sync {feed.name}")
         return

@@ -8,7 +8,7 @@ that Kafka has deleted since: below the log start, or, in a compacted topic, any
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, Key, PartitionState, Range
-from sluice.pipelines.model.receipts import PartKind, Receipt
+from sluice.pipelines.model.receipts import PartKind, Progress, Receipt, Reporter
 from sluice.pipelines.planning.schema_changes import shape_named
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.compiled.jit import Array
@@ -65,14 +65,14 @@ def rescan(
     lake: Lake,
     shape: Shape,
     log: CurrentLog,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    report_progress: Reporter = lambda progress: None,
 ) -> AuditReport:
     """Compare every landed offset range that Kafka still holds, unless an earlier rescan did. Returns the extended
     report.
 
     `shape` is the feed's, for ranges whose shape the ledger does not have.
     Ranges of other incarnations, or below the log start, count as not comparable. Unreadable data, in the lake or in
-    the log, is a problem and ends the comparison of its range only. `progress` is called with (offsets done, total).
+    the log, is a problem and ends the comparison of its range only. Progress counts offsets.
     """
     unproven = report.list_uncompared()
     there = [row for row in unproven if _log_holds(row, log.partitions)]
@@ -87,7 +87,7 @@ def rescan(
         problems += [p for p in [result.problem] if p and p.file not in files]
         right += [] if result.problem or result.deleted else [row]
         done += r.offset_range.span
-        progress(done, total)
+        report_progress(Progress("compare", done, total))
     rows = report.audited.rows
     return replace(
         report,

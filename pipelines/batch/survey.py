@@ -46,6 +46,10 @@ class Survey:
     refusals: tuple[Refusal, ...]
     at: int
 
+    def find_new_origin(self, key: Key) -> OriginItem | None:
+        """Returns the origin that a run would pin; None if the partition has one, or gets none."""
+        return next((i for i in self.new_origins if i.key == key), None)
+
 
 def open_ledger(feed: Feed, ports: Ports, run: str = "") -> Ledger:
     """Open the feed's ledger. Raises ClusterChanged if it was begun with another cluster."""

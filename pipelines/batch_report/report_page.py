@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.pipelines.batch_report import quality
-from sluice.pipelines.batch_report.batch_account import BatchAccount, PartitionLag, PastBatch, read_account, windows
+from sluice.pipelines.batch_report.batch_account import (
+    BatchAccount,
+    PartitionLag,
+    PastBatch,
+    newest,
+    read_account,
+    windows,
+)
 from sluice.pipelines.batch_report.column_profiles import Profiles, profiles
 from sluice.pipelines.batch_report.markup import (
     CSS,
@@ -32,12 +39,13 @@ from sluice.pipelines.batch_report.markup import (
 from sluice.pipelines.batch_report.quality import Rejects, rejects
 from sluice.pipelines.contract import catalogue
 from sluice.pipelines.errors import BatchRefused
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import Policies
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.model.receipts import SHARES, BrokerTraffic, Counts, PartKind, RangeFailure, Receipt, sum_brokers
-from sluice.pipelines.ports import Lake
+from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.status.batch_facts import ACTIVITIES, TopicTraffic
 from sluice.pipelines.util.units import many, show_about, show_instant, show_window
@@ -259,7 +267,7 @@ def _time(a: BatchAccount) -> list[str]:
     return [TIMES[1]] if all(r.format.startswith("raw") for r in a.facts.receipts) else [TIMES[0]]
 
 
-def with_reason(a: BatchAccount, policies: Policies, lake: Lake) -> BatchAccount:
+def _with_reason(a: BatchAccount, policies: Policies, lake: Lake) -> BatchAccount:
     """An unpublished batch, with the reason why the feed's policies of today keep it from being published."""
     if a.is_published or a.why:
         return a
@@ -274,11 +282,6 @@ def with_reason(a: BatchAccount, policies: Policies, lake: Lake) -> BatchAccount
 def path_of(a: BatchAccount) -> str:
     """The lake path of the report. Each attempt at an unpublished batch has its own."""
     return paths.batch_page_path(a.feed, a.batch.id, _attempt(a))
-
-
-def standing_report(a: BatchAccount, lake: Lake) -> str | None:
-    """Returns the lake path of an existing report; None if there is none."""
-    return receipt_files.find_batch_page(lake, a.feed, a.batch.id, _attempt(a))
 
 
 def _attempt(a: BatchAccount) -> str:
@@ -297,6 +300,27 @@ def keep(
     facts = read_account(ledger, lake, batch, why, failures)
     lake.put(path := path_of(facts), make(facts, lake, behind))
     return path
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """The report of a batch. `rebuilt`: it was missing in the lake and has been made again."""
+
+    account: BatchAccount
+    address: str
+    data: bytes
+    rebuilt: bool
+
+
+def read_report(feed: Feed, ports: Ports, batch: int | None) -> BatchReport:
+    """Returns the report of a batch (None: the newest one), from the lake alone. Raises UsageError."""
+    lake, ledger = ports.lake, Ledger(ports.lake, feed.name, ports.clock)
+    a = read_account(ledger, lake, newest(ledger.read(), feed.name) if batch is None else batch)
+    path = receipt_files.find_batch_page(lake, feed.name, a.batch.id, _attempt(a))
+    if path is not None and (data := lake.get(path)) is not None:
+        return BatchReport(a, lake.locate(path), data, False)
+    lake.put(path := path_of(a), data := make(_with_reason(a, feed.policies, lake), lake))
+    return BatchReport(a, lake.locate(path), data, True)
 
 
 PARTITIONS = 40

@@ -8,34 +8,139 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sluice.pipelines.errors import Failed
+from sluice.pipelines.errors import Failed, UsageError
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.topic_selection import match
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
-from sluice.pipelines.ledger import State
-from sluice.pipelines.model.kafka import FetchLimits, PartitionState, Range, TopicPartition
-from sluice.pipelines.model.plans import OffsetRange, Task
-from sluice.pipelines.model.receipts import Part, PartKind, Progress, RangeFailure, Receipt, Reporter, TaskTraffic
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.kafka import FetchLimits, PartitionState, Range, TopicPartition, union
+from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind, Task
+from sluice.pipelines.model.receipts import (
+    Counts,
+    Part,
+    PartKind,
+    Progress,
+    RangeFailure,
+    Receipt,
+    Reporter,
+    TaskTraffic,
+)
 from sluice.pipelines.planning.windows import find_range_between
-from sluice.pipelines.ports import Cluster, Fetched, Fetcher, FetchFailed, Lake
+from sluice.pipelines.ports import Cluster, Fetched, Fetcher, FetchFailed, Lake, Ports
 from sluice.pipelines.records.rows.row_format import offset_column
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import KAFKA
+from sluice.pipelines.validation.batch_expectations import count_earlier_rows
 
 TOMBSTONE = f"{KAFKA}tombstone"
 NAME = "sample"
 """The feed's name in the scratch lake."""
+MOST_BYTES = 256 << 20
+"""The bytes of a sample, as the brokers hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """The newest records of these windows (their starts, ms) and offsets; without both, of the whole log."""
+
+    shape: Shape
+    records: int
+    windows: Sequence[int]
+    offsets: Mapping[TopicPartition, Sequence[Range]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Records made into rows of the shape, in a scratch lake. `complete`: these are all requested records, not only the
+    newest. `earlier`: the rows of earlier batches, for a sample of one window."""
+
+    receipts: tuple[Receipt, ...]
+    lake: Lake
+    shape: Shape
+    writers: WriterSchemas | None
+    complete: bool
+    earlier: Sequence[int]
+
+    @property
+    def counts(self) -> Counts:
+        return sum((r.counts for r in self.receipts), Counts())
+
+    @property
+    def records(self) -> int:
+        return self.counts.records
+
+    @property
+    def quarantine_files(self) -> list[str]:
+        return [p.staged for r in self.receipts for p in r.of(PartKind.QUARANTINED)]
+
+
+def take_sample(
+    feed: Feed, ports: Ports, request: SampleRequest, lake: Lake, writers: WriterSchemas | None, report: Reporter
+) -> Sample:
+    """Read the requested records into the scratch lake.
+
+    Raises UsageError, KafkaUnavailable, UnknownTopic, and Failed if there are no records or one cannot be read.
+    """
+    report(Progress("querying Kafka"))
+    ranges, complete, earlier = _choose_ranges(feed, ports, request)
+    shape, limits, memory = request.shape, feed.fetch.limits(), feed.task_memory
+    settings = (NAME, 0, "", feed.isolation, NAME, feed.landing, limits, memory, shape.name)
+    work = Assignment(*settings, dropping=shape.dropping)
+    with ports.open_fetcher(feed.isolation) as fetcher:
+        tools = Tools(ReportingFetcher(fetcher, report), lake, shape.format(writers))
+        outcomes = run_task(Task(0, -1, ranges), work, tools)
+    for failed in (o for o in outcomes if isinstance(o, RangeFailure)):
+        tp = failed.offset_range.tp
+        raise Failed(failed.message, remedy=failed.remedy, topic=tp.topic, partition=tp.partition)
+    receipts = tuple(o for o in outcomes if isinstance(o, Receipt))
+    sample = Sample(receipts, lake, shape, writers, complete, earlier)
+    if not sample.records:
+        raise _build_no_records(feed, "the offsets hold only control records, or were compacted away")
+    return sample
 
 
 # -- which offsets
+
+
+def _choose_ranges(
+    feed: Feed, ports: Ports, request: SampleRequest
+) -> tuple[tuple[OffsetRange, ...], bool, Sequence[int]]:
+    """Returns the ranges to read, True if these are all, and the number of rows of earlier batches."""
+    spans, ranges = request.windows, {tp: [*r] for tp, r in request.offsets.items()}
+    state = Ledger(ports.lake, feed.name, ports.clock).read() if spans else State()
+    topics = match(feed.topics, ports.cluster.topics())
+    partitions = ports.cluster.partitions(topics, feed.isolation)
+    for start in spans:
+        end = feed.window.end_of(start)
+        for tp, span in find_window_ranges(state, ports.cluster, partitions, start, end).items():
+            ranges.setdefault(tp, []).append(span)
+    if unknown := ranges.keys() - {p.tp for p in partitions}:
+        raise UsageError(f"{min(unknown)} is not a partition of {feed.name}", remedy=f"it reads {feed.topics}")
+    bounded = bool(spans or request.offsets)
+    all_ = to_offset_ranges(partitions, {tp: union(r) for tp, r in ranges.items()} if bounded else None)
+    if not all_:
+        where = f"{', '.join(topics)}{' in this range' if bounded else ''}"
+        raise _build_no_records(feed, f"Kafka has no stable record of {where}")
+    chosen = choose_newest(all_, request.records, MOST_BYTES)
+    # The windows to compare with.
+    earlier = count_earlier_rows(state, Request(RequestKind.WINDOW), state.number) if len(spans) == 1 else []
+    return chosen, bounded and list(chosen) == all_, earlier
+
+
+def _build_no_records(feed: Feed, why: str) -> Failed:
+    return Failed(
+        f"no records to sample: {why}",
+        remedy=f"choose other windows or offsets; sluice plan {feed.name} lists the records in Kafka",
+    )
 
 
 def find_window_ranges(
@@ -91,33 +196,6 @@ def choose_newest(ranges: Sequence[OffsetRange], records: int, size: int) -> tup
 
 
 # -- reading them
-
-
-def look(
-    feed: Feed,
-    shape: Shape,
-    ranges: Sequence[OffsetRange],
-    fetcher: Fetcher,
-    lake: Lake,
-    writers: WriterSchemas | None = None,
-) -> tuple[Receipt, ...]:
-    """Turn the offset ranges into rows of the shape, in the scratch lake. Returns a receipt for each range.
-
-    Raises Failed when one cannot be read. A `ReportingFetcher` shows the progress.
-    """
-    limits, memory = feed.fetch.limits(), feed.task_memory
-    settings = (NAME, 0, "", feed.isolation, NAME, feed.landing, limits, memory, shape.name)
-    work = Assignment(*settings, dropping=shape.dropping)
-    tools = Tools(fetcher, lake, shape.format(writers))
-    outcomes = run_task(Task(0, -1, tuple(ranges)), work, tools)
-    for failed in (o for o in outcomes if isinstance(o, RangeFailure)):
-        raise Failed(
-            failed.message,
-            remedy=failed.remedy,
-            topic=failed.offset_range.topic,
-            partition=failed.offset_range.partition,
-        )
-    return tuple(o for o in outcomes if isinstance(o, Receipt))
 
 
 def read_landed(receipts: Iterable[Receipt], lake: Lake, names: Sequence[str]) -> pa.Table:

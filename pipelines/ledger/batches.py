@@ -12,12 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import merge
+from typing import Any
 
 import numpy as np
 
 from sluice.pipelines.ledger.columns import NONE
 from sluice.pipelines.model.plans import Plan, Request, RequestKind
 from sluice.pipelines.model.receipts import Owner
+from sluice.pipelines.util.documents import document_of
 
 KEPT = 100
 """The number of newest finished batches that are stored in full."""
@@ -65,6 +67,14 @@ class Batch:
     def reserved_span(self) -> int:
         """Offsets that the live plan holds."""
         return self.plan.span if self.plan else 0
+
+    def build_document(self) -> dict[str, Any]:
+        return {
+            **document_of(self, "batch=id status"),
+            "request": str(self.request),
+            **document_of(self, "plan=hash planned_at offsets=reserved_span rows failed_offset_ranges=failed"),
+            "owner": document_of(self.owner, "run host pid"),
+        }
 
 
 COLUMNS = ("id", "published", "failed", "rows", "request", "window", "until")

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from sluice.pipelines.errors import UsageError, WindowIncomplete
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
@@ -23,7 +24,7 @@ from sluice.pipelines.maintenance.rewrite import give_up_dead
 from sluice.pipelines.model.kafka import Key, Range, union
 from sluice.pipelines.model.receipts import Receipt, Reporter, group_by_sharing
 from sluice.pipelines.planning import windows
-from sluice.pipelines.ports import Lake, Liveness
+from sluice.pipelines.ports import Lake, Liveness, Ports
 from sluice.pipelines.publishing import manifest, publish, published_files
 from sluice.pipelines.publishing.publish import roll_forward
 
@@ -73,9 +74,10 @@ class Removed:
     kept: tuple[str, ...] = ()
 
 
-def look(ledger: Ledger, before: int, settings: WindowSettings, liveness: Liveness) -> Retirement:
+def look(feed: Feed, ports: Ports, before: int) -> Retirement:
     """Returns what `expire` would retire now. Raises as `expire` does, and writes nothing."""
-    return _find_retirement(ledger, ledger.read(), before, settings, liveness)
+    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    return _find_retirement(ledger, ledger.read(), before, feed.window, ports.liveness)
 
 
 class RetireRequest(NamedTuple):
@@ -83,6 +85,12 @@ class RetireRequest(NamedTuple):
 
     before: int
     reason: str
+
+
+def retire(feed: Feed, ports: Ports, request: RetireRequest, by: str, report: Reporter) -> Retired:
+    """As `expire`; the ledger names `by`."""
+    ledger = Ledger.offline(ports.lake, feed.name, ports.clock, by)
+    return expire(ledger, ports.lake, request, feed.window, ports.liveness, report)
 
 
 def expire(

@@ -1,6 +1,6 @@
-"""Manual operations: show a feed's status, accept changes in Kafka, move committed offsets, repair a feed.
+"""What commands, Python and orchestrators compute about a feed: status, figures, tables, records, repairs.
 
-These modules back the commands of the same names and may know every other room. Nothing runs them on its own. Open
+Each is a function over ports with a typed result, and may know every other room. Nothing runs them on its own. Open
 `acceptance` for the ways out of a refusal, `repairs` for the remains of dead runs, and `move_offsets` for consumer
 groups.
 """

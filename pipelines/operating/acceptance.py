@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import pyarrow as pa
@@ -113,7 +113,7 @@ class Accepted:
     """The result of an acceptance. `number` is its newest entry; `abandoned` are the batches that ended.
 
     For a ledger that lost entries, `next` is the number with which it continues, `aside` are the files that were moved
-    into the folder of that number, and `gone` are ranges that they cover and Kafka no longer holds. For a group that
+    into `aside_folder`, and `gone` are ranges that they cover and Kafka no longer holds. For a group that
     was taken over, `begun` are the feed's new origins. `retired` are the ranges whose rows are given up. `unseen` are
     the ends of the lives that were left, as far as the ledger knows them: whether their logs had more is unknown.
     """
@@ -127,6 +127,7 @@ class Accepted:
     abandoned: tuple[int, ...] = ()
     next: int = 0
     aside: tuple[str, ...] = ()
+    aside_folder: str = ""
     gone: tuple[KeyRange, ...] = ()
     begun: tuple[OriginItem, ...] = ()
     retired: tuple[KeyRange, ...] = ()
@@ -540,7 +541,9 @@ def accept_ledger(feed: Feed, ports: Ports, reason: str) -> Accepted:
         raise NothingToAccept("another process has accepted it", remedy=f"see: sluice status {feed.name}")
     _originate(feed, ports, ledger, remains, begun)
     ended = tuple(b.id for b in remains.state.live())
-    return Accepted(AcceptEvent.LEDGER, appended.number, abandoned=ended, next=after, aside=tuple(aside), gone=missing)
+    folder, moved = paths.aside_path(feed.name, after, ""), tuple(aside)
+    outcome = Accepted(AcceptEvent.LEDGER, appended.number, abandoned=ended, next=after, aside=moved, gone=missing)
+    return replace(outcome, aside_folder=folder)
 
 
 def _find_unused_number(remains: _LedgerRemains) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.ledger import Batch, Ledger, State
     from sluice.pipelines.operating.findings import Finding
     from sluice.pipelines.planning.held_back import HeldBack
-    from sluice.pipelines.ports import Ports
+    from sluice.pipelines.ports import Lake, Ports
     from sluice.pipelines.status.outlook import Outlook
 
 
@@ -156,6 +156,31 @@ def read_status_through(ports: Ports, feed: Feed, ledger: Ledger, chosen: int | 
         findings = (*explain_error(error), *explain_error(status.error))
         return replace(status, error=status.error or error, findings=findings)
     return replace(status, findings=findings)
+
+
+def read_standing(
+    feed: Feed, ports: Ports, window: int, held_at: Mapping[TopicPartition, int | None]
+) -> WindowStanding:
+    """Returns the state of a window (its start, ms) by the ledger alone. `held_at`: where open transactions hold it."""
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.status.strip import OutsideFacts, standing
+
+    state = Ledger(ports.lake, feed.name, ports.clock).read()
+    ends = {k: at for k in state.current.values() if (at := held_at.get(k.tp)) is not None}
+    return standing(state, feed.window, window, ports.clock(), OutsideFacts(last_stable_offsets=ends))
+
+
+def list_ledgers_without_files(
+    open_lake: Callable[[Feed], Lake], feeds: Iterable[Feed], names: Collection[str]
+) -> dict[str, list[str]]:
+    """Returns by lake of the feeds its ledgers that are not among `names`. A lake that does not answer has none."""
+    from sluice.pipelines.ledger.log import list_feeds_without_files
+
+    out = dict[str, list[str]]()
+    for feed in {f.lake: f for f in feeds}.values():
+        with suppress(SluiceError):
+            out[str(feed.lake)] = list_feeds_without_files(open_lake(feed), names)
+    return {lake: others for lake, others in out.items() if others}
 
 
 @dataclass(frozen=True, slots=True)

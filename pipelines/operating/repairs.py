@@ -17,13 +17,14 @@ from typing import BinaryIO
 
 from sluice.pipelines.audit.audit import list_live_receipts
 from sluice.pipelines.errors import PlanBusy, UsageError
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.maintenance.expiry import remove_retired
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Met, Owner, Part, Receipt, Verdict
-from sluice.pipelines.ports import Lake, Liveness, Stat
+from sluice.pipelines.ports import Lake, Liveness, Ports, Stat
 from sluice.pipelines.publishing import lost_entries, published_files
 from sluice.pipelines.publishing import publish as owners
 from sluice.pipelines.publishing.manifest import write_manifests
@@ -76,6 +77,11 @@ class RepairTarget:
     lake: Lake
     liveness: Liveness
     windows: WindowSettings
+
+    @classmethod
+    def of(cls, feed: Feed, ports: Ports) -> RepairTarget:
+        ledger = Ledger.offline(ports.lake, feed.name, ports.clock, "repair")
+        return cls(feed.name, ledger, ports.lake, ports.liveness, feed.window)
 
 
 def repair(target: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[RepairFinding]:

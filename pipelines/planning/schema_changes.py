@@ -115,6 +115,12 @@ def find_columns(feed: Feed, state: State) -> Schema | None:
     return None if last.startswith("raw") else parse_schema(state.schemas[last])
 
 
+def names_former_key(feed: Feed) -> bool:
+    """Returns whether a column is named like a key of the folders of old ledgers."""
+    former = paths.folder_keys(0, paths.FORMER_PREFIX)
+    return any(f.name.casefold() in former for f in (feed.columns.fields if feed.columns else ()))
+
+
 def describe_overridden(feed: Feed, state: State) -> str:
     """A sentence for columns named like a key of the feed's folders, with the remedy; empty without such columns."""
     keys = paths.folder_keys(feed.window.length, state.folder_prefix)

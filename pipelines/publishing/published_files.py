@@ -20,6 +20,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from sluice.pipelines.errors import WindowIncomplete
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
@@ -92,28 +93,29 @@ def _sort_topologically(after: Mapping[str, Mapping[str, None]]) -> list[str]:
 
 
 def list_files(
-    ledger: Ledger,
+    feed: Feed,
     lake: Lake,
     windows: Sequence[int],
-    settings: WindowSettings,
     kind: PartKind = PartKind.LANDED,
     *,
     partial: bool = False,
+    ledger: Ledger | None = None,
 ) -> tuple[File, ...]:
     """Returns the files of the windows (their starts, ms), by window and in log order; with `partial`, visible ones.
 
     Raises WindowIncomplete, WindowRetired, PartUnreadable for a file that is missing or has another size, and
     UsageError for a time that is not a window of the feed.
     """
-    feed, state = ledger.feed, ledger.read()
+    ledger = ledger or Ledger(lake, feed.name, lambda: 0)
+    name, settings, state = feed.name, feed.window, ledger.read()
     is_open = bool(windows) and not partial and not complete(state, windows[-1], settings)
     for window in windows:
-        check_begun(feed, window, settings, state)
+        check_begun(name, window, settings, state)
         if not partial:
-            manifest.demand_kept(ledger, state, feed, window, settings)
+            manifest.demand_kept(ledger, state, name, window, settings)
         if is_open:  # ends at the first such window, also of millions up to a wrong year
             check_aligned(window, settings)
-            manifest.demand_complete(WindowFiles(window, complete(state, window, settings), ()), feed, settings)
+            manifest.demand_complete(WindowFiles(window, complete(state, window, settings), ()), name, settings)
     while True:
         window_files = manifest.read_windows(ledger, windows, settings)
         wrong = manifest.find_wrong_files(lake, (p for f in window_files for p in f.of(kind)))
@@ -122,7 +124,7 @@ def list_files(
     if damage := next(filter(None, wrong.values()), None):
         raise damage
     if not partial:
-        _check_complete(window_files, wrong, feed, settings)
+        _check_complete(window_files, wrong, name, settings)
     return tuple(build_file(lake, w, s, p) for w, s, p in _list_parts(window_files, kind) if p.path not in wrong)
 
 

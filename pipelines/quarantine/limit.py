@@ -40,6 +40,10 @@ class QuarantineKind(NamedTuple):
     field: str | None
     detail: str
 
+    @property
+    def is_oversized(self) -> bool:
+        return self.reason == OVERSIZED
+
     def __str__(self) -> str:
         what = self.expectation or self.reason
         return f"{self.field}: {what}" if self.field else what

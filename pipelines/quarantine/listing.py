@@ -26,7 +26,7 @@ from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt, group_by_sharing
 from sluice.pipelines.planning.schema_changes import find_shape
-from sluice.pipelines.ports import Lake
+from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine.limit import ROWS_AT_ONCE, QuarantineKind, check_quarantine, kinds_of
 from sluice.pipelines.schema.arrays import boolean_array, fixed_width, int64s, text_array
@@ -132,14 +132,15 @@ def listing(ledger: Ledger, lake: Lake, wanted: Filter, settings: WindowSettings
     return _counting(wanted.receipts(ledger, ledger.read(), settings), lake, wanted, settings)
 
 
-def listings_staged(feed: Feed, ledger: Ledger, lake: Lake, wanted: Filter) -> list[Listing]:
-    """The same for what live batches have staged. Batches without quarantined records are left out."""
-    listings = []
+def list_all(feed: Feed, ports: Ports, wanted: Filter) -> tuple[Listing, list[Listing]]:
+    """Count the records in quarantine, and those that live batches have staged. Batches without any are left out."""
+    lake, ledger = ports.lake, Ledger(ports.lake, feed.name, ports.clock)
+    published, staged = listing(ledger, lake, wanted, feed.window), list[Listing]()
     for batch, receipts in staged_batches(feed, ledger, ledger.read(), lake):
         meant = wanted.among(receipts, feed.window)
         if any(r.counts.quarantined for r in meant):
-            listings.append(replace(_counting(meant, lake, wanted, feed.window), batch=batch.id))
-    return listings
+            staged.append(replace(_counting(meant, lake, wanted, feed.window), batch=batch.id))
+    return published, staged
 
 
 def _counting(receipts: Iterable[Receipt], lake: Lake, wanted: Filter, settings: WindowSettings) -> Listing:
@@ -174,15 +175,16 @@ def _count_kinds(
 # -- samples
 
 
-def samples(lake: Lake, receipts: Iterable[Receipt], wanted: Filter, limit: int) -> Iterator[tuple[Receipt, pa.Table]]:
-    """The first `limit` rows that are asked for, whole, with the receipts that hold them."""
-    for r in receipts:
+def samples(feed: Feed, ports: Ports, wanted: Filter, limit: int) -> Iterator[tuple[int | None, pa.Table]]:
+    """The first `limit` rows that are asked for, whole, with the windows (their starts, ms) that they are in."""
+    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    for r in wanted.receipts(ledger, ledger.read(), feed.window):
         for part in r.of(PartKind.QUARANTINED):
-            for rows in read_part_at(lake, part, parquet.place(lake, part)):
+            for rows in read_part_at(ports.lake, part, parquet.place(ports.lake, part)):
                 matching = wanted.split(rows, r.offset_range.tp)[0].slice(0, limit)
                 limit -= matching.num_rows
                 if matching.num_rows:
-                    yield r, pa.Table.from_batches([matching])
+                    yield r.offset_range.window, pa.Table.from_batches([matching])
                 if not limit:
                     return
 

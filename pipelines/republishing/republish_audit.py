@@ -8,9 +8,8 @@ It goes file by file of the map, so memory holds one transaction's rows and reco
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,18 +17,21 @@ import pyarrow.compute as pc
 
 from sluice.pipelines.audit.rescan import equal_rows
 from sluice.pipelines.errors import Refused
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.landed_rows import get_offsets
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.model.kafka import FetchLimits, PartitionState
+from sluice.pipelines.model.kafka import FetchLimits, Isolation, PartitionState
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
+from sluice.pipelines.model.receipts import Progress, Reporter
+from sluice.pipelines.planning.schema_changes import find_shape
+from sluice.pipelines.ports import Fetcher, FetchFailed, Ports
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND, inside
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.republishing import coordinates, row_filter
+from sluice.pipelines.republishing import coordinates, republish_plan, row_filter
 from sluice.pipelines.republishing.republish_plan import Republish, check_still_there
 from sluice.pipelines.republishing.republish_rows import CHUNK_ROWS, RowCursor, Shelf, records_of
 from sluice.pipelines.republishing.values import check_schema
@@ -73,26 +75,15 @@ class RepublishAudit:
         return not self.found
 
 
-class TargetTopic(NamedTuple):
-    """The target of a republish: its partitions and a fetcher, both for committed records."""
-
-    partitions: Sequence[PartitionState]
-    fetcher: Fetcher
-
-
-def audit(
-    plan: Republish,
-    ledger: Ledger,
-    lake: Lake,
-    shape: Shape,
-    target: TargetTopic,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> RepublishAudit:
-    """Compare a finished republish with its target. `progress` is called with (records, all).
+def audit(feed: Feed, ports: Ports, name: str, report_progress: Reporter = lambda progress: None) -> RepublishAudit:
+    """Compare a finished republish of the feed with its target. Progress counts records.
 
     Raises Refused if it is not finished, WindowRetired and WindowIncomplete if rows of the plan are gone,
-    PartUnreadable, and what fetching raises.
+    PartUnreadable, UnknownTopic, and what loading the plan and fetching raise.
     """
+    lake, ledger = ports.lake, Ledger(ports.lake, feed.name, ports.clock)
+    plan = republish_plan.load(lake, feed.name, name)
+    partitions = ports.cluster.partitions([plan.wishes.to], Isolation.READ_COMMITTED)
     done = lake.get(paths.republish_done_path(plan.feed, plan.id))
     if done is None:
         raise Refused(
@@ -102,13 +93,16 @@ def audit(
     summary = json.loads(done)
     state = ledger.read()
     check_still_there(state, plan)
-    check_schema(plan.wishes, shape, plan.feed)
-    with row_filter.open_condition(plan.wishes, shape.columns) as condition:
+    check_schema(plan.wishes, shape := find_shape(feed, state), plan.feed)
+    with (
+        ports.open_fetcher(Isolation.READ_COMMITTED) as fetcher,
+        row_filter.open_condition(plan.wishes, shape.columns) as condition,
+    ):
         shelf = Shelf(lake, ledger, state, plan, condition)
-        comparison = _Comparison(plan, shelf, shape, target)
+        comparison = _Comparison(plan, shelf, shape, partitions, fetcher)
         for name in summary["files"]:
             comparison.transaction(coordinates.read(lake, plan, name))
-            progress(comparison.report.rows, summary["records"])
+            report_progress(Progress("compare", comparison.report.rows, summary["records"]))
         comparison.rest()
     return comparison.report
 
@@ -146,10 +140,12 @@ class _Sent:
 class _Comparison:
     """The state of the transactions seen in the log."""
 
-    def __init__(self, plan: Republish, shelf: Shelf, shape: Shape, target: TargetTopic) -> None:
+    def __init__(
+        self, plan: Republish, shelf: Shelf, shape: Shape, partitions: Sequence[PartitionState], fetcher: Fetcher
+    ) -> None:
         self.report = RepublishAudit(plan)
-        self._plan, self._shape, self._fetcher = plan, shape, target.fetcher
-        self._target = {p.partition: p for p in target.partitions}
+        self._plan, self._shape, self._fetcher = plan, shape, fetcher
+        self._target = {p.partition: p for p in partitions}
         self._cursors: list[RowCursor] = [shelf.cursor(n, s.ranges[0].start) for n, s in enumerate(plan.sources)]
         self._at = [s.ranges[0].start for s in plan.sources]
         self._replayed = [shelf.list_replayed(n) for n in range(len(plan.sources))]

@@ -106,6 +106,32 @@ def file_of(schema: RegisteredSchema, request: SchemaAsked) -> str:
     return READERS[request.format].as_file(schema)
 
 
+def pull_schema(request: SchemaAsked) -> tuple[RegisteredSchema, Reader]:
+    """Write the registry's schema into the schema_file. Returns it, and its reader.
+
+    If it makes no columns, it is written only if there is no file yet, for editing. Then, raises Failed.
+    """
+    newest, file = find_registered(request), request.schema_file
+    try:
+        reader = reader_of(newest, request)
+    except Failed as error:
+        try:
+            if file.exists():
+                raise Failed(error.message, remedy=f"{error.remedy}; {file} is unchanged") from None
+            _write(newest, request)
+        except UnusableSchema:  # it is not even one file
+            raise error from None
+        remedy = f"it is in {file}: remove these parts, then run sluice feeds check"
+        raise Failed(error.message, remedy=remedy) from None
+    _write(newest, request)
+    return newest, reader
+
+
+def _write(schema: RegisteredSchema, request: SchemaAsked) -> None:
+    request.schema_file.parent.mkdir(parents=True, exist_ok=True)
+    request.schema_file.write_text(file_of(schema, request) + "\n")
+
+
 def reader_of(schema: RegisteredSchema, request: SchemaAsked) -> Reader:
     """Returns the reader of a registered schema, as one file. Raises Failed if the schema makes no columns."""
     reader_type = READERS[request.format]

@@ -29,7 +29,7 @@ from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.model.plans import Task, to_json
 from sluice.pipelines.model.receipts import Outcome, RangeFailure, Receipt, TaskTime, TaskTraffic
-from sluice.pipelines.ports import Job, Lake
+from sluice.pipelines.ports import Fetcher, Job, Lake
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.arrays import text_array
@@ -91,12 +91,17 @@ class Wiring:
 
     @contextmanager
     def open(self, isolation: Isolation, shape: Shape) -> Iterator[Tools]:
-        """Yield the ports, without opening a connection. Reads from replicas in the machine's rack, if it names one."""
+        """Yield the ports, without opening a connection."""
         from sluice.pipelines.landing.task import Tools
+
+        with self.open_fetcher(isolation) as fetcher:
+            yield Tools(fetcher, self.lake, shape.format(self.writers))
+
+    def open_fetcher(self, isolation: Isolation) -> AbstractContextManager[Fetcher]:
+        """Returns a fetcher that reads from replicas in the machine's rack, if it names one."""
         from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 
-        with closing(KafkaFetcher(self.kafka, isolation, rack=os.environ.get(RACK) or self.rack)) as fetcher:
-            yield Tools(fetcher, self.lake, shape.format(self.writers))
+        return closing(KafkaFetcher(self.kafka, isolation, rack=os.environ.get(RACK) or self.rack))
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ class Windows:
     @classmethod
     def of(cls, feed: Feed, ledger: Ledger, lake: Lake, starts: Sequence[int], kind: PartKind) -> Windows:
         """Windows by their starts. Raises WindowIncomplete, WindowRetired, UsageError for one that the feed lacks."""
-        files = reading.list_files(ledger, lake, starts, feed.window, kind)
+        files = reading.list_files(feed, lake, starts, kind, ledger=ledger)
         state = ledger.read()
         notes = [
             f"{feed.window.name(w)}: {note}"

@@ -100,7 +100,7 @@ def test_rows_of_older_window_have_later_columns(tmp_path: Path) -> None:
     feed = drifting.make_feed(SCHEMA, "evolve")
     drifting.land_records(feed, {"id": 1, "coupon": "x"})
     window = drifting.read_window(feed)
-    rows = _read_rows(LedgerView.open(feed, drifting.ledger, drifting.make_ports(feed)), window.starts[0])
+    rows = _read_rows(LedgerView.open(feed, drifting.make_ports(feed), ledger=drifting.ledger), window.starts[0])
     assert rows.schema == window.schema
     assert rows.arrow(["id", "coupon"]).to_pylist() == [{"id": 1, "coupon": None}]
 

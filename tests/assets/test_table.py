@@ -90,13 +90,13 @@ def test_run_holds_its_lock_during_table_sync(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is killed during the sync is then recognized as dead."""
-    locks, sync = list[bool | None](), table_step.sync
+    locks, sync = list[bool | None](), table_step.sync_tables
 
-    def check(*args: Any, **options: Any) -> Synced:
+    def check(*args: Any, **options: Any) -> tuple[Synced, tuple[str, ...]]:
         locks.extend(is_held(prepare_home(world.project), run.run_id) for run in instance.get_runs(limit=1))
         return sync(*args, **options)
 
-    monkeypatch.setattr(table_step, "sync", check)
+    monkeypatch.setattr(table_step, "sync_tables", check)
     definitions = build(world.project, world.make_session())
     assert definitions.resolve_job_def("catch_up_orders").execute_in_process(instance=instance).success
     compact = definitions.resolve_job_def("compact_many_feeds")

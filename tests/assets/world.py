@@ -237,7 +237,7 @@ class World:
     def open_ledger_view(self) -> LedgerView:
         feed = self.make_session().feed("orders")
         with self.open_ports(feed) as ports:
-            return LedgerView.open(feed, self.open_ledger(), ports)
+            return LedgerView.open(feed, ports, ledger=self.open_ledger())
 
     def make_session(self) -> RunSession:
         return RunSession(self.project, self.open_ports, lambda feed: self.lake)

@@ -24,7 +24,7 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.util.units import show_window
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
-from tests.integration.support import FeedProject, commit_feed, open_feed_ledger, open_inline_ports, read_rows, run
+from tests.integration.support import FeedProject, commit_feed, open_inline_ports, read_rows, run
 from tests.resources.kafka.tools import wait_until
 
 HOUR = 3_600_000
@@ -70,7 +70,7 @@ def recreate(project: FeedProject, topic: str, partitions: int) -> None:
 
 def check_in_dagster(feed: Feed, window: int) -> Any:
     with open_inline_ports(feed) as ports:
-        view = LedgerView.open(feed, open_feed_ledger(feed, ports), ports)
+        view = LedgerView.open(feed, ports)
         return check_complete(view, window)
 
 

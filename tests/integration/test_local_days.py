@@ -31,7 +31,6 @@ from tests.integration.support import (
     FeedProject,
     commit_feed,
     list_files,
-    open_feed_ledger,
     open_inline_ports,
     read_rows,
     run,
@@ -141,7 +140,7 @@ def test_names_of_days_serve_everywhere(project: FeedProject, call: Call) -> Non
     code, document = call("status", "orders", "--json")
     assert [document["feeds"][0][key] for key in ("window", "timezone")] == ["1d", "Europe/Berlin"]
     with open_inline_ports(feed) as ports:
-        view = LedgerView.open(feed, open_feed_ledger(feed, ports), ports, Keys.of(feed.name))
+        view = LedgerView.open(feed, ports, Keys.of(feed.name))
         event = build_window_event(view, view.keys.landed, feed.window.parse_name(LONG))
         partitions = partitions_of(feed, view.state.first_window, ports.clock())
     assert event.partition == LONG

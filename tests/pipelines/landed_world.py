@@ -122,7 +122,7 @@ class World:
         partitions: Sequence[int] = (0, 1),
     ) -> pa.Table:
         """Returns the rows of the hours that readers see, by the ledger."""
-        files = published_files.list_files(self.reopen_ledger(), self.lake, windows, self.feed.window, kind)  # type: ignore[arg-type]
+        files = published_files.list_files(self.feed, self.lake, windows, kind)  # type: ignore[arg-type]
         tables = [pq.read_table(self.lake.open(f.path)) for f in files if f.partition in partitions]
         return pa.concat_tables(tables).combine_chunks() if tables else pa.table({})
 

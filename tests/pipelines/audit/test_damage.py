@@ -194,7 +194,7 @@ def test_readers_of_the_quarantine_name_the_file(world: World, feed: Feed, damag
         listing.listing(world.ledger, world.lake, all_records, settings)
     receipts = all_records.receipts(world.ledger, world.ledger.read(), settings)
     with pytest.raises(PartUnreadable, match=path):
-        list(listing.samples(world.lake, receipts, all_records, 5))
+        list(listing.samples(feed, world.make_ports(feed), all_records, 5))
     with pytest.raises(PartUnreadable, match=path):
         faults_of([path], world.lake)
     parts = [(r, p) for r in receipts for p in r.parts if p.kind is PartKind.QUARANTINED]

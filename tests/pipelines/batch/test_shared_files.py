@@ -94,7 +94,7 @@ def test_ranges_are_retired_with_their_file(sound: Sound) -> None:
 def test_the_files_of_a_window(sound: Sound) -> None:
     world = sound.world
     (first, *_) = world.list_windows()
-    listed = list_files(world.ledger, world.lake, [first], world.feed.window, PartKind.LANDED)
+    listed = list_files(world.feed, world.lake, [first], PartKind.LANDED)
     assert [(f.partition, f.first, f.rows) for f in listed] == [(0, 0, 8), (1, 8, 5)]
     assert sum(f.bytes for f in listed) == world.lake.size(listed[0].path)
     assert len(order_files(listed)) == 1

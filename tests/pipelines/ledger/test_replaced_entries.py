@@ -47,7 +47,7 @@ def read_each_way(world: World, window: int) -> list[Any]:
     """Returns the answers of the readers: files, `check`, `wait`."""
     ports = world.make_ports()
     ledger = Ledger(world.lake, "orders", lambda: world.now, checkpoints=False)
-    files = list_files(ledger, world.lake, [window], world.feed.window)
+    files = list_files(world.feed, world.lake, [window], ledger=ledger)
     check = check_window(world.feed, ports, window, (), lambda progress: None)
     return [files, check.complete, check.counts, check.accounts, watch_window(world.feed, ports, window)()[1]]
 
@@ -88,7 +88,7 @@ def test_another_version_of_an_entry_is_refused(world: World) -> None:
         Ledger.from_entries(world.lake, "orders", lambda: 0).read()
     assert "from a backup" in caught.value.remedy
     with pytest.raises(LedgerCorrupt, match="is not the one that was written there"):
-        list_files(world.ledger, world.lake, [START + 2 * HOUR], world.feed.window)
+        list_files(world.feed, world.lake, [START + 2 * HOUR], ledger=world.ledger)
 
 
 def test_entries_of_earlier_releases_are_continued(world: World) -> None:

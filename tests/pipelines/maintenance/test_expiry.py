@@ -6,6 +6,7 @@ The account still closes, and readers of a retired window get an error.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_rows_before_the_boundary_are_retired_and_the_audit_passes(world: World)
 
 def test_preview_changes_nothing(world: World) -> None:
     before = dict(world.lake.files)
-    preview = look(world.ledger, START + HOUR, world.feed.window, world.liveness)
+    preview = look(world.feed, world.ports, START + HOUR)
     assert world.lake.files == before
     assert [
         (w, sum(len(r.parts) for r in receipts)) for w, receipts in expiry.windows_of(preview, world.feed.window)
@@ -176,7 +177,7 @@ def test_range_across_the_boundary_outside_windows_is_listed(world: World) -> No
     plan = world.ledger.plan(batch)
 
     publish(world.ledger, batch, owner("landing"), [world.land_range(s, batch, plan.hash, 0, 1)], [])
-    preview = look(world.ledger, START + 2 * HOUR, world.feed.window, world.liveness)
+    preview = look(world.feed, world.ports, START + 2 * HOUR)
     assert [str(r.offset_range) for r in preview.across] == ["orders:0:190-210"]
 
 
@@ -196,7 +197,7 @@ def test_expiry_is_refused_unless_every_partition_has_the_boundary(world: World)
     with pytest.raises(UsageError, match="in orders:1"):
         expire_by_hand(world, START + 3 * HOUR)
     with pytest.raises(UsageError, match="nothing of feed orders has landed"):
-        look(Ledger(MemoryLake(), "orders", lambda: 0), START, world.feed.window, world.liveness)  # type: ignore[arg-type]
+        look(world.feed, replace(world.ports, lake=MemoryLake()), START)
 
 
 def test_pending_offsets_before_the_boundary_are_reported_with_the_command(tmp_path: Path) -> None:
@@ -229,7 +230,7 @@ def test_dead_landing_batch_blocks_expiry_and_dead_compaction_is_abandoned(world
     assert f"`sluice repair orders --abandon {batch}` gives it up" in caught.value.remedy
     abandon(world.ledger, batch, "by hand")
     merging = world.plan([world.build_range(B, 50, 100)], RequestKind.COMPACT, by="rival")
-    assert look(world.ledger, START + HOUR, world.feed.window, world.liveness).receipts
+    assert look(world.feed, world.ports, START + HOUR).receipts
     assert expire_by_hand(world).number is not None
     assert world.state().batches[merging].status is BatchStatus.ABANDONED
 

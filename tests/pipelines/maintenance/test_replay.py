@@ -125,8 +125,8 @@ class Typed(World):
     def list_positions(self, kind: PartKind = PartKind.LANDED) -> list[tuple[int, int]]:
         """Returns partition and offset of each row that readers get, in their order."""
         names = ["kafka_partition", "kafka_offset"] if kind is PartKind.LANDED else ["partition", "offset"]
-        ledger, windows = self.reopen_ledger(), (START, START + HOUR)
-        files = reading.list_files(ledger, self.lake, windows, self.feed.window, kind)  # type: ignore[arg-type]
+        windows = (START, START + HOUR)
+        files = reading.list_files(self.feed, self.lake, windows, kind)  # type: ignore[arg-type]
         tables = [pq.read_table(self.lake.open(f.path), columns=names).to_pydict() for f in files]
         return [position for t in tables for position in zip(*(t[n] for n in names), strict=True)]
 

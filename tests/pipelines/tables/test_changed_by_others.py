@@ -131,7 +131,7 @@ def _follow(world: TableWorld, remedy: str) -> None:
         world.sync(repair=remedy == REPAIR)
         return
     with open_tables(world.feed, world.lake) as tables:
-        rebuild(world.reopen_ledger(), world.lake, tables)
+        rebuild(world.feed, world.ports, tables)
 
 
 def _check_right(world: TableWorld) -> None:

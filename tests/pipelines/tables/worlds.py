@@ -49,7 +49,7 @@ class TableWorld(World):
     def read_landed(self, kind: PartKind = PartKind.LANDED) -> list[tuple[int, int]]:
         """Returns (partition, offset) of landed or quarantined rows, by the ledger."""
         hours = [START, START + HOUR, START + 2 * HOUR]
-        listed = files.list_files(self.reopen_ledger(), self.lake, hours, self.feed.window, kind, partial=True)
+        listed = files.list_files(self.feed, self.lake, hours, kind, partial=True)
         tables = [pq.read_table(f.address, columns=["partition", "offset"], partitioning=None) for f in listed]
         return sorted(zip(*pa.concat_tables(tables).to_pydict().values(), strict=True))
 

@@ -1,0 +1,77 @@
+"""A feed's tables by name and its ledger: brings them up, compares them, and counts missing files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.receipts import Reporter
+from sluice.pipelines.model.tables import TableHead
+from sluice.pipelines.ports import Ports
+from sluice.pipelines.tables.check import TableComparison, compare, comparison, load_both, trusted_mark
+from sluice.pipelines.tables.pending import since
+from sluice.pipelines.tables.sync import Synced, sync
+from sluice.pipelines.tables.table_windows import FeedTables
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """A table's newest snapshot, the numbers of missing batches and files, and of files to take out.
+
+    `comparison` is of all files: another client wrote the newest snapshot. None if its mark holds.
+    """
+
+    name: str
+    head: TableHead | None
+    batches: int
+    files: int
+    removed: int
+    comparison: TableComparison | None = None
+
+
+def sync_tables(
+    feed: Feed,
+    ports: Ports,
+    tables: FeedTables,
+    report: Reporter = lambda progress: None,
+    *,
+    repair: bool = False,
+    expire: bool = True,
+) -> tuple[Synced, tuple[str, ...]]:
+    """Bring the tables up to the ledger. `expire`: let snapshots older than the feed's `keep_snapshots` expire.
+
+    Returns the changes and, for a repair, the files that Spark misreads. Raises as `sync`.
+    """
+    before = ports.clock() - feed.table.keep_snapshots if feed.table and expire else None
+    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    done = sync(ledger, ports.lake, tables, report, expire_before=before, repair=repair)
+    standing = [table for _, table in tables.of_parts if repair and table.look()]
+    return done, tuple(address for table in standing for address in table.misread())
+
+
+def compare_tables(feed: Feed, ports: Ports, tables: FeedTables) -> list[tuple[str, TableComparison]]:
+    """Compares the feed's table with its ledger, and the quarantine's table if there is one, by name. Opens all files.
+
+    Raises TableDiffers, EntriesLost, CatalogUnavailable.
+    """
+    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    return [(table.name, comparison(ledger, ports.lake, table, kind)) for kind, table in tables.of_parts]
+
+
+def read_table_statuses(feed: Feed, ports: Ports, tables: FeedTables) -> list[TableStatus]:
+    """Returns the status of each table of parts, by the ledger's entries since its mark. Raises as `compare_tables`."""
+    ledger, statuses = Ledger(ports.lake, feed.name, ports.clock), list[TableStatus]()
+    for kind, table in tables.of_parts:
+        head, state = load_both(ledger, table)
+        if head is None or trusted_mark(ledger, state, head):
+            pending = since(ledger, state, head.mark if head else 0, kind=kind)
+            root = paths.part_path(feed.name, kind, "", "")
+            files = sum(len(b.parts) for b in pending.batches)
+            removed = sum(path.startswith(f"{root}/") for path in pending.removed)
+            statuses.append(TableStatus(table.name, head, len(pending.batches), files, removed))
+        else:
+            c = compare(ledger, ports.lake, table, head, state, kind)
+            statuses.append(TableStatus(table.name, head, len(c.batches), len(c.pending), len(c.stale), c))
+    return statuses
