@@ -50,7 +50,7 @@ def report_committed_again(instance: dg.DagsterInstance, view: LedgerView, windo
         yield feed_checks.build_evaluation(key, OFFSETS_COMMITTED, name, result, targets.get(name))
 
 
-def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_books: Callable[[], LedgerView]) -> set[int]:
+def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_view: Callable[[], LedgerView]) -> set[int]:
     """Report complete windows and checks that ended runs left out. Returns the windows.
 
     Idempotent. The ledger is read only if something is missing.
@@ -61,7 +61,7 @@ def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_books: Cal
     )
     if not planned and not any(unreported.values()):
         return set()
-    view = open_books()
+    view = open_view()
     reported = {key: _report(instance, view, key, windows & view.complete) for key, windows in unreported.items()}
     for p in (*planned, *_list_planned(instance, feed, keys, reported)):
         if (result := _evaluate(instance, view, p)) is not None:

@@ -52,7 +52,7 @@ class LedgerView:
     @classmethod
     def open(cls, feed: Feed, ports: Ports, keys: Keys | None = None, ledger: Ledger | None = None) -> LedgerView:
         """`keys`: the feed's asset keys in Dagster; by default the untranslated ones. `ledger`: one that is open."""
-        own_keys, ledger = keys or Keys.of(feed.name), ledger or Ledger.offline(ports.lake, feed.name, ports.clock)
+        own_keys, ledger = keys or Keys.of(feed.name), ledger or Ledger(ports.lake, feed.name, ports.clock)
         return cls(feed, ledger, ports.lake, ledger.read(), ports.clock(), ports.liveness, own_keys)
 
     @cached_property

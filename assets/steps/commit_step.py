@@ -83,7 +83,7 @@ def partitions(context: Context, feed: Feed) -> Sequence[int]:
     return (feed.window.parse_name(context.partition_key),) if context.has_partition_key else ()
 
 
-def open_books(session: RunSession, feed: Feed, ledger: Ledger, ports: Ports) -> LedgerView:
+def open_view(session: RunSession, feed: Feed, ledger: Ledger, ports: Ports) -> LedgerView:
     return LedgerView.open(feed, ports, session.keys(feed.name), ledger)
 
 
@@ -113,7 +113,7 @@ def report_again(
     with internals.optional():
         try:
             ledger = Ledger(ports.lake, feed.name, ports.clock)  # needs the lake only: Kafka may be unreachable
-            yield from again(context.instance, open_books(session, feed, ledger, ports), windows)
+            yield from again(context.instance, open_view(session, feed, ledger, ports), windows)
         except SluiceError as error:
             context.log.warning("the windows' checks could not be reported again: %s", error.message)
 
@@ -155,7 +155,7 @@ def _commit_landed(
     """Commit, once the event log holds every batch below the frontier."""
     run = open_run(context, session, feed, ports)
     run.report(Progress("commit"))
-    view = open_books(session, feed, run.ledger, run.ports)
+    view = open_view(session, feed, run.ledger, run.ports)
     landed_metadata.reconcile(context.instance, view, 0 if session.result.landed else landed_metadata.PORTION)
     result = run.commit(changed)
     for moved in result.put_by_others:

@@ -281,7 +281,7 @@ class LandStep:
         ports, ledger = run.ports, run.ledger
 
         def books_now() -> LedgerView:
-            return commit_step.open_books(session, feed, ledger, ports)
+            return commit_step.open_view(session, feed, ledger, ports)
 
         rolled = landed_metadata.roll_forward(context.instance, books_now(), landed_metadata.PORTION, run.report)
         if message := rolled.describe(feed.name):
