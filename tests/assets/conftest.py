@@ -12,6 +12,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext
 
 from sluice.assets.instance.instance import open_instance, prepare_home
 from tests import postgres as servers
@@ -20,6 +21,12 @@ from tests.postgres import Postgres
 
 ON_POSTGRES = os.environ.get("SLUICE_TEST_DAGSTER") == "postgres"
 ON_FILES = pytest.mark.skipif(ON_POSTGRES, reason="about an instance in files of this machine")
+
+
+@pytest.fixture(autouse=True)
+def fresh_load_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin as a new process does: a run of an earlier test leaves its definitions' context behind."""
+    monkeypatch.setattr(DefinitionsLoadContext, "_instance", None)
 
 
 @pytest.fixture(scope="session")
