@@ -85,9 +85,8 @@ class DeltaLakeTable:
     def __init__(self, lake: Lake, root: str, options: Mapping[str, str], feed: str = "FEED") -> None:
         self._lake, self._root, self._options = lake, root, dict(options)
         self._table: DeltaTable | None = None
-        self._version = -1
+        self._version, self._mark = -1, 0
         self._forged: int | None = None
-        self._mark = 0
         self._listed: frozenset[str] | None = None
         self._outcomes = Outcomes(self.name, "log", feed)
 
@@ -214,6 +213,7 @@ class DeltaLakeTable:
             mark = (_application(table), change.mark)
             self._write(table, [*adding, *self._removing(change)], _commit(about, mark))
         self._load(table, committed)
+        self._mark = change.mark
         return committed
 
     def tell(self, complete: str) -> None:

@@ -395,3 +395,18 @@ def test_unreachable_store_is_reported(tmp_path: Path) -> None:
 
     with pytest.raises(CatalogUnavailable, match="the log of table data/orders does not answer"):
         DeltaLakeTable(Away(tmp_path), ROOT, options | keys).look()
+
+
+def test_commits_after_one_another_carry_the_newest_mark(tmp_path: Path) -> None:
+    """Also without a look in between: else the second one would make the mark of the first look forged."""
+    world = DeltaWorld(tmp_path)
+    world.land(*split_offsets(A, 50))
+    world.sync()
+    table = world.open_table()
+    head = table.look()
+    assert head is not None
+    table.commit(TableChange(TableOperation.APPEND, head.mark + 1))
+    table.tell("2026-11-20T14:00:00Z")
+    now = world.open_table().look()
+    assert now is not None
+    assert (now.mark, now.forged) == (head.mark + 1, None)
