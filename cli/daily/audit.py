@@ -24,7 +24,7 @@ from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.audit.audit import AuditReport, PartitionAccount
-    from sluice.pipelines.audit.proof import Proof
+    from sluice.pipelines.audit.feed_proof import FeedProof
     from sluice.pipelines.audit.strict_audit import Strict
     from sluice.pipelines.republishing.republish_audit import RepublishAudit
 
@@ -90,7 +90,7 @@ def audit(
     $ sluice audit orders --republished 1f0c2a9b77de
     $ sluice audit orders --table
     """
-    from sluice.pipelines.audit.proof import AuditScope, prove
+    from sluice.pipelines.audit.feed_proof import AuditScope, prove_feed
     from sluice.resources.open_ports import open_tables
 
     definition = session.feed(feed)
@@ -110,7 +110,7 @@ def audit(
         open_tables(definition, ports.lake) if of_table else nullcontext() as tables,
         session.terminal.progress() as meter,
     ):
-        proof = prove(definition, ports, scope, meter, tables.of_parts if tables else ())
+        proof = prove_feed(definition, ports, scope, meter, tables.of_parts if tables else ())
     report, rescanned = proof.report, options.rescan or options.strict
     rounded = definition.shape.rounded if rescanned else ()
     session.terminal.show(*view(proof, rescanned=rescanned, rounded=rounded))
@@ -122,7 +122,7 @@ def audit(
 # -- for people
 
 
-def view(proof: Proof, *, rescanned: bool, rounded: Sequence[str]) -> list[RenderableType]:
+def view(proof: FeedProof, *, rescanned: bool, rounded: Sequence[str]) -> list[RenderableType]:
     report, more, unkept = proof.report, proof.strict, proof.unkept
     labels = label_partitions(a.key for a in report.accounts)
     rows = [_build_row(labels[a.key], a) for a in report.accounts]

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -328,7 +328,7 @@ class _Show:
         self.run("The plan for an hour: no record is read yet", "plan", FEED, *window)
         self.run_hour(hour)
         self.run("Is the hour complete?", "check", FEED, *window[1:])
-        self.query("Landed rows of the hour, by a tool that knows nothing of Sluice", hour)
+        self.query("Landed rows of the hour, read by DuckDB", hour)
         self.run("Records that did not fit the schema, in quarantine with their bytes", "quarantine", "list", FEED)
         self.report(hour)
         more = ("--records", str(max(options.records // 10, 100)), "--first", str(options.records))
@@ -341,8 +341,8 @@ class _Show:
 
     words: tuple[str, ...] = ("run",)
 
-    def run(self, title: str, *words: str) -> Any:
-        """Run a command, and show it. Returns its document with `--json`. Raises its error, and Failed for its code."""
+    def run(self, title: str, *words: str) -> None:
+        """Run a command, and show it. Raises its error, and Failed for its exit code."""
         typed = f"sluice {shlex.join(words)}"
         self._begin(title, f"$ {typed}")
         terminal, documents = self.session.terminal, io.StringIO()
@@ -354,7 +354,6 @@ class _Show:
         self.steps.append({"command": typed, "document": document})
         if code:
             raise Failed(f"{typed} ended with exit code {code}", remedy="this is a bug: please report it")
-        return document
 
     def run_hour(self, hour: int) -> None:
         self.run("The hour, through Dagster and Spark", *self.words, FEED, "--window", show_window(hour))
@@ -370,7 +369,7 @@ class _Show:
         with duckdb.connect() as db:
             landed.duckdb(db).create_view("landed")
             rows, sums = db.sql(_SOME).fetchall(), db.sql(_SUMS).fetchall()
-        self._begin(title, f"DuckDB, {many(len(files), 'file')} in {files[0].rpartition('/')[0]}")
+        self._begin(title, f"{many(len(files), 'file')} in {files[0].rpartition('/')[0]}")
         names = ("partition", "offset", "order_id", "ts", "amount", "currency", "status")
         self.session.terminal.show(table(names, _list_texts(rows), "offset amount"), "")
         self._show_sums("files", sums, files=files)
@@ -396,9 +395,9 @@ class _Show:
 
     def clear(self) -> None:
         """Stop the cluster of an earlier demo, and remove its files."""
-        with suppress(Failed, UsageError):
+        if self.folder.exists():
             self.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(self.folder)
 
     def stop(self) -> None:
         from sluice.resources.local.local_kafka import LocalKafka

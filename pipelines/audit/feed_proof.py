@@ -29,7 +29,7 @@ class AuditScope:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class FeedProof:
     """The report, the strict audit's further findings, and the reason why the next audit cannot rely on this one."""
 
     report: AuditReport
@@ -37,13 +37,13 @@ class Proof:
     unkept: SluiceError | None
 
 
-def prove(
+def prove_feed(
     feed: Feed,
     ports: Ports,
     scope: AuditScope,
     report_progress: Reporter = lambda progress: None,
     tables: Iterable[tuple[PartKind, Table]] = (),
-) -> Proof:
+) -> FeedProof:
     """Audit a feed, and these tables of it. Raises EntriesLost, LedgerCorrupt, LakeUnavailable, KafkaUnavailable."""
     ledger = Ledger(ports.lake, feed.name, ports.clock)
     report_progress(Progress("checking files"))
@@ -65,7 +65,7 @@ def prove(
     report = choose_remedies(report, ledger.read(), ports.cluster)
     unkept = audit_cache.keep(ports.lake, feed.name, report.audited, before, report.at)
     of_tables = tuple(p for kind, table in tables for p in table_problems(ledger, ports.lake, table, kind))
-    return Proof(replace(report, problems=report.problems + of_tables), more, unkept)
+    return FeedProof(replace(report, problems=report.problems + of_tables), more, unkept)
 
 
 def _rescan(feed: Feed, ports: Ports, ledger: Ledger, report: AuditReport, report_progress: Reporter) -> AuditReport:

@@ -7,7 +7,7 @@ import pytest
 from sluice.cli.daily import audit
 from sluice.cli.inspect import explain, files
 from sluice.cli.maintain import accept
-from sluice.pipelines.audit import proof
+from sluice.pipelines.audit import feed_proof
 from sluice.pipelines.errors import NothingToAccept, UsageError, WindowRetired
 from sluice.pipelines.lake import paths
 from sluice.pipelines.model.kafka import CommittedOffset, Configs, TopicConfig
@@ -19,7 +19,7 @@ from tests.cli.conftest import Invoke
 @pytest.fixture(autouse=True)
 def no_rescan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the rescan, which is tested on a real Kafka."""
-    monkeypatch.setattr(proof, "_rescan", lambda feed, ports, ledger, report, report_progress: report)
+    monkeypatch.setattr(feed_proof, "_rescan", lambda feed, ports, ledger, report, report_progress: report)
 
 
 def test_strict_audit_reports_compared_offsets_and_windows(world: World, invoke: Invoke) -> None:

@@ -7,15 +7,22 @@ for S3 is in `tests/stores.py`.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sluice.cli.main import main
 from sluice.resources.local.local_registry import LocalRegistry
+
+if TYPE_CHECKING:
+    from tests.integration.support import FeedProject
 
 Lines = Callable[[], dict[str, str]]
 """Returns the lines of a feed file for a new lake that no other feed uses."""
+Call = Callable[..., tuple[int, Any]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -39,3 +46,15 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRegistry
     """A real registry, shared by all tests of a process: each test uses its own subjects."""
     with LocalRegistry(tmp_path_factory.mktemp("registry"), keep=False) as local_registry:
         yield local_registry
+
+
+@pytest.fixture
+def call(project: FeedProject, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Returns a function that runs a command; it returns the exit code, and the text or the document of `--json`."""
+
+    def invoke(*words: str) -> tuple[int, Any]:
+        capfd.readouterr()
+        code, captured = main([*words, "--project", str(project.root)]), capfd.readouterr()
+        return code, json.loads(captured.out) if "--json" in words else captured.out + captured.err
+
+    return invoke

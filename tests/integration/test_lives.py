@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,36 +15,22 @@ from kafka.structs import OffsetAndMetadata
 
 from sluice.assets.checks.feed_checks import check_complete
 from sluice.assets.events.ledger_view import LedgerView
-from sluice.cli.main import main
 from sluice.pipelines.errors import ClusterChanged, Refused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.util.units import show_window
 from sluice.resources.local.local_kafka import LocalKafka
-from tests.integration.conftest import Lines
+from tests.integration.conftest import Call, Lines
 from tests.integration.support import FeedProject, commit_feed, open_inline_ports, read_rows, run
 from tests.resources.kafka.tools import wait_until
 
 HOUR = 3_600_000
-Call = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture
 def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> FeedProject:
     return FeedProject(tmp_path, kafka, fresh_topic(partitions=4), lake())
-
-
-@pytest.fixture
-def call(project: FeedProject, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Returns a function that runs a command; it returns the exit code, and the text or the document of `--json`."""
-
-    def invoke(*words: str) -> tuple[int, Any]:
-        capfd.readouterr()
-        code, captured = main([*words, "--project", str(project.root)]), capfd.readouterr()
-        return code, json.loads(captured.out) if "--json" in words else captured.out + captured.err
-
-    return invoke
 
 
 def find_hour(ago: int) -> int:

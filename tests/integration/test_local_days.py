@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -17,7 +15,6 @@ import sluice
 from sluice.assets.events.landed_metadata import build_window_event
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.specs.asset_specs import Keys, partitions_of
-from sluice.cli.main import main
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import Feed
@@ -25,7 +22,7 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.util.units import HOUR, parse_instant
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
-from tests.integration.conftest import Lines
+from tests.integration.conftest import Call, Lines
 from tests.integration.support import (
     CATCH_UP,
     FeedProject,
@@ -36,7 +33,6 @@ from tests.integration.support import (
     run,
 )
 
-Call = Callable[..., tuple[int, Any]]
 SHORT, LONG = "2026-03-29", "2026-10-25"
 DAYS = {
     SHORT: ["2026-03-28", SHORT, "2026-03-30"],
@@ -47,18 +43,6 @@ DAYS = {
 @pytest.fixture
 def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> FeedProject:
     return FeedProject(tmp_path, kafka, fresh_topic(partitions=2, config={"retention.ms": "-1"}), lake())
-
-
-@pytest.fixture
-def call(project: FeedProject, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Returns a function that runs a command; it returns the exit code, and the text or the document of `--json`."""
-
-    def invoke(*words: str) -> tuple[int, Any]:
-        capfd.readouterr()
-        code, captured = main([*words, "--project", str(project.root)]), capfd.readouterr()
-        return code, json.loads(captured.out) if "--json" in words else captured.out + captured.err
-
-    return invoke
 
 
 def produce_around(project: FeedProject, change: str) -> list[int]:
