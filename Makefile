@@ -34,10 +34,12 @@ quick: $(READY)  ## lint, types and quick unit tests, for use while you work; AR
 		--hypothesis-profile=quick tests/pipelines tests/testing $(ARGS); \
 	tests=$$?; wait $$types && exit $$tests
 
+# A test that hangs for 20 minutes ends its worker with the stacks of all threads, and fails.
 pytest: setup    ## the tests, on two cores; ARGS="-k ledger" are options of pytest
 	@infra/postgres.sh
 	@infra/prometheus.sh
-	.venv/bin/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	.venv/bin/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
+		-o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true $(ARGS)
 
 check: $(READY)  ## lint, format, types, import rules
 	@infra/prometheus.sh
