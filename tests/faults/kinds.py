@@ -26,6 +26,8 @@ from tests.resources.kafka.tools import wait_until
 
 HOUR_MS, HOURS = 3_600_000, 3
 SESSION_MS, TRANSACTION_MS = 3_000, 5_000
+SMALL_TASK, OVERSIZED = "{task_memory: 300MiB}", 17 << 20
+"""Tuning for tasks that take batches of 16 MiB, and the bytes of a value beyond that."""
 CONTRACT = {
     "name": "orders",
     "expectations": [
@@ -104,6 +106,19 @@ def produce_history(field: Field) -> None:
     write_lines(field.add_notes("history"), (n | {"outcome": "acknowledged", "transaction": None} for n in notes))
 
 
+def produce_oversized(field: Field, sequence: int) -> None:
+    """Produce a batch to each partition, of some kilobytes, that expands beyond the memory of `SMALL_TASK`."""
+    notes = []
+    settings = {"compression_type": "zstd", "max_request_size": 1 << 30, "linger_ms": 0}
+    with closing(KafkaProducer(bootstrap_servers=field.arena.kafka.bootstrap, acks="all", **settings)) as producer:
+        for partition in range(field.partitions):
+            who = {"producer": "oversized", "sequence": sequence * field.partitions + partition}
+            value = json.dumps({**who, "padding": "0" * OVERSIZED}).encode()
+            sent = producer.send(field.topic, value, partition=partition).get(60)
+            notes.append(who | {"topic": field.topic, "partition": partition, "offset": sent.offset})
+    write_lines(field.add_notes("oversized"), (n | {"outcome": "acknowledged", "transaction": None} for n in notes))
+
+
 def check_letters(field: Field) -> None:
     """Assert that the committed dead letters are the quarantined records, each once."""
     letters = Counter(list_letters(field.arena.kafka, f"{field.topic}-dlq"))
@@ -130,8 +145,8 @@ def list_letters(kafka: LocalKafka, topic: str) -> Iterator[tuple[int, int]]:
                     yield int(headers["sluice.partition"]), int(headers["sluice.offset"])
 
 
-def list_quarantined(folder: Path) -> Iterator[tuple[int, int]]:
-    """Yields partition and offset of each record in the quarantine files of a folder."""
+def list_quarantined(folder: Path, reason: str = "") -> Iterator[tuple[int, int]]:
+    """Yields partition and offset of each record in the quarantine files of a folder, or of those with the reason."""
     for path in folder.rglob("*.parquet"):
-        rows = pq.ParquetFile(path).read(["partition", "offset"]).to_pydict()
-        yield from zip(rows["partition"], rows["offset"], strict=True)
+        rows = pq.ParquetFile(path).read(["partition", "offset", "reason"]).to_pylist()
+        yield from ((r["partition"], r["offset"]) for r in rows if reason in ("", r["reason"]))

@@ -13,7 +13,16 @@ from tests.checker.invariants import check
 from tests.faults import points
 from tests.faults.account import SEED
 from tests.faults.field import Field
-from tests.faults.kinds import Kind, apply_kind, check_letters, draw_kinds, produce_history
+from tests.faults.kinds import (
+    SMALL_TASK,
+    Kind,
+    apply_kind,
+    check_letters,
+    draw_kinds,
+    list_quarantined,
+    produce_history,
+    produce_oversized,
+)
 
 pytestmark = pytest.mark.faults
 BROKERS = 1
@@ -58,6 +67,23 @@ def test_killed_at_every_point_with_shared_files(crowd: Field) -> None:
     shared = [path for path in crowd.folder.list_visible() if path.endswith("-shared.parquet")]
     crowd.account.log(f"{len(shared)} of {len(crowd.folder.list_visible())} files are shared")
     assert shared
+
+
+def test_killed_while_oversized_batches_go_to_quarantine(field: Field) -> None:
+    """Each is a row without bytes and a dead letter, once."""
+    field.settings["tuning"] = SMALL_TASK
+    apply_kind(field, KINDS[0])
+    produce_history(field)
+    chosen = ["after stage 2", "before receipt", "before publish", "after show 2", "after letters", "before end"]
+    with field.run_producers(RATE):
+        for n, point in enumerate(chosen):
+            produce_oversized(field, n)
+            kill_at_point(field, point)
+        field.run_until_clean()
+    field.verify()
+    check_letters(field)
+    rows = [*list_quarantined(field.folder.root / "quarantine", "oversized")]
+    assert len(rows) == len(set(rows)) == len(chosen) * field.partitions
 
 
 def test_killed_while_old_entries_are_packed(field: Field) -> None:
