@@ -23,7 +23,7 @@ from sluice.assets.jobs.report_assets import report_definitions, report_key
 from sluice.assets.runs.run_config import fleet_config
 from sluice.assets.runs.run_session import OpenPorts, RunSession, open_real_ports
 from sluice.assets.specs.asset_specs import AssetSpecs, now, partitions_of
-from sluice.assets.specs.feed_files import FeedFiles, Recalled, read_feeds, recall, topics_of
+from sluice.assets.specs.feed_files import Recalled, read_feeds, recall, topics_of
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.errors import Failed, SluiceError
 from sluice.pipelines.feed.feed import SHARED, Feed
@@ -31,7 +31,7 @@ from sluice.pipelines.feed.sql_report import load_report
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Reporter
 from sluice.resources.project import Project
-from sluice.running import RunResult, build_unforeseen
+from sluice.running import RunResult
 
 _SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 """The event log keeps every line; the terminal belongs to the caller of the run."""
@@ -53,21 +53,10 @@ def run_feeds(
     Sluice's. During the run of one feed, descriptors 1 and 2 belong to the run's log in Dagster: a reporter that draws
     on the terminal needs its own duplicate, taken before.
     """
-    from sluice.resources.spark import engine
-
     if len(requests) == 1:
         ((name, request),) = requests.items()
         return {name: _run_one(project, name, request, report_of(name), open_ports, skip)}
-    files = read_feeds(project, project.environ())
-    waiting, results = {name: files.feed(name) for name in requests}, dict[str, RunResult]()
-    while waiting:
-        spark = next(iter(waiting.values())).spark
-        alike = {name: requests[name] for name, feed in waiting.items() if feed.spark == spark}
-        results |= _run_alike(project, alike, files, report_of, open_ports)
-        waiting = {name: feed for name, feed in waiting.items() if name not in alike}
-        if waiting:
-            engine.end()
-    return {name: results[name] for name in requests}
+    return _run_many(project, requests, report_of, open_ports)
 
 
 def _run_one(
@@ -84,34 +73,27 @@ def _run_one(
     return result
 
 
-def _run_alike(
-    project: Project,
-    requests: Mapping[str, Request],
-    files: FeedFiles,
-    report_of: Callable[[str], Reporter],
-    open_ports: OpenPorts,
+def _run_many(
+    project: Project, requests: Mapping[str, Request], report_of: Callable[[str], Reporter], open_ports: OpenPorts
 ) -> Mapping[str, RunResult]:
-    run_id = str(uuid.uuid4())
+    run_id, files = str(uuid.uuid4()), read_feeds(project, project.environ())
+    for name in requests:
+        files.feed(name)
     with _hold_instance(project, run_id) as (instance, cancel):
         fleet = Fleet(RunSession(project, open_ports, on_interrupt=cancel, files=files), report_of=report_of)
         with _cancel_on_interrupt(instance, run_id):
             job, config = many_job(fleet), fleet_config(SHARED, requests) | _SILENT
             events = execute_job(project, instance, job, run_id, config)
-            if any(fleet.result(name).interrupted for name in requests) or _is_interrupted(events):
+            if fleet.result.interrupted or _is_interrupted(events):
                 raise KeyboardInterrupt
-    other = None if _is_success(events) else _build_unexplained(run_id, events)
-    explained = any(fleet.error(name) for name in requests)
-    return {name: _build_result(run_id, name, fleet, other, explained) for name in requests}
-
-
-def _build_result(run_id: str, name: str, fleet: Fleet, other: SluiceError | None, explained: bool) -> RunResult:
-    """Returns the feed's result. `other`: the error of a failed run, which is that of feeds that it did not finish, or
-    of all if no feed's error has `explained` it."""
-    result, error = fleet.result(name), fleet.error(name)
-    if error is not None and not isinstance(error, SluiceError):
-        error = build_unforeseen(name, error)
-    is_done = explained and result.committed is not None
-    return replace(result, feed=name, run_id=run_id, error=error or (None if is_done else other))
+    # The error of a run that broke is that of feeds that it did not finish, or of all if no feed's error explains it.
+    other = None if _is_success(events) else fleet.result.error or _build_unexplained(run_id, events)
+    is_explained = any(r.error for r in fleet.results.values())
+    results = {name: fleet.results.get(name) or RunResult(name) for name in requests}
+    return {
+        name: replace(r, run_id=run_id, error=r.error or (None if is_explained and r.committed else other))
+        for name, r in results.items()
+    }
 
 
 @contextmanager

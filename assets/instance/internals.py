@@ -32,15 +32,9 @@ PRIVATE = {
     # the checks that a location loaded, for its runs; without them, a new check needs a reload before a run
     "DefinitionsLoadContext": "_core.definitions.definitions_load_context",
     # a run with the code location to which it belongs; without these two, the UI does not offer to repeat runs of
-    # the command line, and steps of several feeds run one after the other
+    # the command line
     "InMemoryJob": "_core.definitions.job_base",
     "execute_run_iterator": "_core.execution.api",
-    # steps of several feeds in threads of one process; without these, they run one after the other
-    "EngineEventData": "_core.events",
-    "ExecuteRunWithPlanIterable": "_core.execution.api",
-    "PlanExecutionContextManager": "_core.execution.context_creation_job",
-    "dagster_event_sequence_for_step": "_core.execution.plan.execute_plan",
-    "raise_execution_interrupts": "_core.errors",
     # output of steps in files alone; without these, the terminal repeats it
     "CapturedLogContext": "_core.storage.compute_log_manager",
     "InstanceRef": "_core.instance.ref",
@@ -402,7 +396,7 @@ def plan_partitions(
     run, step = context.run, context.get_step_execution_context().step.key
     for key in keys:
         for partition in partitions:
-            asset = {"__class__": "AssetKey", "path": [*key.path]}
+            asset = json.loads(dg.serialize_value(key))
             planned = build_stored("AssetMaterializationPlannedData", asset_key=asset, partition=partition)
             if planned is None:
                 return

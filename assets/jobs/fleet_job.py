@@ -1,35 +1,30 @@
-"""The job of a run over many feeds, with steps that are found when it runs, and the outcome of each feed.
+"""The job of a run over many feeds: one step that lands and commits them side by side, and reports each as it ends.
 
-    pending_feeds ─┬─► land_pending[orders] ──► commit_pending[orders]
-                └─► land_pending[clicks] ──► commit_pending[clicks]
-
-The run's configuration lists the feeds with their requests, from a tick or from a user. Each feed has a session of its
-own, with its error, stop signal and results. Feeds that do not begin are skipped and reported; they stay pending.
+The run's configuration lists the feeds with their requests, from a tick or from a user. `running.run_feeds` runs them,
+as without Dagster; here a feed's run is its two steps, whose events are stored at once. Errors of feeds fail the step
+at its end. Feeds that do not begin stay pending.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of configuration themselves, not as text.
 
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import logging
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import dagster as dg
 from pydantic import Field
 
-from sluice.assets.instance.instance import holding, home_of
+from sluice.assets.instance import internals
 from sluice.assets.instance.storage import kept_open
-from sluice.assets.jobs import thread_executor
-from sluice.assets.jobs.thread_executor import RunningFeed
 from sluice.assets.runs.run_config import (
-    COMMIT,
+    AT_WORK_TAG,
     DONE_TAG,
     ERRORS_TAG,
     FAILED_TAG,
     FLEET_TAG,
-    LAND,
     LEFT_TAG,
     MORE_TAG,
     PASSES_TAG,
@@ -37,22 +32,23 @@ from sluice.assets.runs.run_config import (
     LandConfig,
     asked_of_feed,
     build_tags,
-    feed_at_work,
+    find_retried,
     fleet_job,
     fleet_pool,
     op_name,
+    reset_outcome,
 )
-from sluice.assets.runs.run_session import OpenPorts, RunSession, as_failure
+from sluice.assets.runs.run_session import OpenPorts, RunLedgers, RunSession, as_failure
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds
 from sluice.assets.steps.commit_step import commit_step
 from sluice.assets.steps.land_step import land_step
-from sluice.pipelines.errors import NotReached, UsageError, is_transient
+from sluice.pipelines.errors import NotReached, SluiceError, UsageError, WindowOpen, is_transient
 from sluice.pipelines.feed.feed import SHARED, Feed
-from sluice.pipelines.feed.project_files import FleetSettings
+from sluice.pipelines.model.plans import Request
 from sluice.pipelines.model.receipts import Reporter
-from sluice.pipelines.ports import Ports
+from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import many
-from sluice.running import NOT_REACHED, RunResult
+from sluice.running import RunResult, SideBySide, build_unforeseen, log_stages, run_feeds
 
 _ABOUT = (
     "Land the pending offsets of each feed, then commit, in one process with one Spark, several feeds in parallel."
@@ -85,191 +81,176 @@ class FleetConfig(dg.Config):
 
 
 class Fleet:
-    """The feeds of one run: `thread_executor.Work`."""
+    """The feeds of one run: a step of Dagster's. `results` and `result`, of each feed and of the step itself, are those
+    of this process's last run."""
 
     def __init__(
         self, session: RunSession, schedule: str = SHARED, report_of: Callable[[str], Reporter] | None = None
     ) -> None:
-        """`session` is copied for each feed, with a report, a result and a stop signal of its own."""
-        self._plain, self._schedule, self._report_of = session, schedule, report_of
-        self._lock = threading.Lock()
-        self._reset()
+        """`session` is copied for each feed, with a report and a result of its own."""
+        self._session, self._schedule, self._report_of = replace(session, alone=False), schedule, report_of
+        self.result, self.results = RunResult(), dict[str, RunResult]()
 
-    def _reset(self) -> None:
-        self._sessions: dict[str, RunSession] = {}
-        self._shared = self._plain
-        self._files, self._limits = self._plain.files, FleetSettings()
-        self._failed: set[str] = set()
-        self._left: list[str] = []
+    def run(self, context: dg.OpExecutionContext, config: FleetConfig) -> None:
+        """Land and commit the feeds. Raises dagster.Failure with the errors of those that failed, or an interrupt."""
+        self.result, self.results = RunResult(), {}
+        project, session = self._session.project, replace(self._session, result=self.result)
+        reset_outcome(context.instance, context.run)
+        with _name_feeds(context.log), session.step(context), kept_open(context.instance, context.run.run_id):
+            files, limits = session.files or read_feeds(project, project.environ()), project.fleet()
+            configs, feeds, requests = dict[str, LandConfig](), dict[str, Feed](), dict[str, Request]()
+            for name in self._list_names(context, config, files):
+                try:
+                    feed, configs[name] = files.feed(name), LandConfig(**asked_of_feed(context.run, name))
+                    requests[name] = configs[name].request(feed.window)
+                    feeds[name] = feed
+                except SluiceError as error:
+                    self.results[name] = RunResult(name, error=error)
+                    context.log.error("%s: %s", name, error)
+            with session.sharing(feeds.values()) as shared:
+                own = replace(shared, files=files, catch_up=limits.catch_up)
+                steps = _Steps(context, own, configs, self.results, keep_landed=self._report_of is not None)
+                side_by_side = SideBySide(limits, steps.run_feed, steps.note_at_work)
+                report_of = self._report_of or (lambda name: _build_reporter(context.log))
+                self.results |= run_feeds(feeds, requests, report_of, shared.open_ports, side_by_side=side_by_side)
+        self._end(context)
 
-    @property
-    def limits(self) -> FleetSettings:
-        return self._limits
+    def _list_names(self, context: dg.OpExecutionContext, config: FleetConfig, files: FeedFiles) -> Collection[str]:
+        """Returns the feeds of the run. One that repeats another from its failure has those that did not succeed."""
+        names = dict.fromkeys(f.feed for f in config.feeds)
+        if not names:
+            for path, error in files.broken.items():
+                context.log.warning("not loaded: %s: %s", path.name, error.message)
+            names = dict.fromkeys(n for n, feed in files.feeds.items() if feed.schedule == self._schedule)
+        retried = find_retried(context.instance, context.run)
+        return [name for name in names if not retried or name in retried]
 
-    @property
-    def files(self) -> FeedFiles:
-        """The feed files, read once for the run."""
-        with self._lock:
-            if self._files is None:
-                self._files = read_feeds(self._plain.project, self._plain.project.environ())
-            return self._files
-
-    @contextmanager
-    def attend(self, instance: dg.DagsterInstance, run: str) -> Iterator[None]:
-        """Prepare a run, and drop the results of an earlier one of this process.
-
-        Raises FeedError for an invalid `fleet.yaml`.
-        """
-        self._reset()
-        self._limits = self._plain.project.fleet()
-        with (
-            holding(home_of(self._plain.project, instance), run),
-            kept_open(instance, run),
-            self._plain.sharing(self.files.feeds.values()) as self._shared,
-        ):
-            yield
-
-    def session(self, feed: str) -> RunSession:
-        files = self.files
-        with self._lock:
-            if feed not in self._sessions:
-                report = self._report_of(feed) if self._report_of else self._plain.report
-                feeds_at_once = min(self._limits.feeds_at_once, len(files.feeds))
-                ports = _divide_parallelism(self._shared.open_ports, feeds_at_once)
-                own = replace(self._shared.apart(), open_ports=ports, report=report, files=files, alone=False)
-                self._sessions[feed] = replace(own, catch_up=self._limits.catch_up)
-            return self._sessions[feed]
-
-    def lane(self, step: str) -> RunningFeed | None:
-        op, feed = step.partition("[")[0], feed_at_work(step)
-        if not feed:
-            return None
-        definition = self.files.feeds.get(feed)
-        kafka = definition.kafka.bootstrap if definition else ""
-        return RunningFeed(feed, kafka, self.session(feed).stop, op == op_name(LAND, self._schedule))
-
-    def leave(self, feed: str) -> None:
-        self._left.append(feed)
-
-    def fail(self, feed: str) -> None:
-        self._failed.add(feed)
-        self.session(feed).ledgers.forget()
-
-    def done(self, feed: str) -> None:
-        """Record that the feed has landed and committed; results are kept only for a caller in this process."""
-        self.session(feed).ledgers.forget()
-        if self._report_of is None:
-            self.result(feed).landed = None
-
-    @property
-    def failed_feeds(self) -> Collection[str]:
-        """The feeds that failed."""
-        return self._failed
-
-    def error(self, feed: str) -> BaseException | None:
-        """Returns the error of a failed feed, or the reason why it was left out."""
-        if feed in self._left:
-            return NotReached("not reached in this run", remedy=NOT_REACHED)
-        return self.result(feed).failure or (self.session(feed).stop.why if feed in self._failed else None)
-
-    @property
-    def left(self) -> Sequence[str]:
-        """The feeds that did not begin."""
-        return self._left
-
-    def result(self, feed: str) -> RunResult:
-        return self.session(feed).result
-
-    def choose(self, config: FleetConfig, log: Callable[[str], object]) -> Iterator[str]:
-        """Yields the feeds to land, once each. Feeds with another Spark are left out: a process has one."""
-        feeds = self.files.feeds
-        names = dict.fromkeys(f.feed for f in config.feeds) or self._list_feeds(log)
-        spark = next((feeds[n].spark for n in names if n in feeds), None)
-        for name in names:
-            if name in feeds and feeds[name].spark != spark:
-                log(f"{name} has other `spark` settings than earlier feeds and needs a run of its own")
-                self.leave(name)
-            else:
-                yield name
-
-    def _list_feeds(self, log: Callable[[str], object]) -> Collection[str]:
-        for path, error in self.files.broken.items():
-            log(f"not loaded: {path.name}: {error.message}")
-        return [n for n, feed in self.files.feeds.items() if feed.schedule == self._schedule]
-
-    def summary(self, instance: dg.DagsterInstance, run: str) -> tuple[str, Mapping[str, Any]]:
-        failed = sorted(self._failed)
-        errors = {n: self.error(n) for n in failed}
-        passing = [n for n, error in errors.items() if is_transient(error)]
-        classes = [f"{n}={type(error).__name__}" for n, error in errors.items() if error]
-        names_by_tag = {FAILED_TAG: failed, ERRORS_TAG: classes, PASSES_TAG: passing, LEFT_TAG: self._left}
-        done = len(self._sessions.keys() - self._failed - {*self._left})
-        more = {MORE_TAG: "1"} if any(s.result.stopped for s in self._sessions.values()) else {}
-        standing = instance.get_run_by_id(run)
-        inherited = standing.tags if standing else {}  # of the run that this one executes again
-        tags = {DONE_TAG: str(done)} | more
+    def _end(self, context: dg.OpExecutionContext) -> None:
+        """Tag the run with the outcome of its feeds. Raises dagster.Failure with the errors of failed ones."""
+        results = sorted(self.results.items())
+        errors = {name: r.error for name, r in results if r.error and not isinstance(r.error, WindowOpen)}
+        not_reached = [name for name, error in errors.items() if isinstance(error, NotReached)]
+        failed = {name: error for name, error in errors.items() if name not in not_reached}
+        done = len(self.results) - len(errors)
+        classes = [f"{name}={type(self.results[name].crash or error).__name__}" for name, error in failed.items()]
+        passing = [name for name, error in failed.items() if is_transient(error)]
+        names_by_tag = {
+            FAILED_TAG: failed,
+            ERRORS_TAG: classes,
+            PASSES_TAG: passing,
+            LEFT_TAG: not_reached,
+            AT_WORK_TAG: (),
+        }
+        standing = context.instance.get_run_by_id(context.run.run_id)
+        tags = {DONE_TAG: str(done)} | ({MORE_TAG: "1"} if any(r.stopped for r in self.results.values()) else {})
         for tag, names in names_by_tag.items():
-            tags |= build_tags(tag, names, inherited)
-        instance.add_run_tags(run, tags)
+            tags |= build_tags(tag, names, standing.tags if standing else {})
+        context.instance.add_run_tags(context.run.run_id, tags)
         parts = [f"{many(done, 'feed')} done"]
         if failed:
             parts.append(f"{len(failed)} failed: {', '.join(failed)}")
-        if self._left:
-            parts.append(f"{len(self._left)} left to the next run: {', '.join(self._left)}")
-        # Spaces: no feed has such a name.
-        metadata = {"feeds done": done, "feeds failed": len(failed), "feeds left": len(self._left)}
-        return "; ".join(parts), metadata | {n: f"{type(e).__name__}: {e}"[:500] for n, e in errors.items() if e}
+        if not_reached:
+            parts.append(f"{len(not_reached)} left to the next run: {', '.join(not_reached)}")
+        if not failed:
+            context.log.info("; ".join(parts))
+            return
+        raise dg.Failure(
+            f"{'; '.join(parts)}. Re-execute from failure runs these only",
+            metadata={
+                "feeds done": done,
+                "feeds failed": len(failed),
+                "feeds left": len(not_reached),
+            }  # no feed has a space
+            | {name: f"{type(error).__name__}: {error}"[:500] for name, error in failed.items()},
+        )
 
 
-def _divide_parallelism(open_ports: OpenPorts, feeds_at_once: int) -> OpenPorts:
-    """Returns the ports of one of several feeds in parallel, with its share of the engine's parallelism."""
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The steps of the feeds of a run, in threads, within the one step that Dagster sees.
 
-    @contextmanager
-    def open_share(feed: Feed) -> Iterator[Ports]:
-        with open_ports(feed) as ports:
-            yield replace(ports, parallelism=max(1, ports.parallelism // feeds_at_once))
+    `configs` and `results`: by feed, those of feeds at work included. `keep_landed`: a caller in this process wants the
+    landed batches."""
 
-    return open_share
+    context: dg.OpExecutionContext
+    session: RunSession
+    configs: Mapping[str, LandConfig]
+    results: dict[str, RunResult]
+    keep_landed: bool
+
+    def run_feed(self, feed: Feed, request: Request, open_ports: OpenPorts, report: Reporter) -> RunResult:
+        """Land and commit a feed. Each event is stored before the feed goes on."""
+        context, name = self.context, feed.name
+        result = self.results[name] = RunResult(name, context.run.run_id)
+        own = replace(self.session, open_ports=open_ports, report=report, result=result, ledgers=RunLedgers())
+        with logs.log_context(feed=name):
+            try:
+                landing = own.steps.execute(context, land_step(context, own, name, self.configs[name]))
+                for event in chain(landing, commit_step(context, own, name)):
+                    if not isinstance(event, dg.Output):
+                        context.log_event(event)
+            except Exception as error:
+                if result.failure is None:
+                    raise
+                if result.crash is not None:
+                    result.error = build_unforeseen(name, result.crash)
+                    context.log.error("%s", "".join(traceback.format_exception(error)))
+                context.log.error("%s", result.error)
+        if not self.keep_landed:
+            result.landed = None
+        return result
+
+    def note_at_work(self, at_work: Collection[str]) -> None:
+        with internals.optional():
+            self.context.instance.add_run_tags(self.context.run.run_id, build_tags(AT_WORK_TAG, sorted(at_work), {}))
+        for _ in self.context.consume_events():  # they are stored; a step over many feeds would keep them in memory
+            pass
+
+
+def _build_reporter(log: logging.Logger) -> Reporter:
+    """Returns the reporter of a feed without a caller: a line for each stage. Where logs are JSON, its session logs."""
+    return (lambda progress: None) if logs.as_json() else log_stages(log)
+
+
+@contextmanager
+def _name_feeds(log: logging.Logger) -> Iterator[None]:
+    """Begin each line of a feed with its name until the block ends: all feeds share the step and its log."""
+
+    class NameFeed(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if feed := logs.get_context().get("feed"):
+                record.msg = f"{feed}: {record.msg}"
+
+    handler = NameFeed()
+    log.handlers.insert(0, handler)  # before Dagster's
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def many_job(fleet: Fleet, schedule: str = SHARED) -> dg.JobDefinition:
     """Returns the job over the feeds of a schedule. Within a code location, each of its ops has one definition."""
-    pending_op, op = op_name(PENDING, schedule), partial(op_name, schedule=schedule)
 
-    # Each feed is an output of this op, so that Dagster shows its steps and reruns them alone.
     @dg.op(
-        name=pending_op,
+        name=op_name(PENDING, schedule),
         config_schema=FleetConfig.to_config_schema().as_field(),
-        out=dg.DynamicOut(dg.Nothing),
+        out=dg.Out(dg.Nothing),
         pool=fleet_pool(schedule),
-        description="Finds the feeds.",
+        description="Lands and commits the feeds.",
     )
-    def pending(context: dg.OpExecutionContext) -> Iterator[Any]:
+    def pending(context: dg.OpExecutionContext) -> None:
         config = FleetConfig(**context.op_config)
         config.check()
-        for name in fleet.choose(config, context.log.warning):
-            yield dg.DynamicOutput(None, mapping_key=name)
-
-    @dg.op(name=op(LAND), ins={"pending": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing), description="Lands one feed.")
-    def land(context: dg.OpExecutionContext) -> Iterator[Any]:
-        name = context.get_mapping_key() or ""
-        config = LandConfig(**asked_of_feed(context.run, name))
-        session = fleet.session(name)
-        yield from session.steps.execute(context, land_step(context, session, name, config))
-
-    @dg.op(name=op(COMMIT), ins={"landed": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing), description="Commits it.")
-    def commit(context: dg.OpExecutionContext) -> Iterator[Any]:
-        name = context.get_mapping_key() or ""
-        yield from commit_step(context, fleet.session(name), name)
-        fleet.done(name)
+        fleet.run(context, config)
 
     @dg.job(
         name=fleet_job(schedule),
         description=_ABOUT,
-        executor_def=thread_executor.executor(fleet),
+        executor_def=dg.in_process_executor,
         tags={FLEET_TAG: schedule},
     )
     def landed_by_many() -> None:
-        pending().map(lambda feed: commit(land(feed)))
+        pending()
 
     return landed_by_many

@@ -22,14 +22,14 @@ from sluice.assets.instance.storage import open_quietly
 from sluice.assets.jobs.report_assets import read_reports
 from sluice.assets.operations.dead_runs import under_way
 from sluice.assets.runs.run_config import (
+    AT_WORK_TAG,
     DONE_TAG,
     FAILED_TAG,
     FLEET_TAG,
     LEFT_TAG,
     asked_of,
-    at_work_at_the_end,
     errors_in,
-    feed_at_work,
+    find_retried,
     named_in,
 )
 from sluice.assets.runs.run_session import ERROR_TAG, FEED_TAG, pool
@@ -267,16 +267,15 @@ def recent_runs(project: Project, feeds: Sequence[Feed]) -> Counter[Ended]:
 
 def _list_outcomes(instance: dg.DagsterInstance, run: dg.DagsterRun, feeds: Mapping[str, Feed]) -> Iterator[Ended]:
     """Yields the outcome of each feed in a run over many."""
-    again = {feed_at_work(step) for step in run.step_keys_to_execute or ()}  # from where an earlier one failed
-    names = again & feeds.keys() or set(asked_of(run) or ())
+    names = find_retried(instance, run) & feeds.keys() or set(asked_of(run) or ())
     names = names or {f.name for f in feeds.values() if f.schedule == run.tags[FLEET_TAG]}
     status = run.status.value.lower()
     if not run.is_finished:
         yield from ((name, status, "") for name in names)
-    elif DONE_TAG in run.tags:
+    elif run.tags.get(DONE_TAG):
         failed, errors = named_in(run, FAILED_TAG), errors_in(run)
         well = status if run.status is dg.DagsterRunStatus.CANCELED else SUCCEEDED
         yield from ((name, FAILED, errors.get(name, "")) for name in failed)
         yield from ((name, well, "") for name in names - failed - named_in(run, LEFT_TAG))
-    else:  # its process died
-        yield from ((name, status, "") for name in at_work_at_the_end(instance, run))
+    else:  # its process died, or it was canceled
+        yield from ((name, status, "") for name in named_in(run, AT_WORK_TAG))

@@ -101,9 +101,11 @@ DONE_TAG, FAILED_TAG, PASSES_TAG, LEFT_TAG = "sluice/done", "sluice/failed", "sl
 ERRORS_TAG = "sluice/errors"
 """Tags of such a run that has ended: how many feeds are done, which failed, those of them whose failure passes by
 itself, the feeds that were left to the next run, and by which errors the failed ones ended (`orders=GroupMoved`)."""
+AT_WORK_TAG = "sluice/at_work"
+"""Tag of such a run that has not ended, or was killed or canceled: the feeds that it was landing or committing."""
 
-PENDING, LAND, COMMIT = "pending_feeds", "land_pending", "commit_pending"
-"""The ops of such a run: what finds the feeds, and the two of each feed."""
+PENDING = "pending_feeds"
+"""The op of such a run."""
 
 
 def fleet_job(schedule: str) -> str:
@@ -201,15 +203,22 @@ def errors_in(run: dg.DagsterRun) -> Mapping[str, str]:
     return {name: error for name, _, error in pairs}
 
 
-def at_work_at_the_end(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[str]:
-    """The feeds whose steps had begun and not ended when the run did, as in one whose process died."""
-    steps = instance.get_run_step_stats(run.run_id)
-    return {feed for s in steps if s.start_time and not s.end_time and (feed := feed_at_work(s.step_key))}
+def find_retried(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[str]:
+    """Returns the feeds that did not succeed in the run that this one executes again from its failure. Empty, which is
+    all feeds, for another run, and after one that was killed."""
+    parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id and run.is_resume_retry else None
+    if parent is None or FLEET_TAG not in parent.tags:
+        return set()
+    if not parent.tags.get(DONE_TAG):
+        return find_retried(instance, parent)
+    return named_in(parent, FAILED_TAG) | named_in(parent, LEFT_TAG)
 
 
-def feed_at_work(step: str) -> str:
-    """The feed whose step it is, by the step's key; empty for another step."""
-    return step.partition("[")[2].removesuffix("]")
+def reset_outcome(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+    """Empty the tags about feeds that Dagster copied from the run that this one executes again."""
+    if run.parent_run_id:
+        tags = (build_tags(tag, (), run.tags) for tag in (FAILED_TAG, ERRORS_TAG, PASSES_TAG, LEFT_TAG, AT_WORK_TAG))
+        instance.add_run_tags(run.run_id, {key: "" for emptied in (*tags, {DONE_TAG: ""}) for key in emptied})
 
 
 def op_name(op: str, schedule: str) -> str:
@@ -285,7 +294,7 @@ class TickPolicy:
 def _is_unfinished(run: dg.DagsterRun | None) -> bool:
     if run is None:
         return False
-    well = run.status is dg.DagsterRunStatus.SUCCESS or run.tags.get(DONE_TAG, "0") != "0"
+    well = run.status is dg.DagsterRunStatus.SUCCESS or run.tags.get(DONE_TAG, "0") not in ("", "0")
     return run.is_finished and well and bool(run.tags.get(MORE_TAG) or run.tags.get(LEFT_TAG))
 
 

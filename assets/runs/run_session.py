@@ -36,7 +36,7 @@ from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import MINUTE
 from sluice.resources.observe import tracing
 from sluice.resources.project import Project
-from sluice.running import RunResult, Stop, log_stages
+from sluice.running import RunResult, log_stages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -182,7 +182,7 @@ class RunSession:
 
     `on_interrupt` gets the run's id: only the caller that started the run recognizes a requested interrupt. `keys`
     returns Dagster's asset keys of a feed, by its name. `files` are the feed files if the caller read them; otherwise
-    each step reads them. `stop` ends the feed's steps from outside. `alone` is true for a run of this feed only.
+    each step reads them. `alone` is true for a run of this feed only.
     `ledgers` are those of its steps, `pending` the results of earlier ticks of this process. `catch_up` limits the time
     (ms) in which a step starts batches, if a schedule requested several windows.
     """
@@ -196,7 +196,6 @@ class RunSession:
     result: RunResult = field(default_factory=RunResult)
     keys: Callable[[str], Keys] = Keys.of
     files: FeedFiles | None = None
-    stop: Stop = field(default_factory=Stop)
     alone: bool = True
     ledgers: RunLedgers = field(default_factory=RunLedgers)
     pending: PendingWindowCache = field(default_factory=PendingWindowCache)
@@ -221,7 +220,7 @@ class RunSession:
 
     def apart(self) -> RunSession:
         """The session for one feed of several in a run: what one landed and committed is not another's."""
-        return replace(self, result=RunResult(), stop=Stop(), ledgers=RunLedgers())
+        return replace(self, result=RunResult(), ledgers=RunLedgers())
 
     def feed(self, name: str) -> Feed:
         """The feed as its file says now, with the run's environment. Raises FeedError."""
@@ -232,8 +231,7 @@ class RunSession:
         return self.project.readable_feed(name)
 
     def reporter(self, log: Logger) -> Reporter:
-        """Where progress goes: to the caller that started the run, otherwise a line in its log for each stage. A step
-        that is asked to stop ends there."""
+        """Where progress goes: to the caller that started the run, otherwise a line in its log for each stage."""
         reports = [self.report] if self.report else []
         step = tracing.current_step()
         if step:
@@ -243,13 +241,12 @@ class RunSession:
 
         here = logs.get_context()
 
-        def heeding(progress: Progress) -> None:
-            self.stop.check()
+        def report_to_all(progress: Progress) -> None:
             with logs.log_context(**here):  # a thread of its own reports the progress of a batch
                 for report in reports:
                     report(progress)
 
-        return heeding
+        return report_to_all
 
     @contextmanager
     def step(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, feed: str = "") -> Iterator[None]:
@@ -262,7 +259,6 @@ class RunSession:
                 logs.log_context(run=context.run.run_id, feed=feed or None, window=_get_window(context)),
                 logs.restore_handlers(context.log),
                 tracing.step(context.op_def.name, context.run.run_id, feed=feed or None, window=_get_window(context)),
-                self._raise_stop_reason(),
                 self.hold_lock(context),
             ):
                 yield
@@ -282,17 +278,6 @@ class RunSession:
     def hold_lock(self, context: dg.AssetExecutionContext | dg.OpExecutionContext) -> AbstractContextManager[None]:
         """Hold the run's lock until the block ends: a process that finds it free knows that this one was killed."""
         return holding(home_of(self.project, context.instance), context.run.run_id)
-
-    @contextmanager
-    def _raise_stop_reason(self) -> Iterator[None]:
-        """Raise the reason of the stop in place of the error that ended the block."""
-        try:
-            self.stop.check()
-            yield
-        except Exception as error:
-            if (why := self.stop.why) is not None and why is not error:
-                raise why from error
-            raise
 
     def tag_feed(self, context: dg.OpExecutionContext, feed: str) -> None:
         """Tag the run of a job over several feeds with the feed that its configuration names."""

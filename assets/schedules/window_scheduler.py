@@ -31,6 +31,7 @@ from sluice.assets.instance.instance import bury_dead_runs, end_unlaunched_runs,
 from sluice.assets.instance.internals import ENDED, PARTITION_TAG, RANGE_TAGS
 from sluice.assets.instance.storage import kept_open
 from sluice.assets.runs.run_config import (
+    AT_WORK_TAG,
     DONE_TAG,
     FAILED_TAG,
     LEFT_TAG,
@@ -39,7 +40,6 @@ from sluice.assets.runs.run_config import (
     UNTIL_TAG,
     TickPolicy,
     asked_of,
-    at_work_at_the_end,
     find_feeds,
     fleet_config,
     fleet_job,
@@ -51,7 +51,7 @@ from sluice.assets.specs.asset_specs import REACH, closing_words
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import SHARED, Feed
-from sluice.pipelines.feed.sections import SparkSettings, WindowSettings
+from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.util.units import many, show_window
 
@@ -300,8 +300,7 @@ def _describe_pending(feed: Feed, pending: Sequence[int]) -> str:
 
 
 class FleetScheduler(WindowScheduler):
-    """One tick over all feeds of a schedule, or over `only` some: a run over all of them, and one more for each other
-    Spark."""
+    """One tick over all feeds of a schedule, or over `only` some: one run of all that are pending."""
 
     def __init__(
         self, session: RunSession, partitions: FeedPartitions, schedule: str, only: Collection[str] = ()
@@ -323,17 +322,12 @@ class FleetScheduler(WindowScheduler):
         return "\n".join([head, *self.news[:_SHOWN_NEWS], *more])
 
     def request_runs(self, instance: dg.DagsterInstance, now: str) -> RunRequests:
-        return [
-            dg.RunRequest(
-                f"{number} at {now}",
-                run_config=fleet_config(self._schedule, requests),
-                tags={MORE_TAG: "1"} if self._more & requests.keys() else {},
-            )
-            for number, requests in enumerate(self.list_requests(instance))
-        ]
+        requests = self.list_requests(instance)
+        config, tags = fleet_config(self._schedule, requests), {MORE_TAG: "1"} if self._more & requests.keys() else {}
+        return [dg.RunRequest(f"0 at {now}", run_config=config, tags=tags)] if requests else []
 
-    def list_requests(self, instance: dg.DagsterInstance) -> list[dict[str, Request]]:
-        """Returns the request of each feed for each run, in the order in which the feeds are to land."""
+    def list_requests(self, instance: dg.DagsterInstance) -> dict[str, Request]:
+        """Returns the request of each feed, in the order in which the feeds are to land."""
         project = self.session.project
         files, at_most = read_feeds(project, project.environ()), project.fleet().windows
         self.news += [f"not loaded: {path.name}: {e.message}" for path, e in files.broken.items()]
@@ -348,14 +342,7 @@ class FleetScheduler(WindowScheduler):
         order = {
             name: (name in attempts.suspects, self._estimate_expiry(name, r), name) for name, r in requests.items()
         }
-        runs: list[tuple[SparkSettings, dict[str, Request]]] = []
-        for name in sorted(requests, key=order.__getitem__):
-            spark = files.feeds[name].spark
-            run = next((run for settings, run in runs if settings == spark), None)
-            if run is None:
-                runs.append((spark, run := {}))
-            run[name] = requests[name]
-        return [run for _, run in runs]
+        return {name: requests[name] for name in sorted(requests, key=order.__getitem__)}
 
     def _list_feeds(self, instance: dg.DagsterInstance, files: FeedFiles) -> Iterator[Feed]:
         """Yields the schedule's feeds without an active run and without a running schedule of their own."""
@@ -446,11 +433,11 @@ def _read_results(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[
         unknown = failed if run.tags.get(AGAIN_TAG) or (failed and not _has_begun(instance, run)) else set()
     else:
         feeds = {feed: str(request.get("window", "")) for feed, request in requests.items()}
-        if DONE_TAG in run.tags:
+        if run.tags.get(DONE_TAG):
             failed, unknown = named_in(run, FAILED_TAG), named_in(run, PASSES_TAG) | named_in(run, LEFT_TAG)
         else:
             killed = run.status is dg.DagsterRunStatus.FAILURE
-            failed = at_work_at_the_end(instance, run) if killed else set()
+            failed = named_in(run, AT_WORK_TAG) if killed else set()
             unknown = feeds.keys() - failed
     yield from (((feed, window), feed in failed, killed) for feed, window in feeds.items() if feed not in unknown)
 

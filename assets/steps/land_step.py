@@ -287,7 +287,7 @@ class LandStep:
         if message := rolled.describe(feed.name):
             context.log.info(message)
         re_report.settle(context.instance, feed, session.keys(feed.name), books_now)
-        with session.stop.cancel_on_stop(ports.engine.cancel), _keep_refused_report(context, ledger, ports):
+        with _keep_refused_report(context, ledger, ports):
             landed = run.land(self.request, self.skip, self._time_is_up())
         log_tasks(landed)
         self._log(landed)

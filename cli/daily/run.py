@@ -343,8 +343,8 @@ def _load_engine(session: Session, feeds: Sequence[Feed]) -> Callable[..., Mappi
             return partial(execution.run_feeds, session.project)
         from sluice import running
 
-        limits = session.project.fleet() if len(feeds) > 1 else None
-        return partial(running.run_feeds, {f.name: f for f in feeds}, limits=limits)
+        side_by_side = running.SideBySide(session.project.fleet()) if len(feeds) > 1 else None
+        return partial(running.run_feeds, {f.name: f for f in feeds}, side_by_side=side_by_side)
 
 
 def _find_window(session: Session, feed: Feed, run: TimedRun) -> WindowStanding | None:

@@ -79,7 +79,7 @@ def restore_handlers(log: logging.Logger) -> Iterator[None]:
         return
     written = next((h for h in logging.getLogger().handlers if isinstance(h, Line)), None)  # the command line's
     handler, loggers = written or Line(), [log] if written else [log, logging.getLogger(OURS)]
-    for logger in loggers:
+    for logger in (loggers := [a for a in loggers if not any(isinstance(h, Line) for h in a.handlers)]):
         logger.handlers.insert(0, handler)  # before Dagster's own, which changes the message for all that follow
     try:
         yield

@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -216,26 +215,39 @@ def run(requests: Mapping[str, Request], project: Project, on_progress: OnProgre
         return run_feeds(feeds, requests, lambda name: partial(on_progress, name), open_ports)
 
 
+@dataclass(frozen=True)
+class SideBySide:
+    """How several feeds run at once. `run_one` runs a feed, whose error is in its result (default: `run_feed`).
+    `on_change` is called with the feeds at work whenever one begins or ends."""
+
+    limits: FleetSettings
+    run_one: Callable[[Feed, Request, OpenPorts, Reporter], RunResult] | None = None
+    on_change: Callable[[Collection[str]], None] = lambda at_work: None
+
+
 def run_feeds(
     feeds: Mapping[str, Feed],
     requests: Mapping[str, Request],
     report_of: Callable[[str], Reporter],
     open_ports: OpenPorts,
     skip: Skip | None = None,
-    limits: FleetSettings | None = None,
+    side_by_side: SideBySide | None = None,
 ) -> dict[str, RunResult]:
-    """As `run`, with open ports. `skip` needs a single feed. With `limits`, several feeds run side by side."""
+    """As `run`, with open ports. `skip` needs a single feed. With `side_by_side`, feeds run at once and all errors are
+    in results. Feeds with another Spark come after the others: a process has one.
+    """
     from sluice.resources.spark import engine
 
     results, began = dict[str, RunResult](), time.monotonic()
-    by_spark = sorted(requests, key=lambda name: repr(feeds[name].spark))
-    for _, group in groupby(by_spark, key=lambda name: feeds[name].spark):
+    by_spark: dict[str, list[str]] = {}
+    for name in requests:
+        by_spark.setdefault(repr(feeds[name].spark), []).append(name)
+    for names in by_spark.values():
         if results:
-            engine.end()  # a process has one Spark
-        names = [*group]
-        if limits and len(requests) > 1:
-            crew = _Crew(feeds, requests, report_of, open_ports, limits)
-            results |= crew.run(names, began + limits.deadline / 1000)
+            engine.end()
+        if side_by_side:
+            crew = _Crew(feeds, requests, report_of, open_ports, side_by_side)
+            results |= crew.run(names, began + side_by_side.limits.deadline / 1000)
             continue
         for name in names:
             try:
@@ -245,40 +257,6 @@ def run_feeds(
                     raise
                 results[name] = RunResult(name, error=build_unforeseen(name, error))
     return {name: results[name] for name in requests}
-
-
-class Stop:
-    """Ends a feed's run from another thread: at its next stage, or at once where it waits for the engine."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._cancels: list[Callable[[], None]] = []
-        self.why: BaseException | None = None
-
-    def ask(self, why: BaseException) -> None:
-        """End the run with this error. Any thread may call it; the first error holds."""
-        with self._lock:
-            self.why = self.why or why
-            cancels = tuple(self._cancels)
-        for cancel in cancels:
-            cancel()
-
-    def check(self) -> None:
-        """Raise the error if the run was asked to stop."""
-        if self.why is not None:
-            raise self.why
-
-    @contextmanager
-    def cancel_on_stop(self, cancel: Callable[[], None]) -> Iterator[None]:
-        """Call `cancel` if the run is asked to stop while the block runs."""
-        with self._lock:
-            self._cancels.append(cancel)
-        try:
-            self.check()
-            yield
-        finally:
-            with self._lock:
-                self._cancels.remove(cancel)
 
 
 FINISH = "finish"
@@ -291,119 +269,140 @@ NOT_REACHED = "it stays pending: run it again; `deadline` and others in fleet.ya
 
 @dataclass
 class _Member:
-    """A feed at work in a thread: since when (seconds), and since when it was asked to stop."""
+    """A feed at work in a thread, since when (seconds), and since when it is overdue.
 
-    stop: Stop = field(default_factory=Stop)
+    Once asked to stop, it ends with the error `why`: at its next stage, or at once where it waits for the engine."""
+
     since: float = field(default_factory=time.monotonic)
-    asked_at: float | None = None
+    overdue_since: float | None = None
+    why: BaseException | None = None
+    cancels: list[Callable[[], None]] = field(default_factory=list)
+
+    def stop(self, why: BaseException) -> None:
+        """Ask the feed to stop, from another thread; the first error holds."""
+        self.why = self.why or why
+        for cancel in [*self.cancels]:
+            cancel()
+
+    def check(self) -> None:
+        if self.why is not None:
+            raise self.why
+
+    @contextmanager
+    def cancel_on_stop(self, cancel: Callable[[], None]) -> Iterator[None]:
+        """Call `cancel` if the feed is asked to stop while the block runs."""
+        self.cancels.append(cancel)  # before the check: `stop` sets the error before it reads this list
+        try:
+            self.check()
+            yield
+        finally:
+            self.cancels.remove(cancel)
 
 
+@dataclass
 class _Crew:
     """Runs feeds side by side, in a daemon thread each: one that hangs delays neither the others nor the exit."""
 
-    def __init__(
-        self,
-        feeds: Mapping[str, Feed],
-        requests: Mapping[str, Request],
-        report_of: Callable[[str], Reporter],
-        open_ports: OpenPorts,
-        limits: FleetSettings,
-    ) -> None:
-        self._feeds, self._requests, self._report_of = feeds, requests, report_of
-        self._open_ports, self._limits = open_ports, limits
-        self._running: dict[str, _Member] = {}
-        self._ended: SimpleQueue[tuple[_Member, RunResult]] = SimpleQueue()
+    feeds: Mapping[str, Feed]
+    requests: Mapping[str, Request]
+    report_of: Callable[[str], Reporter]
+    open_ports: OpenPorts
+    how: SideBySide
+    running: dict[str, _Member] = field(default_factory=dict)
+    ended: SimpleQueue[tuple[_Member, RunResult]] = field(default_factory=SimpleQueue)
+    given_up: int = 0
 
     def run(self, names: Sequence[str], deadline: float) -> dict[str, RunResult]:
-        """Returns the result of each feed. Feeds that have not begun at `deadline` (seconds) are left out."""
+        """Returns the result of each feed. Feeds that have not begun at `deadline` (seconds) are left out, and all once
+        as many were given up as may be at work."""
         results, waiting = dict[str, RunResult](), [*names]
+        at_work = frozenset[str]()
         try:
-            while waiting or self._running:
-                if time.monotonic() > deadline:
+            while waiting or self.running:
+                if time.monotonic() > deadline or self.given_up >= self.how.limits.feeds_at_once:
                     error = NotReached("not reached in this run", remedy=NOT_REACHED)
                     results |= {name: RunResult(name, error=error) for name in waiting}
                     waiting = []
                 for name in [n for n in waiting if self._has_room(n)]:
                     if self._has_room(name):
                         waiting.remove(name)
-                        self._start(name, min(self._limits.feeds_at_once, len(names)))
+                        self._start(name, min(self.how.limits.feeds_at_once, len(names)))
+                if self.running.keys() != at_work:
+                    at_work = frozenset(self.running)
+                    self.how.on_change(at_work)
                 results |= self._collect()
                 results |= self._stop_overdue()
-        except KeyboardInterrupt as interrupt:
-            self._stop_all(interrupt)
+        except BaseException as error:  # a scheduler's interrupt is none of Python's; shared ports outlast no feed
+            self._stop_all(error)
             raise
         return results
 
     def _has_room(self, name: str) -> bool:
-        kafka = self._feeds[name].kafka.bootstrap
-        with_it = sum(self._feeds[other].kafka.bootstrap == kafka for other in self._running)
-        return len(self._running) < self._limits.feeds_at_once and with_it < self._limits.per_kafka
+        kafka = self.feeds[name].kafka.bootstrap
+        with_it = sum(self.feeds[other].kafka.bootstrap == kafka for other in self.running)
+        return len(self.running) < self.how.limits.feeds_at_once and with_it < self.how.limits.per_kafka
 
     def _start(self, name: str, share: int) -> None:
-        member = self._running[name] = _Member()
+        member = self.running[name] = _Member()
         body = partial(contextvars.copy_context().run, self._run_member, name, member, share)
         threading.Thread(target=body, name=f"sluice-{name}", daemon=True).start()
 
     def _run_member(self, name: str, member: _Member, share: int) -> None:
         @contextmanager
         def open_share(feed: Feed) -> Iterator[Ports]:
-            with self._open_ports(feed) as ports, member.stop.cancel_on_stop(ports.engine.cancel):
+            with self.open_ports(feed) as ports, member.cancel_on_stop(ports.engine.cancel):
                 yield replace(ports, parallelism=max(1, ports.parallelism // share))
 
         try:
-            report = self._report_of(name)
+            report = self.report_of(name)
 
             def pass_on(progress: Progress) -> None:
                 if progress.stage != FINISH:  # the result is there
-                    member.stop.check()
+                    member.check()
                 report(progress)
 
-            result = run_feed(self._feeds[name], self._requests[name], open_share, pass_on)
+            run_one = self.how.run_one or run_feed
+            result = run_one(self.feeds[name], self.requests[name], open_share, pass_on)
         except BaseException as error:  # noqa: BLE001 - one feed's error stops no other
-            result = RunResult(name, error=build_unforeseen(name, error))
-        if member.stop.why is not None and result.error:
-            result.error = self._build_timeout(name)
-        self._ended.put((member, result))
+            crash = error if isinstance(error, Exception) else None
+            result = RunResult(name, error=build_unforeseen(name, error), crash=crash)
+        if member.overdue_since is not None and result.error:
+            result.error, result.crash = self._build_timeout(name), None
+        self.ended.put((member, result))
 
     def _collect(self) -> dict[str, RunResult]:
         """Returns the result of the next feed that ends within a moment, if it was not given up."""
         with suppress(Empty):
-            member, result = self._ended.get(timeout=_WAIT_SECONDS)
-            if self._running.get(result.feed) is member:
-                del self._running[result.feed]
+            member, result = self.ended.get(timeout=_WAIT_SECONDS)
+            if self.running.get(result.feed) is member:
+                del self.running[result.feed]
                 return {result.feed: result}
         return {}
 
     def _stop_overdue(self) -> dict[str, RunResult]:
         """Ask feeds to stop after `feed_time`. Returns those that do not stop, as failed."""
         now, given_up = time.monotonic(), dict[str, RunResult]()
-        for name, member in [*self._running.items()]:
-            if member.asked_at is None and now - member.since > self._limits.feed_time / 1000:
-                member.asked_at = now
-                member.stop.ask(self._build_timeout(name))
-            if member.asked_at is not None and now - member.asked_at > STOP_SECONDS:
-                del self._running[name]
+        for name, member in [*self.running.items()]:
+            if member.overdue_since is None and now - member.since > self.how.limits.feed_time / 1000:
+                member.overdue_since = now
+                member.stop(self._build_timeout(name))
+            if member.overdue_since is not None and now - member.overdue_since > STOP_SECONDS:
+                del self.running[name]
                 given_up[name] = RunResult(name, error=self._build_timeout(name))
+        self.given_up += len(given_up)
         return given_up
 
     def _stop_all(self, interrupt: BaseException) -> None:
         until = time.monotonic() + STOP_SECONDS
-        for member in self._running.values():
-            member.stop.ask(interrupt)
-        while self._running and time.monotonic() < until:
+        for member in self.running.values():
+            member.stop(interrupt)
+        while self.running and time.monotonic() < until:
             self._collect()
 
     def _build_timeout(self, name: str) -> Failed:
-        return build_feed_timeout(name, self._limits.feed_time)
-
-
-def build_feed_timeout(feed: str, limit: int) -> Failed:
-    """Returns the error of a feed that was ended after `limit` (ms)."""
-    return Failed(
-        f"{feed} was ended after {show_duration(limit)}, the `feed_time` of a run over many feeds",
-        remedy="the next run goes on and adopts the finished offset ranges. A run of one feed has no limit:"
-        f" sluice run {feed}",
-    )
+        after = f"after {show_duration(self.how.limits.feed_time)}, the `feed_time` of a run over many feeds"
+        how = "the next run goes on and adopts the finished offset ranges. A run of one feed has no limit: sluice run"
+        return Failed(f"{name} was ended {after}", remedy=f"{how} {name}")
 
 
 def build_unforeseen(feed: str, error: BaseException) -> Failed:
