@@ -357,18 +357,36 @@ def is_transient(error: object) -> bool:
     return isinstance(error, TRANSIENT) or (isinstance(error, BatchIncomplete) and error.transient)
 
 
+_LEAST_ADDRESSES = 1 << 30
+_UNLIMITED = "raise or remove that limit, and run the command again: ulimit -v unlimited"
+
+
+def get_address_limit() -> int | None:
+    """Returns the bytes of addresses that this process may use (`ulimit -v`); None without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def check_address_limit() -> None:
+    """Raise Failed below 1 GiB of addresses: there, libraries abort, and threads hang, before they report an error."""
+    limit = get_address_limit()
+    if limit is not None and limit < _LEAST_ADDRESSES:
+        text = f"this process may use {limit / 2**30:.1f} GiB of addresses (ulimit -v), and needs 1 GiB to begin"
+        raise Failed(text, remedy=_UNLIMITED)
+
+
 def explain_memory_error(error: BaseException) -> Failed | None:
     """Returns the error of a process that got no memory, else None.
 
     Under a limit on address space (`ulimit -v`), any unforeseen error may come from it: libraries report it as errors
     of threads, locks, imports and others.
     """
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
+    limit = get_address_limit()
+    if limit is not None:
         return Failed(
             f"unexpected {type(error).__name__}: {error}; this process may use {limit / 2**30:.1f} GiB of addresses"
             " (ulimit -v)",
-            remedy="raise or remove that limit, and run the command again: ulimit -v unlimited",
+            remedy=_UNLIMITED,
         )
     if isinstance(error, MemoryError):
         return Failed(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +18,13 @@ from rich.text import Text
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.terminal.output import bad, good, heading, safe, warn
-from sluice.pipelines.errors import SetupError, SluiceError, UsageError, explain_memory_error
+from sluice.pipelines.errors import (
+    SetupError,
+    SluiceError,
+    UsageError,
+    check_address_limit,
+    explain_memory_error,
+)
 from sluice.pipelines.model.health import (
     Diagnosis,
     Health,
@@ -37,6 +45,8 @@ if TYPE_CHECKING:
     from sluice.resources.project import Project
 
 WRONG = 1
+SECONDS = 300.0
+"""Time limit of a group beyond those of its checks, and beyond the start of a session of Spark."""
 
 
 def register(app: typer.Typer) -> None:
@@ -65,6 +75,7 @@ def doctor(
     $ sluice doctor
     $ sluice doctor orders --spark
     """
+    check_address_limit()
     groups = [*_groups(session, feed or [], spark=spark)]
     with session.terminal.progress() as meter:
         _look(groups, lambda done: meter(Progress("looking at", done, len(groups), _under_way(groups))))
@@ -80,11 +91,12 @@ def doctor(
 
 @dataclass
 class CheckGroup:
-    """Checks that run together, for these feeds or for all. `found` is set when they end."""
+    """Checks that run together, for these feeds or for all. `over` is set when they end."""
 
     title: str
     look: Callable[[], list[Diagnosis]]
     feeds: tuple[str, ...] = ()
+    seconds: float = SECONDS
     diagnoses: list[Diagnosis] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -201,9 +213,8 @@ def _of_feeds(feeds: Sequence[Feed], names: Collection[str], *, spark: bool) -> 
     for of in _alike(feeds, lambda f: (f.lake, f.store)):
         yield CheckGroup(f"Lake {of[0].lake}", partial(_lake, of, names), _names(of))
     for of in _alike(feeds, lambda f: f.spark):
-        yield CheckGroup(
-            f"Spark {of[0].spark.master or 'local'}", partial(examine_spark, of[0], start=spark), _names(of)
-        )
+        title, seconds = f"Spark {of[0].spark.master or 'local'}", SECONDS + of[0].spark.start_timeout / 1000
+        yield CheckGroup(title, partial(examine_spark, of[0], start=spark), _names(of), seconds)
 
 
 def _lake(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
@@ -238,12 +249,19 @@ def _names(feeds: Sequence[Feed]) -> tuple[str, ...]:
 
 
 def _look(groups: Sequence[CheckGroup], report: Callable[[int], None]) -> None:
-    """All groups side by side; each ends by itself, since its checks do."""
+    """Run all groups at once. One that does not end within its time has failed."""
+    started = time.monotonic()
     for group in groups:
-        threading.Thread(target=group.run, daemon=True, name=f"sluice-doctor-{group.title}").start()
+        # `Thread.start` waits, without a limit, for the thread to begin, which it never does if memory runs out.
+        _thread.start_new_thread(group.run, ())
     report(0)
-    while not all(group.over.wait(0.1) for group in groups):
-        report(sum(group.over.is_set() for group in groups))
+    while waiting := [group for group in groups if not group.over.wait(0.1)]:
+        report(len(groups) - len(waiting))
+        for group in waiting:
+            if time.monotonic() - started > group.seconds:
+                text = f"no end within {group.seconds:.0f} s"
+                group.diagnoses = [report_failure(group.title.lower(), text, "repeat; if it hangs again, report it")]
+                group.over.set()
 
 
 def _under_way(groups: Sequence[CheckGroup]) -> str:

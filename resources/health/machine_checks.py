@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from sluice.pipelines.errors import SetupError
+from sluice.pipelines.errors import SetupError, get_address_limit
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OffsetStore, RecordFormat
 from sluice.pipelines.feed.stores import scheme
@@ -28,6 +28,8 @@ from sluice.resources.spark import executors
 
 ROOM, LITTLE = 2 << 30, 200 << 20
 """Free bytes: with less than the first it may become too little, with less than the second a run fails."""
+ADDRESSES = 8 << 30
+"""Bytes of addresses with which Java and Spark start."""
 
 
 def python(_: Sequence[Feed]) -> Iterator[Diagnosis]:
@@ -133,6 +135,14 @@ def java_here(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
         yield report_ok("Java", f"{java.major(java_home)}, {java_home}")
 
 
+def addresses(_: Sequence[Feed]) -> Iterator[Diagnosis]:
+    """Warn of a limit on addresses, of which Java reserves some GiB when it starts."""
+    limit = get_address_limit()
+    if limit is not None and limit < ADDRESSES:
+        text = f"this process may use {limit / 2**30:.1f} GiB of addresses (ulimit -v); Java and Spark may not start"
+        yield report_warning("addresses", text, "ulimit -v unlimited")
+
+
 def scratch(_: Sequence[Feed]) -> Iterator[Diagnosis]:
     """Check the folders for temporary files of tasks, uploads and Spark."""
     folders = {tempfile.gettempdir(), *filter(None, os.environ.get("SPARK_LOCAL_DIRS", "").split(","))}
@@ -152,6 +162,7 @@ def room(title: str, path: Path, name_of_it: str) -> Diagnosis:
 
 
 CHECKS: tuple[Check[Sequence[Feed]], ...] = (
+    Check("addresses", addresses),
     Check("Python", python),
     Check("Java", java_here),
     Check("packages", packages),

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from sluice.cli.inspect import doctor
 from sluice.cli.main import main
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.rights import Operation, rights_of
+from sluice.pipelines.model.health import Health, report_ok
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.secured import grant, revoke
 from tests.cli.conftest import Sluice
@@ -328,6 +330,17 @@ def test_silent_address_times_out_and_interrupt_ends_the_command(project: Path) 
         begun.send_signal(signal.SIGINT)
         _, err = begun.communicate(timeout=10)
     assert (begun.returncode, err.decode().strip()) == (130, "interrupted")
+
+
+def test_group_that_hangs_has_failed_after_its_time() -> None:
+    hung, counts = threading.Event(), list[int]()
+    waits = doctor.CheckGroup("Kafka", lambda: [report_ok("never", "")] * hung.wait(30), seconds=0.3)
+    ends = doctor.CheckGroup("Lake", lambda: [report_ok("folder", "there")])
+    doctor._look([waits, ends], counts.append)
+    hung.set()
+    assert [(d.health, d.title, d.found) for d in waits.diagnoses] == [(Health.FAILED, "kafka", "no end within 0 s")]
+    assert [d.title for d in ends.diagnoses] == ["folder"]
+    assert 1 in counts
 
 
 def test_missing_project_is_reported(tmp_path: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
