@@ -15,7 +15,7 @@ from typing import Any
 
 import boto3
 
-from sluice.pipelines.feed.s3_section import S3Settings
+from sluice.pipelines.feed.stores import S3Settings
 from sluice.resources.local.local_s3 import LocalS3
 
 

@@ -116,12 +116,13 @@ LAKES = {
 
 @pytest.mark.parametrize("cloud", LAKES)
 def test_boto3_signs_requests_to_the_lake(cloud: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sluice.resources.lake.s3_client import Bucket
+    from sluice.pipelines.feed.stores import place
+    from sluice.resources.lake.s3 import S3Client
 
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "KEY")
     settings = build_feed(cloud, tmp_path).s3
-    client = Bucket("acme-lake", settings).client
+    client = S3Client(place("s3://acme-lake"), settings).client
     url = client.generate_presigned_url("get_object", {"Bucket": "acme-lake", "Key": "kafka"})
     assert url.startswith(f"{LAKES[cloud]}?")
     assert client.meta.region_name == settings.region

@@ -22,9 +22,9 @@ from sluice.assets.specs.feed_files import FeedFiles, OpenLake, open_real_lake, 
 from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.errors import Retryable, SluiceError, is_transient
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.feed.sql_report import Report
+from sluice.pipelines.feed.stores import StoreSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.tip import Tip
@@ -68,7 +68,7 @@ class RunLedgers:
 class _Cached:
     """The pending windows of a ledger with `number` entries, of windows that closed before `until` (ms)."""
 
-    location: tuple[str, S3Settings, WindowSettings]
+    location: tuple[str, StoreSettings | None, WindowSettings]
     ledger: str
     number: int
     pending: list[int]
@@ -90,7 +90,7 @@ class PendingWindowCache:
 
     def of(self, feed: Feed, ports: Ports) -> list[int]:
         """The closed windows (their starts, ms) of the feed that are pending, oldest first."""
-        location, until = (feed.lake, feed.s3, feed.window), feed.window.last_boundary(ports.clock())
+        location, until = (feed.lake, feed.store, feed.window), feed.window.last_boundary(ports.clock())
         with self._lock:
             cached = self._cache.pop(feed.name, None)  # what fails below is read again the next time
         if cached is not None and cached.location == location and not _is_newer(cached, feed, ports):

@@ -22,7 +22,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import clashes, list_feed_files, load_feed
 from sluice.pipelines.feed.problems import raise_problems
 from sluice.pipelines.feed.sections import BOOTSTRAP
-from sluice.pipelines.feed.stores import SECTIONS
+from sluice.pipelines.feed.stores import STORES
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.tip import Facts, Tip
 from sluice.pipelines.model.kafka import is_topic_name
@@ -129,7 +129,7 @@ NOWHERE = "127.0.0.1:9"
 
 AT_RUN = frozenset({"kafka", "spark", "fetch"})
 """The sections that only runs need. Their variables and files may be missing where definitions load."""
-LAKE = frozenset({"lake", *SECTIONS.values()})
+LAKE = frozenset({"lake", *(store.section for store in STORES.values())})
 """The sections that say where the ledger is. Without them, definitions load without it."""
 _NAMED = 10
 """A message names no more feeds than these."""

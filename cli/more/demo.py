@@ -103,8 +103,6 @@ ORDER BY hour, revenue DESC
 
 
 LOCAL, LOCAL_S3 = "local", "s3"
-_ENDPOINTS = {"azure": "AZURE_STORAGE_ENDPOINT", "gcs": "STORAGE_EMULATOR_HOST"}
-"""Variables with the address of an emulator, by the section of a feed."""
 
 
 class TableKind(StrEnum):
@@ -243,32 +241,17 @@ def _store(lake: str) -> Iterator[str]:
 def _describe_store(lake: str) -> str:
     """The settings for a new folder below the address, to which an object was written. Each store's own variables and
     files have the credentials."""
-    from sluice.pipelines.feed.s3_section import S3Settings
-    from sluice.pipelines.feed.stores import (
-        EXAMPLES,
-        SECTIONS,
-        AzureSettings,
-        GcsSettings,
-        StoreSettings,
-        scheme,
-        store_address,
-    )
+    from sluice.pipelines.feed.stores import EXAMPLES, STORES, scheme, store_address
     from sluice.resources.lake import open_store
 
-    section = SECTIONS.get(scheme(lake), "")
     try:
         address = f"{store_address(lake)}/demo-{datetime.now(UTC):%Y%m%dT%H%M%S}"
     except (KeyError, ValueError):
         raise UsageError(f"--lake {lake} is no lake", remedy=f"local, s3, or {EXAMPLES}") from None
-    access: dict[str, str] = {}
-    if endpoint := os.environ.get(_ENDPOINTS.get(section, "")):
-        access = {"endpoint": endpoint if "://" in endpoint else f"http://{endpoint}"}
-        access |= {"token": "emulator"} if section == "gcs" else {}
-    if section == "azure" and (account := os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")):
-        access |= {"account": account}
-    kinds: dict[str, type[StoreSettings]] = {"azure": AzureSettings, "gcs": GcsSettings, "s3": S3Settings}
+    kind = STORES[scheme(lake)]
+    access = kind.settings.read_environment(os.environ)
     try:
-        settings = kinds[section].model_validate({**access, "retries": 1})
+        settings = kind.settings.model_validate({**access, "retries": 1})
     except ValidationError as error:
         name = error.errors()[0]["loc"][0]
         raise UsageError(
@@ -277,7 +260,7 @@ def _describe_store(lake: str) -> str:
     store = open_store(address, settings)
     store.put(_PROBE, b"")
     store.remove(_PROBE)
-    return f"lake: {address}\n" + (f"{section}: {json.dumps(access)}\n" if access else "")
+    return f"lake: {address}\n" + (f"{kind.section}: {json.dumps(access)}\n" if access else "")
 
 
 def _write_project(folder: Path, options: DemoOptions, lines: str) -> None:

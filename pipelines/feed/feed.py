@@ -21,7 +21,6 @@ from pydantic import (
 
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.feed.kafka_section import KafkaSettings, RegistrySettings
-from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.feed.sections import (
     Alerts,
     AssetGroup,
@@ -56,9 +55,10 @@ from sluice.pipelines.feed.sections import (
 )
 from sluice.pipelines.feed.stores import (
     CLIENT_BYTES,
-    SECTIONS,
+    STORES,
     AzureSettings,
     GcsSettings,
+    S3Settings,
     StoreSettings,
     scheme,
     store_address,
@@ -222,8 +222,8 @@ class Feed(Settings):
     @property
     def store(self) -> StoreSettings | None:
         """The settings of the lake's object store; None for a folder."""
-        section = SECTIONS.get(scheme(self.lake))
-        settings: StoreSettings | None = getattr(self, section) if section else None
+        store = STORES.get(scheme(self.lake))
+        settings: StoreSettings | None = getattr(self, store.section) if store else None
         return settings
 
     @property

@@ -23,6 +23,7 @@ from sluice.pipelines.model.health import Diagnosis, of_error, report_failure, r
 from sluice.pipelines.model.receipts import EngineKind
 from sluice.pipelines.util.extras import BRINGS, DISTRIBUTION, VERSION, install
 from sluice.resources.health import Check
+from sluice.resources.lake import CLIENTS
 from sluice.resources.local import java
 from sluice.resources.spark import executors
 
@@ -76,14 +77,13 @@ def packages(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
 def list_needed_extras(feeds: Sequence[Feed]) -> frozenset[str]:
     """Return the extras without which a command on these feeds fails."""
     needs = {
-        "s3": any(scheme(f.lake) == "s3" for f in feeds),
-        "gcs": any(scheme(f.lake) in ("gs", "az", "abfss") for f in feeds),
         "zookeeper": any(f.offsets.store is OffsetStore.ZOOKEEPER for f in feeds),
         "protobuf": any(RecordFormat.PROTOBUF in (f.format, f.key and f.key.format) for f in feeds),
         "iceberg": any(f.table and f.table.iceberg for f in feeds),
         "delta": any(f.table and f.table.delta for f in feeds),
     }
-    return frozenset(extra for extra, needed in needs.items() if needed)
+    stores = {BRINGS[CLIENTS[scheme(f.lake)].package] for f in feeds if f.store}
+    return frozenset(stores | {extra for extra, needed in needs.items() if needed})
 
 
 def _list_by_extra(requirements: Sequence[Requirement]) -> dict[str, list[Requirement]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.stores import StoreSettings, place, scheme
@@ -15,14 +15,25 @@ from sluice.resources.lake.local_lake import LocalLake
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
+    from sluice.resources.lake.object_lake import ObjectLake
+    from sluice.resources.lake.store_client import StoreClient
 
-_LAKES = {
-    "s3": ("s3_lake", "S3Lake"),
-    "gs": ("cloud_lake", "CloudLake"),
-    "az": ("cloud_lake", "CloudLake"),
-    "abfss": ("cloud_lake", "CloudLake"),
+
+class Client(NamedTuple):
+    """The class of a store's client: its module, its name, and the package that it needs, which is imported late."""
+
+    module: str
+    name: str
+    package: str
+
+
+CLIENTS = {
+    "s3": Client("s3", "S3Client", "boto3"),
+    "gs": Client("google", "GoogleClient", "obstore"),
+    "az": Client("azure", "AzureClient", "obstore"),
+    "abfss": Client("azure", "AzureClient", "obstore"),
 }
-"""Modules and classes by the scheme of their addresses; imported late, since each needs an extra."""
+"""By the scheme of addresses."""
 
 
 def open_lake(feed: Feed) -> Lake:
@@ -30,12 +41,20 @@ def open_lake(feed: Feed) -> Lake:
     return open_store(feed.lake, feed.store) if feed.store else LocalLake(Path(feed.lake))
 
 
-def open_store(address: str, settings: StoreSettings) -> Lake:
+def open_store(address: str, settings: StoreSettings) -> ObjectLake:
     """The lake at that address of an object store."""
-    module, name = _LAKES[scheme(address)]
+    client = open_client(address, settings)
+    from sluice.resources.lake.object_lake import ObjectLake  # late: a local lake needs none of it
+
+    return ObjectLake(address, client)
+
+
+def open_client(address: str, settings: StoreSettings) -> StoreClient:
+    """The client of the bucket or container at that address. Raises SetupError without its package."""
+    entry = CLIENTS[scheme(address)]
     with extras.name_missing():
-        lake: Lake = getattr(import_module(f"{__name__}.{module}"), name)(address, settings)
-    return lake
+        client: StoreClient = getattr(import_module(f"{__name__}.{entry.module}"), entry.name)(place(address), settings)
+    return client
 
 
 def strip_scheme(address: str) -> str:
@@ -48,8 +67,4 @@ def strip_scheme(address: str) -> str:
 
 def arrow_files(feed: Feed) -> FileSystem | None:
     """The file system by which Arrow reads addresses in the feed's lake; None if they are paths."""
-    if feed.store is None:
-        return None
-    module = import_module(f"{__name__}.{_LAKES[scheme(feed.lake)][0]}")
-    files: FileSystem = module.open_filesystem(feed.lake, feed.store)
-    return files
+    return open_client(feed.lake, feed.store).open_filesystem() if feed.store else None

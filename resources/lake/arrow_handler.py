@@ -8,18 +8,18 @@ from typing import Any, NoReturn
 import pyarrow as pa
 from pyarrow.fs import FileInfo, FileSelector, FileSystemHandler, FileType
 
-from sluice.resources.lake.cloud_client import Container
-from sluice.resources.lake.streams import NotThere, ObjectReader
+from sluice.resources.lake.store_client import NotThere, StoreClient
+from sluice.resources.lake.streams import ObjectReader
 
 
 class ArrowFiles(FileSystemHandler):  # type: ignore[misc]
-    """The files of a container, by `bucket/key`. Raises FileNotFoundError, and the errors of the lake."""
+    """The files of a bucket, by `bucket/key`. Raises FileNotFoundError, and the errors of the lake."""
 
-    def __init__(self, container: Container) -> None:
-        self._container = container
+    def __init__(self, client: StoreClient) -> None:
+        self._client = client
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ArrowFiles) and other._container == self._container
+        return isinstance(other, ArrowFiles) and other._client == self._client
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -35,13 +35,13 @@ class ArrowFiles(FileSystemHandler):  # type: ignore[misc]
 
     def _describe(self, path: str) -> FileInfo:
         try:
-            return FileInfo(path, FileType.File, size=self._container.read_meta(_remove_bucket(path))["size"])
+            return FileInfo(path, FileType.File, size=self._client.head(_remove_bucket(path)).size)
         except NotThere:
             return FileInfo(path, FileType.NotFound)
 
     def open_input_file(self, path: str) -> Any:
         try:
-            return pa.PythonFile(ObjectReader(self._container, _remove_bucket(path)), mode="r")
+            return pa.PythonFile(ObjectReader(self._client, _remove_bucket(path)), mode="r")
         except NotThere:
             raise FileNotFoundError(path) from None
 

@@ -1,4 +1,11 @@
-"""A lake in an object store: each file is one complete object. Its subclasses know how a store takes requests."""
+"""The lake in an object store: each file is one complete object.
+
+The ledger relies on conditional writes: of several writers exactly one gets True. If the answer is "taken", an earlier
+try of ours may have written the object and lost its answer; the write id tells. Before a process writes its first
+entry, the store must pass a test of these promises: a store that answered "created" twice, listings that lag, or a
+clock that is off are refused. A store that passes gets a note, by which later processes know it. Files are staged in
+bounded memory or on disk, and made visible by copies within the store.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +13,24 @@ import errno
 import hashlib
 import json
 import os
-from abc import ABC, abstractmethod
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from itertools import compress
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
-from sluice.pipelines.errors import LakeUnavailable, ProofFailed, SetupError, Terminal, Unknown
-from sluice.pipelines.feed.stores import StoreSettings, place
+from sluice.pipelines.errors import LakeUnavailable, ProofFailed, SetupError, SluiceError, Terminal, Unknown
 from sluice.pipelines.ports import Stat
 from sluice.pipelines.util.parallel import map_parallel
-from sluice.resources.lake.streams import NotThere, ObjectReader, Objects, make_write_id
+from sluice.resources.lake.store_client import (
+    NotKnown,
+    NotThere,
+    StoreClient,
+    compute_lead,
+    describe_lead,
+)
+from sluice.resources.lake.streams import ObjectReader, make_write_id
 
 _KEY_BYTES = 1024
 MAX_SKEW_S = 300
@@ -28,20 +42,18 @@ PROBE_RESULT = json.dumps({"format": 1, "conditional_writes": True, "fresh_listi
 _checked_lakes: set[tuple[object, ...]] = set()
 
 
-class ObjectLake(ABC):
+class ObjectLake:
     """`ports.Lake` below an address. Safe across processes and threads; picklable; opens nothing itself."""
 
-    bucket: Objects
     copies = True
 
-    def __init__(self, address: str, settings: StoreSettings) -> None:
+    def __init__(self, address: str, client: StoreClient) -> None:
         self.uri = address
-        self.place = place(address)
-        self._prefix = self.place.prefix
-        self.settings = settings
+        self.client = client
+        self._prefix = client.home.prefix
 
     def locate(self, path: str) -> str:
-        return f"{self.place.root}/{self._key(path)}"
+        return f"{self.client.home.root}/{self._key(path)}"
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Create the object; False if it exists. Of several writers exactly one gets True.
@@ -51,7 +63,7 @@ class ObjectLake(ABC):
         key, write = self._key(path), make_write_id()
         self._check_store()
         try:
-            return self._create(key, data, write)
+            return self.client.create(key, bytes(data), write)
         except LakeUnavailable as error:
             raise Unknown(
                 f"no answer confirmed whether {path} was created in the lake: {error.message}",
@@ -62,10 +74,13 @@ class ObjectLake(ABC):
         created = map_parallel(lambda path: self.put_if_absent(path, files[path]), tuple(files), patience=0)
         return frozenset(compress(files, created))
 
+    def put(self, path: str, data: bytes) -> None:
+        self.client.put(self._key(path), bytes(data), make_write_id())
+
     def get(self, path: str) -> bytes | None:
         key = self._key(path)
         with suppress(NotThere):
-            return self.bucket.fetch(key).data
+            return self.client.fetch(key).data
         return None
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
@@ -73,13 +88,23 @@ class ObjectLake(ABC):
         paths."""
         return (stat.path for stat in self.stats(prefix, after))
 
+    def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
+        above = prefix.strip("/")
+        folder = f"{self._key(above)}/" if above else self._prefix
+        for one in self.client.list_below(folder, self._prefix + after if after else ""):
+            if is_path(path := one.path.removeprefix(self._prefix)):
+                yield Stat(path, one.size, one.tag)
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        return filter(is_path, self.client.list_folders(f"{self._key(prefix.strip('/'))}/"))
+
     def size(self, path: str) -> int | None:
         return self._find_size(self._key(path))
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
         """An object that appears when the block ends. Raises Unknown if no answer confirmed it."""
-        upload = self._upload(self._key(path))
+        upload = self.client.open_upload(self._key(path))
         try:
             yield cast(BinaryIO, upload)
             upload.finish()
@@ -93,7 +118,7 @@ class ObjectLake(ABC):
         """The object, read by ranges. If it is replaced during reading, reads raise LakeUnavailable."""
         key = self._key(path)
         with suppress(NotThere):
-            return cast(BinaryIO, ObjectReader(self.bucket, key))
+            return cast(BinaryIO, ObjectReader(self.client, key))
         raise FileNotFoundError(errno.ENOENT, "the file is not in the lake", path)
 
     def show(self, source: str, target: str) -> None:
@@ -107,7 +132,7 @@ class ObjectLake(ABC):
             raise FileNotFoundError(errno.ENOENT, "the file is not in the lake", source)
         if there is None or there == 0 < here:  # on Azure a copy that goes on is an empty object
             try:
-                there = self._copy(origin, key, here)
+                there = self.client.copy(origin, key, here)
             except NotThere:
                 raise FileNotFoundError(errno.ENOENT, "the file is not in the lake", source) from None
         if there != here:
@@ -115,6 +140,23 @@ class ObjectLake(ABC):
                 f"{target} is visible already, with another size than the staged file",
                 remedy="another writer wrote into the lake's data folder: move that file away and run again",
             )
+
+    def remove(self, path: str) -> None:
+        with suppress(NotThere):
+            self.client.remove(self._key(path))
+
+    def list_unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Unfinished uploads below the folder, each with the time (ms, by the store's clock) since its newest part."""
+        for key, upload, age in self.client.list_uploads(f"{self._key(prefix.strip('/'))}/"):
+            if is_path(path := key.removeprefix(self._prefix)):
+                yield f"{path}#{upload}", age
+
+    def discard(self, name: str) -> None:
+        path, _, upload = name.rpartition("#")
+        if not path or not upload:
+            raise Terminal(f"{ascii(name)[:300]} is no unfinished write", remedy="this is a bug; nothing was removed")
+        with suppress(NotThere):
+            self.client.end_upload(self._key(path), upload)
 
     def _key(self, path: str) -> str:
         with suppress(UnicodeEncodeError):
@@ -130,13 +172,17 @@ class ObjectLake(ABC):
             remedy="look for `..`, an empty name, or a slash at the beginning or the end",
         )
 
-    @abstractmethod
-    def stats(self, prefix: str, after: str = "") -> Iterator[Stat]: ...
+    def _find_size(self, key: str) -> int | None:
+        with suppress(NotThere):
+            return self.client.head(key).size
+        return None
+
+    # -- the test of the store's promises
 
     def _check_store(self) -> None:
         """Check each lake once in a process. Raises SetupError for a store, or a clock, that would lose or double
         data."""
-        lake = (os.getpid(), self.uri, self.settings.endpoint)
+        lake = (os.getpid(), self.uri, self.client.settings.endpoint)
         if lake not in _checked_lakes:
             self._probe()
             _checked_lakes.add(lake)
@@ -144,33 +190,61 @@ class ObjectLake(ABC):
     @property
     def _note_id(self) -> str:
         """The write id of the probe's note: a note that was copied with the lake from another store has another."""
-        return hashlib.sha256(f"{self.uri} {self.settings.endpoint}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{self.uri} {self.client.settings.endpoint}".encode()).hexdigest()[:16]
 
-    @abstractmethod
     def is_tested(self) -> bool:
         """Returns whether a process has tested this store, by its note. Raises SetupError for a clock that is off."""
+        with suppress(NotThere):
+            head = self.client.head(self._prefix + PROBE_NOTE)
+            if self.client.DATES_ANSWERS:
+                _check_clock(head.time)
+            return head.writer == self._note_id
+        return False
 
-    @abstractmethod
     def _probe(self) -> None:
-        """Test the promises of the store, unless the note of a test exists. Raises as `_check_store`."""
+        """Test the promises of the store, unless the note of a test exists. Raises as `_check_store`.
 
-    @abstractmethod
-    def _create(self, key: str, data: bytes, write: str) -> bool:
-        """Returns whether this write created the object. If its answer was lost, a second try returns "taken".
-
-        Raises LakeUnavailable if no answer came.
+        Where only objects tell the time, each process writes the note again, which also shows that they can be
+        replaced.
         """
+        note = self._prefix + PROBE_NOTE
+        if not self.is_tested():
+            key = f"{self._prefix}{PROBE_FOLDER}{secrets.token_hex(8)}"
+            try:
+                self._check_conditions(key)
+                _check_clock(self.client.head(key).time)
+                self._check_listing(key)
+            except BaseException:
+                with suppress(SluiceError, NotThere):
+                    self.client.remove(key)
+                raise
+            self.client.remove(key)
+            self.client.put(note, PROBE_RESULT, self._note_id)
+        elif not self.client.DATES_ANSWERS:
+            self.client.put(note, PROBE_RESULT, self._note_id)
+            _check_clock(self.client.head(note).time)
 
-    @abstractmethod
-    def _find_size(self, key: str) -> int | None: ...
+    def _check_conditions(self, key: str) -> None:
+        """Of two writes that create the same object, the second must be refused."""
+        client = self.client
+        with suppress(NotKnown):
+            created = client.create(key, b"first", make_write_id())
+            if created and not client.create(key, b"second", make_write_id()) and client.fetch(key).data == b"first":
+                return
+        raise SetupError(
+            f"the store of {client.home.root} does not honour conditional writes (If-None-Match): two runs could write "
+            "the same ledger entry",
+            remedy="use a store that does (Amazon S3, MinIO, Ceph, R2 of today), or a lake in a folder",
+        )
 
-    @abstractmethod
-    def _upload(self, key: str) -> Any:
-        """A writable stream with `finish` and `abort`."""
-
-    @abstractmethod
-    def _copy(self, origin: str, key: str, size: int) -> int:
-        """Copy the object of that size, and return the size of the copy."""
+    def _check_listing(self, key: str) -> None:
+        """An object that was just written must be in a listing that begins before it."""
+        folder = key.rpartition("/")[0] + "/"
+        if not any(one.path == key for one in self.client.list_below(folder, key[:-1])):
+            raise SetupError(
+                f"the store of {self.client.home.root} does not list new objects: a reader could miss ledger entries",
+                remedy="use a store whose listings are consistent, or a lake in a folder",
+            )
 
 
 def is_path(name: str) -> bool:
@@ -178,30 +252,10 @@ def is_path(name: str) -> bool:
     return not any(p in ("", ".", "..") or "\0" in p for p in name.split("/"))
 
 
-def check_skew(ahead: float) -> None:
+def _check_clock(time: datetime | None) -> None:
     """Raises SetupError if this machine's clock differs too much from the store's."""
-    if abs(ahead) > MAX_SKEW_S:
+    if abs(ahead := compute_lead(time)) > MAX_SKEW_S:
         raise SetupError(
-            f"{describe_skew(ahead)} of the store's: windows would be closed by a wrong time",
+            f"{describe_lead(ahead)} of the store's: windows would be closed by a wrong time",
             remedy="set this machine's clock (NTP), then run again",
         )
-
-
-def describe_skew(seconds: float) -> str:
-    amount, way = round(abs(seconds)), "ahead" if seconds > 0 else "behind"
-    return f"this machine's clock is {amount // 60} min {amount % 60} s {way}"
-
-
-def build_conditions_error(root: str) -> SetupError:
-    return SetupError(
-        f"the store of {root} does not honour conditional writes (If-None-Match): two runs could write "
-        "the same ledger entry",
-        remedy="use a store that does (Amazon S3, MinIO, Ceph, R2 of today), or a lake in a folder",
-    )
-
-
-def build_listing_error(root: str) -> SetupError:
-    return SetupError(
-        f"the store of {root} does not list new objects: a reader could miss ledger entries",
-        remedy="use a store whose listings are consistent, or a lake in a folder",
-    )

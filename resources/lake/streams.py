@@ -10,41 +10,12 @@ import io
 import mmap
 import secrets
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import Lock
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from sluice.pipelines.errors import LakeFull, LakeUnavailable, SluiceError, Terminal, Unknown
-
-
-class Signal(Terminal):
-    """An answer that its caller expects. A caller that does not expect it has met a store with a fault."""
-
-
-class NotThere(Signal): ...
-
-
-class Taken(Signal):
-    """The condition of the request does not hold: an object exists, or another one than expected."""
-
-
-class OutOfRange(Signal): ...
-
-
-class NotKnown(Signal):
-    """The store does not know the requested object."""
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Bytes of an object from `start` on, its size, and the tag of exactly that content."""
-
-    start: int
-    data: bytes
-    size: int
-    etag: str
+from sluice.resources.lake.store_client import Block, NotThere, OutOfRange, StoreClient, Taken, find_writer
 
 
 def make_write_id() -> str:
@@ -53,19 +24,6 @@ def make_write_id() -> str:
 
 
 # -- writing
-
-
-def is_written(key: str, write: str, find_writer: Callable[[str], str | None], error: Exception) -> bool:
-    """Returns whether this write made the object, after `error` hid its answer. Raises Unknown if it cannot be
-    read.
-    """
-    try:
-        return find_writer(key) == write
-    except SluiceError as unread:
-        raise Unknown(
-            f"no answer confirmed whether {key} is complete in the lake ({unread.message})",
-            remedy="run again: the existing file is checked first",
-        ) from error
 
 
 class _Memory:
@@ -141,6 +99,59 @@ class PartBuffer:
             self.file.close()
 
 
+class Upload(io.RawIOBase):
+    """An object on its way, sent as one request. End it by `finish` or `abort`."""
+
+    def __init__(self, client: StoreClient, key: str) -> None:
+        self._client, self._key, self._write = client, key, make_write_id()
+        self._part = self._make_part()
+
+    def _make_part(self) -> PartBuffer:
+        return PartBuffer(self._client.settings.buffer_bytes, self._key)
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._part.bytes
+
+    def write(self, data: Any, /) -> int:
+        """Take all bytes. Raises Terminal beyond the store's limit, and LakeFull if the machine's disk has no room."""
+        view = memoryview(data).cast("B")
+        if self._part.bytes + len(view) > self._client.LARGEST:
+            raise Terminal(
+                f"{self._key} is larger than the {self._client.LARGEST >> 20} MiB that the store takes",
+                remedy="lower landing.file_size in the feed",
+            )
+        self._part.write(view)
+        return len(view)
+
+    def finish(self) -> None:
+        """Make the object appear. Raises Unknown if no answer confirmed it: then nothing is cleaned up."""
+        try:
+            self._client.put(self._key, self._part.view(), self._write)
+        except LakeUnavailable as error:
+            if not self._is_written(error):
+                raise
+        finally:
+            self._part.close()
+
+    def abort(self) -> None:
+        """Leave nothing. `list_uploads` finds parts that cannot be removed now."""
+        self._part.close()
+
+    def _is_written(self, error: Exception) -> bool:
+        """Returns whether this write made the object, after `error` hid its answer. Raises Unknown if it cannot be
+        read."""
+        try:
+            return find_writer(self._client, self._key) == self._write
+        except SluiceError as unread:
+            raise Unknown(
+                f"no answer confirmed whether {self._key} is complete in the lake ({unread.message})",
+                remedy="run again: the existing file is checked first",
+            ) from error
+
+
 # -- reading
 
 TAIL = 64 << 10
@@ -150,24 +161,13 @@ AHEAD = (256 << 10, 8 << 20)
 AT_ONCE = 16 << 20
 
 
-class Objects(Protocol):
-    """Requests for objects by key."""
-
-    def fetch(self, key: str, span: str = "", etag: str = "") -> Block:
-        """The object, or the `span` of it (as after `bytes=`), only if its content has that tag.
-
-        Raises NotThere, Taken, OutOfRange.
-        """
-        ...
-
-
 class ObjectReader(io.RawIOBase):
     """An object as a seekable file. Raises NotThere when it is made, LakeUnavailable if the object was replaced."""
 
-    def __init__(self, bucket: Objects, key: str) -> None:
-        self._bucket, self._key = bucket, key
+    def __init__(self, client: StoreClient, key: str) -> None:
+        self._client, self._key = client, key
         try:
-            self._tail = bucket.fetch(key, f"-{TAIL}")
+            self._tail = client.fetch(key, f"-{TAIL}")
         except OutOfRange:
             self._tail = Block(0, b"", 0, "")
         self._block, self._size = self._tail, self._tail.size
@@ -223,7 +223,7 @@ class ObjectReader(io.RawIOBase):
         self._ahead = min(2 * self._ahead, AHEAD[1]) if goes_on else AHEAD[0]
         end = min(position + min(max(wanted, self._ahead), AT_ONCE), self._tail.start)
         try:
-            return self._bucket.fetch(self._key, f"{position}-{end - 1}", self._tail.etag)
+            return self._client.fetch(self._key, f"{position}-{end - 1}", self._tail.etag)
         except (Taken, NotThere, OutOfRange):
             raise LakeUnavailable(
                 f"{self._key} was replaced or removed while it was read",

@@ -18,8 +18,8 @@ from typing import Any
 from urllib.request import urlopen
 
 from sluice.pipelines.errors import SetupError
-from sluice.pipelines.feed.s3_section import S3Settings
-from sluice.resources.lake.s3_client import Bucket
+from sluice.pipelines.feed.stores import S3Settings, place
+from sluice.resources.lake.s3 import S3Client
 
 HOST, REGION, BUCKET = "127.0.0.1", "us-east-1", "lake"
 
@@ -49,7 +49,7 @@ class LocalS3:
                 f"moto's S3 server does not start: {self._end()}", remedy="install it: pip install 'moto[s3,server]'"
             )
         self.endpoint = f"http://{HOST}:{port}"
-        Bucket(BUCKET, self.settings).call("create_bucket", "")
+        S3Client(place(self.lake), self.settings).call("create_bucket", "")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._end()

@@ -39,14 +39,14 @@ from sluice.pipelines.errors import SetupError
 from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.records.compiled import library
 from sluice.pipelines.util.locks import locking
+from sluice.resources.lake import CLIENTS
 
 STAGE = "pack"
 _LAYOUT = 1
 """Part of the hash: it changes when packs are made differently."""
-_S3 = importlib.util.find_spec("boto3") is not None
-"""True if the extra `s3` is installed here; without it, executors need it no more than we do."""
-_CLOUDS = importlib.util.find_spec("obstore") is not None
-"""The same for the extras `gcs` and `azure`."""
+_CLIENTS = {client for client in CLIENTS.values() if importlib.util.find_spec(client.package)}
+"""Stores' clients whose packages are installed here; without one, executors need it no more than we do."""
+_STORES = sorted({client.package for client in _CLIENTS})
 _PROTOBUF = {
     name: module
     for name, module in (("protobuf", "google.protobuf.descriptor_pb2"), ("grpcio-tools", "grpc_tools.protoc"))
@@ -54,8 +54,7 @@ _PROTOBUF = {
 }
 """Installed packages of the extra `protobuf`, and its modules: tasks compile new schemas at first use."""
 _ROOTS = (
-    *(("boto3",) if _S3 else ()),
-    *(("obstore",) if _CLOUDS else ()),
+    *_STORES,
     *_PROTOBUF,
     *("cramjam", "crc32c", "kafka-python", "numpy", "pyarrow", "pydantic", "pyyaml"),
 )
@@ -72,8 +71,9 @@ _IMPORTED = (
     "sluice.pipelines.records.protobuf.format",
     "sluice.resources.kafka.fetch.fetch",
     *_PROTOBUF.values(),
-    *(("sluice.resources.lake.s3_lake", "sluice.resources.registry.glue", "boto3") if _S3 else ()),
-    *(("sluice.resources.lake.cloud_lake",) if _CLOUDS else ()),
+    "sluice.resources.lake.object_lake",
+    *sorted({f"sluice.resources.lake.{client.module}" for client in _CLIENTS}),
+    *(("sluice.resources.registry.glue", "boto3") if "boto3" in _STORES else ()),
 )
 # Tests, headers, sources of compiled modules and stubs are for building and typing; the large libraries are of parts
 # of Arrow that no task imports. Of AWS, tasks use S3, Glue and the services that issue credentials.

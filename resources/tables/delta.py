@@ -27,7 +27,6 @@ import pyarrow.compute as pc
 
 from sluice.pipelines.errors import CatalogUnavailable, NotAuthorized, SluiceError, TableDiffers, TableMoved
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.feed.stores import place
 from sluice.pipelines.lake import paths
 from sluice.pipelines.model.receipts import PartKind
@@ -47,8 +46,9 @@ from sluice.pipelines.model.tables import (
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.parallel import map_parallel
+from sluice.resources.lake import open_client
 from sluice.resources.tables.delta_types import delta_field, grown, list_bounded, says_all, stats_of
-from sluice.resources.tables.outcomes import Outcomes, access_of, readable
+from sluice.resources.tables.outcomes import Outcomes, readable
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
@@ -562,23 +562,4 @@ def _build_hooks() -> PostCommitHookProperties:
 
 def _build_options(feed: Feed) -> dict[str, str]:
     """How deltalake reaches the feed's lake in a store: as the feed itself does."""
-    if feed.store and not isinstance(feed.store, S3Settings):
-        with extras.name_missing():
-            from sluice.resources.lake.cloud_client import build_delta_options
-        return build_delta_options(feed.lake, feed.store)
-    if (access := access_of(feed)) is None:
-        return {}
-    options = {
-        "aws_endpoint_url": access.endpoint,
-        "aws_region": access.region,
-        "aws_access_key_id": access.access_key,
-        "aws_secret_access_key": access.secret_key,
-        "aws_session_token": access.token,
-        "aws_conditional_put": "etag",
-        "aws_virtual_hosted_style_request": "true" if feed.s3.path_style is False else "false",
-        "allow_http": "true" if access.endpoint.startswith("http://") else "false",
-        "connect_timeout": f"{feed.s3.connect_timeout_ms}ms",
-        "timeout": f"{feed.s3.read_timeout_ms}ms",
-        "max_retries": str(feed.s3.retries),
-    }
-    return {k: v for k, v in options.items() if v}
+    return open_client(feed.lake, feed.store).build_delta_options() if feed.store else {}

@@ -30,7 +30,6 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.errors import CatalogUnavailable, PartUnreadable, SetupError, SluiceError, TableRefused
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.lake.parquet import is_misread_by_iceberg, read_bounds
 from sluice.pipelines.model.tables import (
     BATCHES,
@@ -51,7 +50,8 @@ from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import parse_type
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.parallel import map_parallel
-from sluice.resources.tables.outcomes import Outcomes, access_of, readable
+from sluice.resources.lake import open_client
+from sluice.resources.tables.outcomes import Outcomes, readable
 from sluice.resources.web import limit_session
 
 if TYPE_CHECKING:
@@ -659,20 +659,8 @@ def _producer(transaction: Transaction, table: Table, operation: TableOperation,
 
 def _build_options(feed: Feed) -> dict[str, Any]:
     """How PyIceberg reaches the feed's lake in a store: as the feed itself does."""
-    if feed.store and not isinstance(feed.store, S3Settings):
-        with extras.name_missing():
-            from sluice.resources.tables.iceberg_files import build_properties
-        return build_properties(feed.store)
-    if (access := access_of(feed)) is None:
+    if feed.store is None:
         return {}
-    options = {
-        "s3.endpoint": access.endpoint,
-        "s3.region": access.region,
-        "s3.access-key-id": access.access_key,
-        "s3.secret-access-key": access.secret_key,
-        "s3.session-token": access.token,
-        "s3.connect-timeout": str(feed.s3.connect_timeout_ms / 1000),
-        "s3.request-timeout": str(feed.s3.read_timeout_ms / 1000),
-        "s3.force-virtual-addressing": "true" if feed.s3.path_style is False else None,
-    }
-    return {k: v for k, v in options.items() if v}
+    from sluice.resources.tables.iceberg_files import build_properties
+
+    return open_client(feed.lake, feed.store).build_iceberg_options() or build_properties(feed.store)

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from pyiceberg.io import FileIO, InputFile, OutputFile
 
 from sluice.pipelines.errors import LakeFull, LakeUnavailable, NotAuthorized, SetupError, Unknown
-from sluice.pipelines.feed.stores import StoreSettings, place, scheme
-from sluice.resources.lake.cloud_client import Container
-from sluice.resources.lake.cloud_lake import LARGEST, Upload
-from sluice.resources.lake.streams import NotThere, ObjectReader
+from sluice.pipelines.feed.stores import StoreSettings, scheme
+from sluice.resources.lake import open_client
+from sluice.resources.lake.store_client import NotThere, find_writer
+from sluice.resources.lake.streams import ObjectReader, Upload
 
 SETTINGS = "sluice.store"
 """The property with the lake's settings; their text has no secrets."""
@@ -40,7 +40,7 @@ class StoreFiles(FileIO):  # type: ignore[misc, unused-ignore]
 
     def delete(self, location: Any) -> None:
         file = self.new_input(location if isinstance(location, str) else location.location)
-        file.request(file.container.remove)
+        file.request(file.client.remove)
 
 
 class StoreFile(InputFile, OutputFile):  # type: ignore[misc, unused-ignore]
@@ -50,28 +50,26 @@ class StoreFile(InputFile, OutputFile):  # type: ignore[misc, unused-ignore]
         super().__init__(location)
         if not scheme(location):
             raise SetupError(f"{location} is not in the lake's store", remedy="give the catalog a warehouse there")
-        home = place(location)
-        self.container = Container(home, settings)
-        self._key = location.removeprefix(f"{home.root}/")
-        self._largest = LARGEST.get(home.scheme, 5 << 40)
+        self.client = open_client(location, settings)
+        self._key = location.removeprefix(f"{self.client.home.root}/")
 
     def request(self, ask: Callable[[str], Answer]) -> Answer:
         with _translate_errors(self.location):
             return ask(self._key)
 
     def __len__(self) -> int:
-        return int(self.request(self.container.read_meta)["size"])
+        return self.request(self.client.head).size
 
     def exists(self) -> bool:
-        return self.request(self.container.find_writer) is not None
+        return self.request(lambda key: find_writer(self.client, key)) is not None
 
     def open(self, seekable: bool = True) -> Any:
-        return self.request(lambda key: Input(self.container, key))
+        return self.request(lambda key: Input(self.client, key))
 
     def create(self, overwrite: bool = False) -> Any:
         if not overwrite and self.exists():
             raise FileExistsError(self.location)
-        return Output(self.container, self._key, self._largest)
+        return Output(self.client, self._key)
 
     def to_input_file(self) -> StoreFile:
         return self

@@ -1,4 +1,4 @@
-"""Credentials for libraries of tables, and their errors about reads and commits as ours.
+"""Errors of libraries of tables, about reads and commits, as ours.
 
 A library's message may contain an address with a password: it is repeated only if it concerns the table itself.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -23,9 +22,6 @@ from sluice.pipelines.errors import (
     TableRefused,
     Unknown,
 )
-from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.stores import place, scheme
-from sluice.pipelines.util import extras
 
 _AWAY = {"SQLAlchemyError", "OSError", "RESTError", "RequestException", "BotoCoreError", "ClientError", "TException"}
 """Kinds of errors, by name, of a catalog or store that does not answer now."""
@@ -130,27 +126,3 @@ def _kinds(error: Exception) -> set[str]:
 
 def _kind(error: Exception) -> str:
     return type(error).__name__
-
-
-@dataclass(frozen=True, slots=True)
-class StoreAccess:
-    """An address and credentials, as boto3 found them at this moment."""
-
-    endpoint: str
-    region: str
-    access_key: str = field(repr=False)
-    secret_key: str = field(repr=False)
-    token: str | None = field(repr=False)
-
-
-def access_of(feed: Feed) -> StoreAccess | None:
-    """How to reach the feed's lake on S3; None for a lake in a folder. Raises NotAuthorized, SetupError."""
-    if scheme(feed.lake) != "s3":
-        return None
-    with extras.name_missing():
-        from sluice.resources.lake.s3_client import Bucket
-    bucket = Bucket(place(feed.lake).bucket, feed.s3)
-    credentials, meta = bucket.credentials, bucket.client.meta
-    return StoreAccess(
-        meta.endpoint_url, meta.region_name, credentials.access_key, credentials.secret_key, credentials.token
-    )

@@ -48,7 +48,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.util.units import show_window
-from sluice.resources.lake.s3_lake import S3Lake
+from sluice.resources.lake import open_store
 from sluice.resources.local.local_s3 import LocalS3
 from sluice.running import RunResult
 from sluice.testing.group import MemoryGroup
@@ -595,7 +595,7 @@ def test_idle_tick_sends_two_s3_requests_per_feed_and_no_kafka_request(
     fleet: Fleet, instance: dg.DagsterInstance
 ) -> None:
     with LocalS3() as store:
-        fleet.lake = S3Lake(store.lake, store.settings)  # type: ignore[assignment]
+        fleet.lake = open_store(store.lake, store.settings)  # type: ignore[assignment]
         fleet.land()
         session = RunSession(fleet.project, fleet.open_ports)
         windows = load_windows(fleet)

@@ -30,6 +30,6 @@ def shift_clock(ahead: str) -> Iterator[None]:
     with (
         patch.object(time, "time_ns", read_ns),
         patch.object(time, "time", lambda: read_ns() / 1e9),
-        patch("sluice.resources.lake.s3_client.datetime", ShiftedDatetime),
+        patch("sluice.resources.lake.store_client.datetime", ShiftedDatetime),
     ):
         yield

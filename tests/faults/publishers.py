@@ -20,8 +20,8 @@ import duckdb
 import pyarrow as pa
 
 from sluice.pipelines.errors import SluiceError
+from sluice.resources.lake import open_store
 from sluice.resources.lake.local_lake import LocalLake
-from sluice.resources.lake.s3_lake import S3Lake
 from tests.pipelines.landed_world import A, B, World, split_offsets
 from tests.resources.lake.s3_faults import Proxy
 from tests.stores import Store
@@ -118,7 +118,7 @@ class Course(World):
             lines = store.build_feed_settings()
             self.address, endpoint = lines["lake"], store.settings.endpoint or ""
             more += "".join(f"{k}: {v}\n" for k, v in lines.items()).replace(endpoint, front.endpoint)
-            super().__init__(root, more, lake=S3Lake(self.address, store.settings))
+            super().__init__(root, more, lake=open_store(self.address, store.settings))
         else:
             self.address = str(root / "lake")
             super().__init__(root, f"{more}lake: {root}/lake\n", lake=LocalLake(root / "lake"))

@@ -51,7 +51,7 @@ _server.set_forkserver_preload(
         "sluice.pipelines.records.json.format",
         "sluice.pipelines.records.contract_rows.contract_format",
         "sluice.resources.kafka.fetch.fetch",
-        "sluice.resources.lake.s3_lake",
+        "sluice.resources.lake.s3",
         "boto3",
         "duckdb",
         "pandas",  # imported by Arrow's conversion to Python objects
@@ -124,12 +124,12 @@ def main(path: str, point: str = "") -> int:
         if ahead := os.environ.get(CLOCK):
             stack.enter_context(shift_clock(ahead))
         if feed.lake.startswith("s3://"):
-            stack.enter_context(patch("sluice.resources.lake.s3_client.pause", lambda attempt: None))
-            stack.enter_context(patch("sluice.resources.lake.s3_client.patience", lambda *_: 0))
+            stack.enter_context(patch("sluice.resources.lake.s3.pause", lambda attempt: None))
+            stack.enter_context(patch("sluice.resources.lake.s3.patience", lambda *_: 0))
         elif "://" in feed.lake:
-            stack.enter_context(patch("sluice.resources.lake.cloud_client.choose_pause", lambda _: 0))
+            stack.enter_context(patch("sluice.resources.lake.obstore_client.choose_pause", lambda _: 0))
             backoff = {"init_backoff": timedelta(milliseconds=10), "max_backoff": timedelta(milliseconds=100)}
-            stack.enter_context(patch.dict("sluice.resources.lake.cloud_client._BACKOFF", backoff))
+            stack.enter_context(patch.dict("sluice.resources.lake.obstore_client._BACKOFF", backoff))
         if point:
             sign = signal.Signals[os.environ.get(SIGNAL, "SIGKILL")]
             stack.enter_context(interrupt_at(point, sign, type(open_lake(feed))))

@@ -13,7 +13,6 @@ from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.tables.sync import sync
 from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.resources.lake import open_store
-from sluice.resources.lake.s3_lake import S3Lake
 from sluice.resources.open_ports import open_table, open_tables
 from tests import postgres
 from tests.clouds import ACCOUNT, KEY, CloudStore
@@ -36,7 +35,7 @@ def test_iceberg_table_on_s3_with_postgresql_catalog_has_each_row_once(s3_store:
         lines = s3_store.build_feed_settings()
         table = f"table: {{iceberg: {{name: db.orders, catalog: {{type: sql, uri: '{uri}'}}}}}}\n"
         settings = "".join(f"{k}: {v}\n" for k, v in lines.items()) + table
-        world = World(tmp_path, settings, lake=S3Lake(lines["lake"], s3_store.settings))
+        world = World(tmp_path, settings, lake=open_store(lines["lake"], s3_store.settings))
         lake = world.lake
 
         def bring_up() -> tuple[int, int]:

@@ -14,7 +14,7 @@ from sluice.pipelines.model.tables import TableChange
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import Synced, sync
 from sluice.pipelines.tables.table_windows import FeedTables
-from sluice.resources.lake.s3_lake import S3Lake
+from sluice.resources.lake import open_store
 from sluice.resources.open_ports import open_table, open_tables
 from tests import rest_catalog
 from tests.pipelines.landed_world import HOUR, START, A, B, World, split_offsets
@@ -39,7 +39,7 @@ def test_a_table_in_a_rest_catalog(s3_store: Store, tmp_path: Path, monkeypatch:
         world = World(
             tmp_path,
             f"{settings}table: {{iceberg: {{name: db.orders, catalog: {catalog}}}}}\n",
-            lake=S3Lake(lines["lake"], s3_store.settings),
+            lake=open_store(lines["lake"], s3_store.settings),
         )
 
         def bring_up(**options: Any) -> Synced:

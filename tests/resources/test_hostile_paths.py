@@ -14,7 +14,7 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.published_files import File
 from sluice.reading import Windows, _escape_glob
-from sluice.resources.lake.s3_lake import S3Lake
+from sluice.resources.lake import open_store
 from tests.stores import Store
 
 EVIL = '"; drop table t; --'
@@ -48,11 +48,11 @@ def test_pattern_characters_are_escaped_for_hadoop(folder: str) -> None:
 
 def test_bucket_keys_that_are_not_paths_are_ignored(s3_store: Store) -> None:
     """S3 accepts any key; listings for maintenance return only objects that can be read and removed."""
-    lake = S3Lake(s3_store.make_address(), s3_store.settings)
+    lake, client = open_store(s3_store.make_address(), s3_store.settings), s3_store.open_client()
     lake.put("a/x", b"")
-    above = lake.locate("a").removeprefix(f"s3://{lake.bucket.name}/")
+    above = lake.locate("a").removeprefix(f"s3://{s3_store.bucket}/")
     for name in ("/y", "../y", "b/../../../y", "./y", "b//y", "folder/"):
-        lake.bucket.send("put_object", f"{above}/{name}", b"")
-    lake.bucket.call("create_multipart_upload", f"{above}/../y")
+        client.put_object(Bucket=s3_store.bucket, Key=f"{above}/{name}")
+    client.create_multipart_upload(Bucket=s3_store.bucket, Key=f"{above}/../y")
     assert list(lake.list("a")) == ["a/x"]
     assert list(lake.list_unfinished("a")) == []

@@ -23,11 +23,11 @@ from sluice.pipelines.errors import (
 )
 from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.feed.project_files import EmailSettings, MailSecurity, NotifySettings
-from sluice.pipelines.feed.s3_section import S3Settings
-from sluice.pipelines.feed.stores import AzureSettings, GcsSettings, StoreSettings, place
+from sluice.pipelines.feed.stores import AzureSettings, GcsSettings, S3Settings, StoreSettings
 from sluice.resources import web
 from sluice.resources.kafka.connection import oauth
-from sluice.resources.lake import cloud_client, s3_client
+from sluice.resources.lake import open_client
+from sluice.resources.lake.store_client import StoreClient
 from sluice.resources.observe import lineage, notifications, prometheus
 from sluice.resources.registry import confluent, glue
 from sluice.resources.tables import iceberg
@@ -149,24 +149,24 @@ def test_cloud_store_that_drips_is_unavailable(script: str, cloud: str) -> None:
         if cloud == "az":
             settings = AzureSettings(account="account", account_key=SecretStr("YWFh"), **limits)
         with pytest.raises(LakeUnavailable):
-            cloud_client.Container(place(f"{cloud}://bucket/lake"), settings).fetch("key")
+            open_client(f"{cloud}://bucket/lake", settings).fetch("key")
 
 
-def open_bucket(port: int, **more: Any) -> s3_client.Bucket:
+def open_bucket(port: int, **more: Any) -> StoreClient:
     keys = {"access_key_id": SecretStr("key"), "secret_access_key": SecretStr("secret"), "region": "eu-west-1"}
     limits = {"endpoint": f"http://127.0.0.1:{port}", "read_timeout_ms": 300, "retries": 0}
-    return s3_client.Bucket("lake", S3Settings(**{**keys, **limits, **more}))
+    return open_client("s3://lake", S3Settings(**{**keys, **limits, **more}))
 
 
 @pytest.mark.parametrize("script", WAITS)
-@pytest.mark.parametrize("request_", ["fetch", "send", "pages"])
+@pytest.mark.parametrize("request_", ["fetch", "put", "list"])
 def test_s3_that_drips_is_unavailable(script: str, request_: str) -> None:
     with dripping(script) as port:
         bucket = open_bucket(port)
         requests: dict[str, Callable[[], Any]] = {
             "fetch": lambda: bucket.fetch("key"),
-            "send": lambda: bucket.send("put_object", "key", b"x" * 1_000_000),
-            "pages": lambda: list(bucket.pages("list_objects_v2")),
+            "put": lambda: bucket.put("key", b"x" * 1_000_000, "write"),
+            "list": lambda: list(bucket.list_below("")),
         }
         with pytest.raises(LakeUnavailable):
             requests[request_]()

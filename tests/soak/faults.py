@@ -266,7 +266,7 @@ def run_by_another_clock(chaos: Chaos) -> Iterator[None]:
 
 _BY_CLOCK = """
 import os, sys
-import sluice.resources.lake.s3_client
+import sluice.resources.lake.store_client
 from sluice.cli.entry import main
 from tests.faults.clock import CLOCK, shift_clock
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sluice.pipelines.feed.stores import SECTIONS, scheme
+from sluice.pipelines.feed.stores import STORES, scheme
 from sluice.pipelines.lake import paths
 from sluice.resources.lake import open_lake
 from sluice.resources.local.local_s3 import REGION
@@ -181,7 +181,7 @@ ACCESS = {
 
 def with_store(field: Field, endpoint: str, **settings: Any) -> Field:
     """Returns the feed with its store at the endpoint, and these settings. On S3, large parts go in pieces."""
-    section = SECTIONS[scheme(field.settings["lake"])]
+    section = STORES[scheme(field.settings["lake"])].section
     access = {"endpoint": endpoint, "retries": 1, **ACCESS[section], **settings}
     text = ", ".join(f"{k}: '{v}'" for k, v in access.items())
     return field.with_settings(**{section: f"{{{text}}}"}, landing="{compression: none}")

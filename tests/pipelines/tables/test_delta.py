@@ -30,8 +30,8 @@ from sluice.pipelines.model.tables import TableChange, TableOperation
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import parse_type
+from sluice.resources.lake import open_store
 from sluice.resources.lake.local_lake import LocalLake
-from sluice.resources.lake.s3_lake import S3Lake
 from sluice.resources.tables.delta import DeltaLakeTable
 from sluice.resources.tables.delta_types import delta_field
 from tests.pipelines.landed_world import A, B, split_offsets
@@ -136,7 +136,7 @@ def test_table_works_in_folder_with_special_characters(tmp_path: Path) -> None:
 
 def test_table_works_below_s3_prefix_with_special_characters(s3_store: Store) -> None:
     root = s3_store.make_address()
-    lake, around = S3Lake(f"{root}/{ODD}", s3_store.settings), S3Lake(root, s3_store.settings)
+    lake, around = open_store(f"{root}/{ODD}", s3_store.settings), open_store(root, s3_store.settings)
     options = {**(get_delta_access(s3_store) or {}), "aws_conditional_put": "etag"}
     assert _commit_twice(lake, DeltaLakeTable(lake, ROOT, options)) == ({f"{ROOT}/_delta_log"}, [-2, -1, 1, 2])
     assert {path.partition("/")[0] for path in around.list("")} == {ODD}

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import boto3
 import pytest
 
-from sluice.pipelines.feed.s3_section import S3Settings
+from sluice.pipelines.feed.stores import S3Settings
 from sluice.pipelines.model.health import Diagnosis, Health
 from sluice.resources.health.lake_checks import examine_lake
-from sluice.resources.lake.s3_lake import S3Lake
+from sluice.resources.lake import open_store
 from tests.clouds import CloudStore
 from tests.resources.lake.s3_faults import Proxy, Rule, run_proxy
 from tests.stores import Store
@@ -27,9 +27,9 @@ def test_lake_on_s3_is_examined_read_only(s3_store: Store) -> None:
     assert (before["clock"].health, before["conditional writes"].health) == (Health.OK, Health.SKIPPED)
     assert before["rights"].found == "this user may read, remove, end uploads, list uploads below the lake"
     assert "does not show it" in before["right to write"].found, "moto answers 500 to an unknown upload"
-    assert [*S3Lake(address, s3_store.settings).list("")] == [], "it reads only"
+    assert [*open_store(address, s3_store.settings).list("")] == [], "it reads only"
 
-    S3Lake(address, s3_store.settings).put_if_absent("_sluice/orders/log/0.json", b"{}")
+    open_store(address, s3_store.settings).put_if_absent("_sluice/orders/log/0.json", b"{}")
     after = by_title(examine_lake(address, s3_store.settings))
     assert {d.health for t, d in after.items() if t != "right to write"} == {Health.OK}
     assert after["listing"].found == f"{address}: the ledger can be listed"
@@ -91,15 +91,13 @@ def proxy(cloud: CloudStore) -> Iterator[Proxy]:
 
 
 def test_lake_in_cloud_is_examined_read_only(cloud: CloudStore) -> None:
-    from sluice.resources.lake.cloud_lake import CloudLake
-
     address = cloud.make_address()
     before = by_title(examine_lake(address, cloud.settings))
     assert before["listing"].found == f"{address}: it can be listed, and nothing has landed yet"
     assert (before["clock"].health, before["conditional writes"].health) == (Health.OK, Health.SKIPPED)
     assert before["rights"].found == "this user may read, write, remove below the lake"
-    assert [*CloudLake(address, cloud.settings).list("")] == [], "it reads only"
-    CloudLake(address, cloud.settings).put_if_absent("_sluice/orders/log/0.json", b"{}")
+    assert [*open_store(address, cloud.settings).list("")] == [], "it reads only"
+    open_store(address, cloud.settings).put_if_absent("_sluice/orders/log/0.json", b"{}")
     after = examine_lake(address, cloud.settings)
     assert {d.health for d in after} == {Health.OK}
 
@@ -174,12 +172,10 @@ def test_missing_cloud_bucket_and_unreachable_store_are_reported(cloud: CloudSto
 
 def test_azure_versioning_and_immutability_policy_are_reported(azure_store: CloudStore) -> None:
     pytest.importorskip("obstore")
-    from sluice.resources.lake.cloud_lake import CloudLake
-
     with run_proxy(azure_store.settings.endpoint or "") as proxy:
         store = azure_store.pass_through(proxy.endpoint)
         address = store.make_address()
-        CloudLake(address, store.settings).put_if_absent("_sluice/orders/log/0.json", b"{}")
+        open_store(address, store.settings).put_if_absent("_sluice/orders/log/0.json", b"{}")
         headers = {"x-ms-version-id": "2026-11-26T00:00:00Z", "x-ms-immutability-policy-until-date": "soon"}
         proxy.rules[:] = [Rule("^GET .*sig=", "add", times=-1, headers=headers)]
         report = by_title(examine_lake(address, store.settings))

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.errors import ProofFailed, Terminal
 from sluice.pipelines.ports import Lake
+from sluice.resources.lake import open_store
 from sluice.resources.lake.local_lake import LocalLake
-from sluice.resources.lake.s3_lake import S3Lake
 from tests.clouds import CloudStore
 from tests.stores import Store
 
@@ -31,11 +31,10 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[
         return
     if request.param == "s3":
         store: Store = request.getfixturevalue("s3_store")
-        yield lambda: S3Lake(store.make_address(), store.settings)
+        yield lambda: open_store(store.make_address(), store.settings)
         return
     cloud: CloudStore = request.getfixturevalue(f"{request.param}_store")
-    module = pytest.importorskip("sluice.resources.lake.cloud_lake")
-    yield lambda: module.CloudLake(cloud.make_address(), cloud.settings)
+    yield lambda: open_store(cloud.make_address(), cloud.settings)
 
 
 @pytest.fixture

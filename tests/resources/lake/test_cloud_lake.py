@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import sluice.resources.lake
 from sluice.pipelines.errors import (
     LakeUnavailable,
     NotAuthorized,
@@ -17,11 +16,11 @@ from sluice.pipelines.errors import (
     SluiceError,
     Unknown,
 )
+from sluice.resources.lake import open_store
 from tests.clouds import DELETES, KEY, RETENTION, CloudStore
 from tests.resources.lake.s3_faults import Proxy, Rule, run_proxy
 
-cloud_lake = pytest.importorskip("sluice.resources.lake.cloud_lake")
-cloud_client = pytest.importorskip("sluice.resources.lake.cloud_client")
+pytest.importorskip("obstore")
 
 ENTRY = "_sluice/f/log/1.json"
 WRITES = r"^PUT .*1(\.|%2E)json"
@@ -42,9 +41,9 @@ def proxy(store: CloudStore) -> Iterator[Proxy]:
 @pytest.fixture
 def lake(store: CloudStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A lake behind the proxy that has passed its probe."""
-    monkeypatch.setattr(cloud_client, "choose_pause", lambda _: 0)
+    monkeypatch.setattr("sluice.resources.lake.obstore_client.choose_pause", lambda _: 0)
     behind = store.pass_through(proxy.endpoint)
-    probed = cloud_lake.CloudLake(behind.make_address(), behind.settings.model_copy(update={"retries": 1}))
+    probed = open_store(behind.make_address(), behind.settings.model_copy(update={"retries": 1}))
     probed.put_if_absent("before", b"")
     proxy.requests.clear()
     return probed
@@ -63,7 +62,7 @@ def test_lost_response_is_distinguished_from_a_refusal(lake: Any, proxy: Proxy) 
 
 
 def test_other_writer_wins_behind_a_lost_response(lake: Any, proxy: Proxy, store: CloudStore) -> None:
-    other = cloud_lake.CloudLake(lake.uri, store.settings)
+    other = open_store(lake.uri, store.settings)
     proxy.rules[:] = [Rule(WRITES, "reset")]
     assert other.put_if_absent(ENTRY, b"theirs")
     assert not lake.put_if_absent(ENTRY, b"ours")
@@ -79,7 +78,7 @@ def test_write_without_any_response_is_unknown(lake: Any, proxy: Proxy) -> None:
 
 
 def test_one_of_many_writers_wins(lake: Any, store: CloudStore) -> None:
-    lakes = [cloud_lake.CloudLake(lake.uri, store.settings) for _ in range(8)]
+    lakes = [open_store(lake.uri, store.settings) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         won = list(pool.map(lambda n: lakes[n].put_if_absent(ENTRY, str(n).encode()), range(8)))
     assert won.count(True) == 1
@@ -185,7 +184,7 @@ def test_missing_list_permission_is_an_error_and_not_an_empty_ledger(lake: Any, 
 
 
 def test_missing_bucket_is_an_error(store: CloudStore) -> None:
-    nowhere = cloud_lake.CloudLake(f"{store.scheme}://nowhere/x", store.settings)
+    nowhere = open_store(f"{store.scheme}://nowhere/x", store.settings)
     for ask in (lambda: list(nowhere.list("a")), lambda: nowhere.put_if_absent(ENTRY, b"")):
         with pytest.raises(SetupError, match="no bucket or container nowhere"):
             ask()
@@ -194,7 +193,7 @@ def test_missing_bucket_is_an_error(store: CloudStore) -> None:
 def test_a_store_that_ignores_conditions_is_refused(store: CloudStore, proxy: Proxy) -> None:
     if store.scheme == "az":
         pytest.skip("a request to Azure is signed with its condition")
-    fresh = cloud_lake.CloudLake(store.make_address(), store.pass_through(proxy.endpoint).settings)
+    fresh = open_store(store.make_address(), store.pass_through(proxy.endpoint).settings)
     proxy.rules[:] = [Rule("^PUT", "ignore", times=-1)]
     with pytest.raises(SetupError, match="conditional writes"):
         fresh.put_if_absent(ENTRY, b"")
@@ -203,7 +202,7 @@ def test_a_store_that_ignores_conditions_is_refused(store: CloudStore, proxy: Pr
 
 
 def test_store_that_forbids_deletes_is_refused_before_the_first_entry(store: CloudStore, proxy: Proxy) -> None:
-    fresh = cloud_lake.CloudLake(store.make_address(), store.pass_through(proxy.endpoint).settings)
+    fresh = open_store(store.make_address(), store.pass_through(proxy.endpoint).settings)
     proxy.rules[:] = [Rule(DELETES, "refuse", times=-1, **RETENTION[store.scheme])]
     with pytest.raises(SetupError, match="retention policy"):
         fresh.put_if_absent(ENTRY, b"")
@@ -215,13 +214,8 @@ def test_missing_credentials_are_an_error(azure_store: CloudStore, monkeypatch: 
         monkeypatch.setenv("AZURE_MSI_ENDPOINT", metadata.endpoint)
         settings = azure_store.settings.model_copy(update={"account_key": None, "retries": 0})
         with pytest.raises(NotAuthorized, match="no credentials for az://lake") as refused:
-            cloud_lake.CloudLake(azure_store.make_address(), settings).get("x")
+            open_store(azure_store.make_address(), settings).get("x")
     assert "AZURE_STORAGE_ACCOUNT_KEY" in refused.value.remedy
-
-
-def test_arrow_files_function_is_not_hidden_by_its_module(store: CloudStore) -> None:
-    cloud_lake.open_filesystem(store.make_address(), store.settings)
-    assert callable(sluice.resources.lake.arrow_files)
 
 
 def test_errors_and_reprs_contain_no_secret(lake: Any, store: CloudStore, proxy: Proxy) -> None:
@@ -230,6 +224,6 @@ def test_errors_and_reprs_contain_no_secret(lake: Any, store: CloudStore, proxy:
     proxy.rules[:] = [Rule("^PUT", "refuse", times=-1, status=403, code="AccessDenied", message=detail)]
     with pytest.raises(NotAuthorized) as refused:
         lake.put("x", b"")
-    for text in (str(refused.value), repr(refused.value.__context__), repr(lake.bucket), repr(lake.bucket.settings)):
+    for text in (str(refused.value), repr(refused.value.__context__), repr(lake.client), repr(lake.client.settings)):
         assert secret not in text
         assert "abc%2Fdef" not in text

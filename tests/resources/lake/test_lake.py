@@ -9,6 +9,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
@@ -23,17 +24,15 @@ from sluice.pipelines.errors import (
     Terminal,
     Unknown,
 )
-from sluice.pipelines.feed.s3_section import S3Settings
+from sluice.pipelines.feed.stores import S3Settings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, SkipEntry
 from sluice.pipelines.operating.repairs import RepairKind
 from sluice.pipelines.publishing.publish import abandon
 from sluice.pipelines.util.parallel import AT_ONCE, map_parallel
-from sluice.resources.lake import object_lake, s3_client, s3_streams, streams
-from sluice.resources.lake import s3_lake as lake_s3
-from sluice.resources.lake.s3_client import Bucket
-from sluice.resources.lake.s3_lake import S3Lake
+from sluice.resources.lake import object_lake, open_store, s3
+from sluice.resources.lake.object_lake import ObjectLake
 from sluice.testing.engine import MemoryLiveness
 from tests.pipelines.operating.test_repair import World
 from tests.pipelines.publishing.test_publish import KEY
@@ -46,8 +45,8 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Removes the pauses between tries."""
-    monkeypatch.setattr(s3_client.time, "sleep", lambda _: None)
-    monkeypatch.setattr("sluice.resources.lake.s3_client.patience", lambda *_: 0)
+    monkeypatch.setattr(s3.time, "sleep", lambda _: None)
+    monkeypatch.setattr("sluice.resources.lake.s3.patience", lambda *_: 0)
     monkeypatch.setattr(object_lake, "_checked_lakes", set())
 
 
@@ -66,13 +65,13 @@ def between(one_proxy: Proxy) -> Proxy:
     return one_proxy
 
 
-def make_lake(store: Store, endpoint: str, **changes: object) -> S3Lake:
+def make_lake(store: Store, endpoint: str, **changes: object) -> ObjectLake:
     settings = {"endpoint": endpoint, "retries": 2, "part_bytes": 5 * MIB, "read_timeout_ms": 5000}
-    return S3Lake(store.make_address(), store.settings.model_copy(update=settings | changes))
+    return open_store(store.make_address(), store.settings.model_copy(update=settings | changes))
 
 
 @pytest.fixture
-def lake(s3_store: Store, between: Proxy) -> S3Lake:
+def lake(s3_store: Store, between: Proxy) -> ObjectLake:
     """A lake behind the proxy that has passed its probe."""
     probed = make_lake(s3_store, between.endpoint)
     assert probed.put_if_absent("first", b"")
@@ -82,28 +81,30 @@ def lake(s3_store: Store, between: Proxy) -> S3Lake:
 
 
 @pytest.fixture
-def aside(lake: S3Lake, s3_store: Store) -> S3Lake:
+def aside(lake: ObjectLake, s3_store: Store) -> ObjectLake:
     """The same lake without the proxy."""
-    return S3Lake(lake.uri, s3_store.settings)
+    return open_store(lake.uri, s3_store.settings)
 
 
 # -- conditional writes
 
 
-def test_own_write_with_a_lost_response_succeeds(lake: S3Lake, between: Proxy) -> None:
+def test_own_write_with_a_lost_response_succeeds(lake: ObjectLake, between: Proxy) -> None:
     between.rules = [Rule("PUT .*log/1", "lose")]
     assert lake.put_if_absent("log/1", b"entry")
     assert not lake.put_if_absent("log/1", b"entry")
     assert lake.get("log/1") == b"entry"
 
 
-def test_lost_response_after_write_of_other_writer_is_a_conflict(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
+def test_lost_response_after_write_of_other_writer_is_a_conflict(
+    lake: ObjectLake, aside: ObjectLake, between: Proxy
+) -> None:
     assert aside.put_if_absent("log/1", b"entry")
     between.rules = [Rule("PUT .*log/1", "lose")]
     assert not lake.put_if_absent("log/1", b"entry")
 
 
-def test_write_without_response_is_unknown_and_ledger_reads_back(lake: S3Lake, between: Proxy) -> None:
+def test_write_without_response_is_unknown_and_ledger_reads_back(lake: ObjectLake, between: Proxy) -> None:
     between.rules = [Rule("PUT .*log/", "lose", times=3)]
     with pytest.raises(Unknown, match="no answer confirmed whether log/1 was created"):
         lake.put_if_absent("log/1", b"entry")
@@ -116,7 +117,7 @@ def test_write_without_response_is_unknown_and_ledger_reads_back(lake: S3Lake, b
 
 
 @pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted"])
-def test_conflicting_writes_are_retried(lake: S3Lake, between: Proxy, code: str) -> None:
+def test_conflicting_writes_are_retried(lake: ObjectLake, between: Proxy, code: str) -> None:
     between.rules = [Rule("PUT .*log/1", "refuse", times=2, status=409, code=code)]
     assert lake.put_if_absent("log/1", b"entry")
     between.rules = [Rule("PUT .*log/2", "refuse", times=-1, status=409, code=code)]
@@ -125,7 +126,7 @@ def test_conflicting_writes_are_retried(lake: S3Lake, between: Proxy, code: str)
 
 
 def test_exactly_one_rival_wins_each_number(s3_store: Store) -> None:
-    lake = S3Lake(s3_store.make_address(), s3_store.settings)
+    lake = open_store(s3_store.make_address(), s3_store.settings)
 
     def play(me: int) -> list[int]:
         return [n for n in range(30) if lake.put_if_absent(f"log/{n:020}", str(me).encode())]
@@ -199,7 +200,7 @@ def test_repeated_probe_costs_one_request(s3_store: Store, between: Proxy) -> No
     ],
 )
 def test_each_error_response_has_a_name_and_a_remedy(
-    lake: S3Lake, between: Proxy, status: int, code: str, kind: type[SluiceError], says: str
+    lake: ObjectLake, between: Proxy, status: int, code: str, kind: type[SluiceError], says: str
 ) -> None:
     between.rules = [Rule(".", "refuse", times=-1, status=status, code=code)]
 
@@ -224,7 +225,7 @@ def test_each_error_response_has_a_name_and_a_remedy(
 
 
 def test_missing_bucket_is_an_error(s3_store: Store) -> None:
-    lake = S3Lake("s3://no-such-bucket-of-ours/x", s3_store.settings)
+    lake = open_store("s3://no-such-bucket-of-ours/x", s3_store.settings)
     for call in (lambda: list(lake.list("")), lambda: lake.put("x", b""), lambda: lake.put_if_absent("x", b"")):
         with pytest.raises((SetupError, NotAuthorized)):
             call()
@@ -244,11 +245,10 @@ def test_missing_credentials_or_profile_is_an_error(monkeypatch: pytest.MonkeyPa
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, f"{tmp_path}/none")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    s3_client._forget()
     with pytest.raises(NotAuthorized, match="no credentials for s3://b"):
-        S3Lake("s3://b", S3Settings(region="eu-west-1")).get("x")
+        open_store("s3://b", S3Settings(region="xx-nowhere-1")).get("x")
     with pytest.raises(SetupError, match="nobody"):
-        S3Lake("s3://b", S3Settings(region="eu-west-1", profile="nobody")).get("x")
+        open_store("s3://b", S3Settings(region="eu-west-1", profile="nobody")).get("x")
 
 
 def test_secrets_are_in_no_error_log_or_repr(s3_store: Store, between: Proxy, caplog: pytest.LogCaptureFixture) -> None:
@@ -257,19 +257,19 @@ def test_secrets_are_in_no_error_log_or_repr(s3_store: Store, between: Proxy, ca
     between.rules = [Rule("PUT", "refuse", status=403, code="AccessDenied", message="for hunter2-s3cr3t")]
     with caplog.at_level(logging.INFO), pytest.raises(SluiceError) as caught:
         lake.put("x", b"")
-    texts = f"{caught.value}{caught.value.fields()}{lake.bucket!r}{lake.settings!r}{caplog.text}"
+    texts = f"{caught.value}{caught.value.fields()}{lake.client!r}{caplog.text}"
     assert "hunter2" not in texts
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, "NotFound"), (501, "NotImplemented"), (412, "PreconditionFailed")])
-def test_unexpected_response_is_a_terminal_error(lake: S3Lake, between: Proxy, status: int, code: str) -> None:
+def test_unexpected_response_is_a_terminal_error(lake: ObjectLake, between: Proxy, status: int, code: str) -> None:
     between.rules = [Rule(".", "refuse", times=-1, status=status, code=code)]
     for call in (lambda: lake.put("x", b""), lambda: list(lake.list("")), lambda: list(lake.list_unfinished("x"))):
         with pytest.raises(Terminal, match=rf"the store answered {code}"):
             call()
 
 
-def test_server_that_is_not_s3_is_reported(lake: S3Lake, between: Proxy) -> None:
+def test_server_that_is_not_s3_is_reported(lake: ObjectLake, between: Proxy) -> None:
     between.rules = [Rule("GET", "refuse", times=-1, status=400, message="<html>sign in<br></html>")]
     with pytest.raises(Terminal, match=r"s3\.endpoint"):
         list(lake.list(""))
@@ -297,7 +297,7 @@ def make_pattern(size: int) -> bytes:
 
 @pytest.mark.parametrize("how", ["reset", "lose", "refuse"])
 @pytest.mark.parametrize("at", ["uploads", "partNumber=2", "POST .*uploadId="])
-def test_disturbed_upload_completes(lake: S3Lake, between: Proxy, how: str, at: str) -> None:
+def test_disturbed_upload_completes(lake: ObjectLake, between: Proxy, how: str, at: str) -> None:
     data = make_pattern(12 * MIB)
     between.rules = [Rule(at, how, times=2)]
     with lake.create("part") as file:
@@ -307,7 +307,7 @@ def test_disturbed_upload_completes(lake: S3Lake, between: Proxy, how: str, at: 
     assert list(lake.list("")) == ["_sluice/.probe.json", "part"]
 
 
-def test_failed_upload_leaves_nothing(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
+def test_failed_upload_leaves_nothing(lake: ObjectLake, aside: ObjectLake, between: Proxy) -> None:
     between.rules = [Rule("partNumber=2", "refuse", times=-1)]
     with pytest.raises(LakeUnavailable), lake.create("staging/part") as file:
         file.write(bytes(12 * MIB))
@@ -315,7 +315,7 @@ def test_failed_upload_leaves_nothing(lake: S3Lake, aside: S3Lake, between: Prox
     assert list(aside.list_unfinished("staging")) == []
 
 
-def test_missing_final_response_is_looked_up_or_unknown(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
+def test_missing_final_response_is_looked_up_or_unknown(lake: ObjectLake, aside: ObjectLake, between: Proxy) -> None:
     data = make_pattern(6 * MIB)
     between.rules = [Rule("POST .*uploadId=", "lose", times=3)]
     with lake.create("a/part") as file:
@@ -327,13 +327,13 @@ def test_missing_final_response_is_looked_up_or_unknown(lake: S3Lake, aside: S3L
     assert aside.get("b/part") == data
 
 
-def test_a_small_object_is_one_request(lake: S3Lake, between: Proxy) -> None:
+def test_a_small_object_is_one_request(lake: ObjectLake, between: Proxy) -> None:
     with lake.create("small") as file:
         file.write(b"x" * MIB)
     assert len(between.requests) == 1
 
 
-def test_discarded_upload_fails_and_stays_invisible(lake: S3Lake, between: Proxy) -> None:
+def test_discarded_upload_fails_and_stays_invisible(lake: ObjectLake, between: Proxy) -> None:
     ended = pytest.raises(LakeUnavailable, match="ended by somebody else")
     with ended, lake.create("staging/7/part") as file:
         file.write(bytes(15 * MIB))
@@ -346,83 +346,101 @@ def test_discarded_upload_fails_and_stays_invisible(lake: S3Lake, between: Proxy
     assert lake.get("staging/7/part") is None
 
 
-def test_memory_is_bounded_with_many_open_uploads(lake: S3Lake, s3_store: Store) -> None:
+def test_memory_is_bounded_with_many_open_uploads(
+    lake: ObjectLake, s3_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of 40 concurrent files of 6 MiB with a bound of 16 MiB, the excess is buffered on disk."""
-    bounded = S3Lake(lake.uri, s3_store.settings.model_copy(update={"buffer_bytes": 16 * MIB, "part_bytes": 8 * MIB}))
+    sizes = {"buffer_bytes": 16 * MIB, "part_bytes": 8 * MIB}
+    bounded = open_store(lake.uri, s3_store.settings.model_copy(update=sizes))
     tracemalloc.start()
-    begun = [s3_streams.Upload(bounded.bucket, bounded._key(f"x/{n}")) for n in range(40)]
-    for _ in range(6):
-        for upload in begun:
-            upload.write(bytes(MIB))
-    _, peak = tracemalloc.get_traced_memory()
+    with pytest.raises(KeyboardInterrupt), ExitStack() as uploads:  # noqa: PT012 - the block is the test
+        files = [uploads.enter_context(bounded.create(f"x/{n}")) for n in range(40)]
+        for _ in range(6):
+            for file in files:
+                file.write(bytes(MIB))
+        _, peak = tracemalloc.get_traced_memory()
+        raise KeyboardInterrupt
     tracemalloc.stop()
-    assert streams._memory._held <= 16 * MIB
     assert peak < 32 * MIB
-    begun[0].finish()
-    for upload in begun[1:]:
-        upload.abort()
-    assert streams._memory._held == 0
-    assert [bounded.size("x/0"), bounded.size("x/1")] == [6 * MIB, None]
+    assert list(bounded.list("x")) == []
+    monkeypatch.setattr("tempfile.TemporaryFile", partial(open, "/dev/full", "w+b"))
+    with bounded.create("y") as first, bounded.create("z") as second:
+        for file in (first, second):
+            file.write(bytes(7 * MIB))  # the memory is free again: nothing goes to the disk
 
 
-def test_full_buffer_disk_error_names_tmpdir(lake: S3Lake, s3_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("size", "at"), [(3, "^PUT"), (7, "partNumber=1")])
+def test_disturbed_upload_from_disk_completes(lake: ObjectLake, between: Proxy, size: int, at: str) -> None:
+    on_disk = open_store(lake.uri, lake.client.settings.model_copy(update={"buffer_bytes": 1}))
+    between.rules = [Rule(at, how) for how in ("lose", "refuse", "reset")][: 1 + lake.client.settings.retries // 2]
+    with on_disk.create("x") as file:
+        file.write(make_pattern(size * MIB))
+    assert lake.get("x") == make_pattern(size * MIB)
+
+
+def test_full_buffer_disk_error_names_tmpdir(
+    lake: ObjectLake, s3_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error comes for a few bytes as well, which a buffer would have kept until the upload."""
     monkeypatch.setattr("tempfile.TemporaryFile", partial(open, "/dev/full", "w+b"))
-    monkeypatch.setattr(streams._memory, "_held", MIB)
-    bounded = S3Lake(lake.uri, s3_store.settings.model_copy(update={"buffer_bytes": MIB, "part_bytes": 8 * MIB}))
-    with pytest.raises(LakeFull) as refused, bounded.create("x") as file:
-        file.write(b"a few")
+    sizes = {"buffer_bytes": MIB, "part_bytes": 8 * MIB}
+    bounded = open_store(lake.uri, s3_store.settings.model_copy(update=sizes))
+    with bounded.create("y") as first:
+        first.write(bytes(MIB))
+        with pytest.raises(LakeFull) as refused, bounded.create("x") as file:
+            file.write(b"a few")
     assert "TMPDIR" in (refused.value.remedy or "")
     assert bounded.size("x") is None
 
 
 def test_part_size_grows_so_that_any_object_fits_ten_thousand_parts() -> None:
-    upload = s3_streams.Upload(Bucket("b", S3Settings(part_bytes=8 * MIB)), "x")
-    sizes = []
-    for upload._sent in range(10_000):
-        sizes.append(upload._choose_part_size())
+    sizes = [s3.choose_part_size(8 * MIB, sent) for sent in range(10_000)]
     assert sizes[0] == sizes[999] == 8 * MIB
     assert sizes[1000] == 16 * MIB
     assert sum(sizes) > 5 << 40, "5 TiB, S3's limit of one object"
     assert max(sizes) < 5 << 30, "5 GiB, S3's limit of one part"
 
 
-def test_encryption_and_tags_are_set_on_every_object(lake: S3Lake, s3_store: Store) -> None:
+def test_encryption_and_tags_are_set_on_every_object(lake: ObjectLake, s3_store: Store) -> None:
     options = {"sse": "AES256", "tags": {"team": "orders + more"}, "part_bytes": 5 * MIB}
-    lake = S3Lake(lake.uri, s3_store.settings.model_copy(update=options))
+    lake = open_store(lake.uri, s3_store.settings.model_copy(update=options))
     lake.put("put", b"")
     lake.put_if_absent("absent", b"")
     for name, size in (("small", 1), ("large", 6 * MIB)):
         with lake.create(name) as file:
             file.write(bytes(size))
         lake.show(name, f"shown-{name}")
+    client = s3_store.open_client()
     for path in ("put", "absent", "small", "large", "shown-small", "shown-large"):
-        key = lake._key(path)
-        assert lake.bucket.call("head_object", key)["ServerSideEncryption"] == "AES256"
-        tags = lake.bucket.call("get_object_tagging", key)["TagSet"]
-        assert tags == [{"Key": "team", "Value": "orders + more"}], path
+        address = {"Bucket": s3_store.bucket, "Key": find_key(lake, path)}
+        assert client.head_object(**address)["ServerSideEncryption"] == "AES256"
+        assert client.get_object_tagging(**address)["TagSet"] == [{"Key": "team", "Value": "orders + more"}], path
+
+
+def find_key(lake: ObjectLake, path: str) -> str:
+    return lake.locate(path).removeprefix(f"{lake.client.home.root}/")
 
 
 class OnS3(World):
     """A feed's ledger and lake, on S3."""
 
-    def __init__(self, lake: S3Lake) -> None:
+    def __init__(self, lake: ObjectLake) -> None:
         self.lake = lake  # type: ignore[assignment]
         self.liveness = MemoryLiveness()
         self.ledger = self.reopen_ledger()
         self.ledger.append(lambda s: OriginEntry(items=(OriginItem(key=KEY, offset=0, committed=None, why="test"),)))
 
 
-def test_repair_ends_abandoned_uploads_only(lake: S3Lake) -> None:
-    world = OnS3(lake)
+def test_repair_ends_abandoned_uploads_only(lake: ObjectLake, s3_store: Store) -> None:
+    world, client = OnS3(lake), s3_store.open_client()
     live, given_up = world.plan(0, 10), world.plan(10, 20)
     abandon(world.ledger, given_up, "a test")
     staging = paths.staging_root("orders")
     created = [f"{staging}/{live}/a/data/x", f"{staging}/{given_up}/a/data/x", "data/orders/x"]
     for path in created:
-        upload = s3_streams.Upload(lake.bucket, lake._key(path))
-        upload.write(bytes(5 * MIB))
-        upload._collect(0)
+        address = {"Bucket": s3_store.bucket, "Key": find_key(lake, path)}
+        upload = client.create_multipart_upload(**address)["UploadId"]
+        client.upload_part(**address, UploadId=upload, PartNumber=1, Body=bytes(5 * MIB))
     (repair,) = [f for f in world.repair() if f.kind is RepairKind.UNFINISHED]
     assert [name.partition("#")[0] for name in repair.items] == [created[1]]
     remaining = [
@@ -434,7 +452,7 @@ def test_repair_ends_abandoned_uploads_only(lake: S3Lake) -> None:
 # -- reading and copying
 
 
-def test_truncated_response_is_requested_again(lake: S3Lake, between: Proxy) -> None:
+def test_truncated_response_is_requested_again(lake: ObjectLake, between: Proxy) -> None:
     data = make_pattern(3 * MIB)
     lake.put("x", data)
     between.rules = [Rule("GET", "cut", times=2)]
@@ -460,7 +478,7 @@ def test_nested_calls_keep_their_connections(s3_store: Store, between: Proxy, ca
     assert "Connection pool is full" not in caplog.text
 
 
-def test_footer_is_one_request_and_sequential_reads_are_few(lake: S3Lake, between: Proxy) -> None:
+def test_footer_is_one_request_and_sequential_reads_are_few(lake: ObjectLake, between: Proxy) -> None:
     lake.put("x", make_pattern(20 * MIB))
     between.requests.clear()
     with lake.open("x") as file:
@@ -473,7 +491,7 @@ def test_footer_is_one_request_and_sequential_reads_are_few(lake: S3Lake, betwee
     assert len(between.requests) < 12
 
 
-def test_object_replaced_while_read_is_detected(lake: S3Lake) -> None:
+def test_object_replaced_while_read_is_detected(lake: ObjectLake) -> None:
     lake.put("x", make_pattern(2 * MIB))
     with lake.open("x") as file:
         lake.put("x", bytes(2 * MIB))
@@ -481,7 +499,9 @@ def test_object_replaced_while_read_is_detected(lake: S3Lake) -> None:
             file.read()
 
 
-def test_listing_is_requested_page_by_page_from_its_start_path(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
+def test_listing_is_requested_page_by_page_from_its_start_path(
+    lake: ObjectLake, aside: ObjectLake, between: Proxy
+) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: aside.put(f"d/{n:05}", b""), range(1010)))
     listed = lake.list("d")
@@ -494,23 +514,23 @@ def test_listing_is_requested_page_by_page_from_its_start_path(lake: S3Lake, asi
 
 
 @pytest.mark.parametrize("how", ["lose", "refuse", "reset"])
-def test_disturbed_copy_is_made_once(lake: S3Lake, between: Proxy, how: str) -> None:
+def test_disturbed_copy_is_made_once(lake: ObjectLake, between: Proxy, how: str) -> None:
     lake.put("staging/p", b"rows")
     between.rules = [Rule("PUT .*data/p", how, times=2)]
     lake.show("staging/p", "data/p")
     assert lake.get("data/p") == b"rows"
 
 
-def test_show_replaces_an_empty_target_object(lake: S3Lake) -> None:
+def test_show_replaces_an_empty_target_object(lake: ObjectLake) -> None:
     lake.put("staging/p", b"rows")
     lake.put("data/p", b"")
     lake.show("staging/p", "data/p")
     assert lake.get("data/p") == b"rows"
 
 
-def test_object_too_large_for_one_copy_is_copied_by_ranges(lake: S3Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lake_s3, "COPIED_AT_ONCE", 6 * MIB)
-    monkeypatch.setattr(lake_s3, "COPY_RANGE", 5 * MIB)
+def test_object_too_large_for_one_copy_is_copied_by_ranges(lake: ObjectLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "COPIED_AT_ONCE", 6 * MIB)
+    monkeypatch.setattr(s3, "COPY_RANGE", 5 * MIB)
     data = make_pattern(12 * MIB)
     lake.put("staging/p", data)
     lake.show("staging/p", "data/p")
@@ -519,10 +539,10 @@ def test_object_too_large_for_one_copy_is_copied_by_ranges(lake: S3Lake, monkeyp
 
 
 def test_copy_by_ranges_with_a_lost_final_response_succeeds(
-    lake: S3Lake, between: Proxy, monkeypatch: pytest.MonkeyPatch
+    lake: ObjectLake, between: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lake_s3, "COPIED_AT_ONCE", 6 * MIB)
-    monkeypatch.setattr(lake_s3, "COPY_RANGE", 5 * MIB)
+    monkeypatch.setattr(s3, "COPIED_AT_ONCE", 6 * MIB)
+    monkeypatch.setattr(s3, "COPY_RANGE", 5 * MIB)
     data = make_pattern(12 * MIB)
     lake.put("staging/p", data)
     last = "POST .*data/p.*uploadId"  # some stores do not know an upload any more once it is complete
@@ -532,10 +552,10 @@ def test_copy_by_ranges_with_a_lost_final_response_succeeds(
 
 
 def test_failed_copy_by_ranges_leaves_nothing(
-    lake: S3Lake, aside: S3Lake, between: Proxy, monkeypatch: pytest.MonkeyPatch
+    lake: ObjectLake, aside: ObjectLake, between: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lake_s3, "COPIED_AT_ONCE", 6 * MIB)
-    monkeypatch.setattr(lake_s3, "COPY_RANGE", 5 * MIB)
+    monkeypatch.setattr(s3, "COPIED_AT_ONCE", 6 * MIB)
+    monkeypatch.setattr(s3, "COPY_RANGE", 5 * MIB)
     lake.put("staging/p", make_pattern(12 * MIB))
     between.rules = [Rule("partNumber=2", "refuse", times=-1)]
     with pytest.raises(LakeUnavailable):

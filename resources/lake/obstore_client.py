@@ -1,36 +1,45 @@
-"""One bucket of Google Cloud Storage or one container of Azure, through obstore.
+"""Requests to a store through obstore, the Rust library object_store. A subclass names the store and its credentials.
 
-Guarantees: a permanent failure is raised at once, with its remedy. A transient one is retried up to `retries` times,
-and is then LakeUnavailable. No error contains a secret. Each process makes its clients once and shares them among its
-threads; nothing is opened before the first request.
+Each object is written by one request, so that nothing unfinished can remain: a file waits in bounded memory or on disk.
+Each process makes its clients once and shares them among its threads.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import timedelta
 from functools import lru_cache
 from http.client import HTTPException
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.request import Request
 
 import obstore
 from obstore import exceptions as refusals
-from obstore.store import AzureStore, GCSStore
 from pydantic import SecretStr
 
 from sluice.pipelines.errors import LakeFull, LakeUnavailable, NotAuthorized, SetupError, SluiceError, Terminal
-from sluice.pipelines.feed.stores import AzureSettings, GcsSettings, Place, StoreSettings, place
+from sluice.pipelines.ports import Stat
 from sluice.resources import web
-from sluice.resources.lake.streams import Block, NotThere, OutOfRange, Taken
+from sluice.resources.lake.store_client import (
+    Block,
+    Head,
+    NotThere,
+    OutOfRange,
+    Signal,
+    StoreClient,
+    Taken,
+    compute_lead,
+    find_writer,
+    parse_date,
+)
+from sluice.resources.lake.streams import Upload
 
 WRITE_ID = "sluice_write"
 """The key in an object's own metadata for the id of the write that made it: Azure takes identifiers alone."""
@@ -39,8 +48,6 @@ SLOWEST = 1 << 20
 _BACKOFF: Any = {"init_backoff": timedelta(seconds=0.5), "max_backoff": timedelta(seconds=20), "base": 2}
 
 Answer = TypeVar("Answer")
-_AZURE = "https://{}.blob.core.windows.net"
-_ADDRESSES = {"gs": "https://storage.googleapis.com", "az": _AZURE, "abfss": _AZURE}
 _STATUS = re.compile(r"status code: (\d{3})|\(code: (\d{3})\)")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]+)</Code>|\"reason\": ?\"(\w+)\"")
 _DETAIL = re.compile(
@@ -53,15 +60,24 @@ _KIND = re.compile(r"kind: (Timeout|Interrupted|Unknown|Decode)\b")
 
 
 @dataclass(frozen=True)
-class Container:
-    """Requests to one bucket or container. Picklable: a client is made where it is needed."""
+class ObstoreClient(StoreClient):
+    """Requests to one bucket or container."""
 
-    home: Place
-    settings: StoreSettings
+    IN_ORDER: ClassVar[bool] = True
+    """Whether the store lists in the order of keys, also below folders of folders."""
+
+    @abstractmethod
+    def connect(self, options: Any) -> Any:
+        """Make obstore's client with these options and the feed's settings."""
 
     @property
-    def on_azure(self) -> bool:
-        return isinstance(self.settings, AzureSettings)
+    @abstractmethod
+    def address(self) -> str:
+        """The store's own address over HTTP."""
+
+    def explain_denial(self, where: str) -> NotAuthorized | None:
+        """Returns the cause of a denied request that the credentials themselves tell; None if they do not."""
+        return None
 
     def make_client(self, size: int = 0) -> Any:
         """The client for requests with a body of that size."""
@@ -69,29 +85,28 @@ class Container:
         while size > (seconds - self.settings.read_timeout_ms / 1000) * SLOWEST and size > 8 << 20:
             seconds *= 2
         try:
-            return _make_client(os.getpid(), self.home, self.settings, seconds)
+            return _connect(os.getpid(), self, seconds)
         except (refusals.BaseError, ValueError) as error:
             failure = error
         raise self._translate(failure, "")
 
     def create(self, key: str, data: bytes, write: str) -> bool:
-        """Create the object. Returns False if the key is taken, also by a write of this id. Raises LakeUnavailable."""
         taken = (refusals.AlreadyExistsError, refusals.PreconditionError)
         try:
             self._call(key, lambda: self._put(key, data, write, "create"), once=True, expected=taken)
             return True
         except taken as error:
             conflict = error
-        owner = self.find_writer(key)
+        owner = find_writer(self, key)
         if owner is None:  # a conflict of another kind, or the object is gone again
             raise self._translate(conflict, key)
         return owner == write
 
-    def put(self, key: str, data: Any, write: str = "") -> None:
+    def put(self, key: str, data: Any, write: str) -> None:
         self._call(key, lambda: self._put(key, data, write, "overwrite"))
 
     def _put(self, key: str, data: Any, write: str, mode: Any) -> None:
-        attributes: Any = {WRITE_ID: write} if write else {}
+        attributes: Any = {WRITE_ID: write}
         client, missing = self.make_client(len(data)), False
         try:
             obstore.put(client, key, data, attributes=attributes, mode=mode, use_multipart=False)
@@ -100,31 +115,17 @@ class Container:
         if missing:  # a write needs nothing but the bucket
             raise self._explain_missing_bucket()
 
-    def find_writer(self, key: str) -> str | None:
-        """The id of the write that made the object; None if there is no object."""
-        try:
-            return str(self._read_head(key).attributes.get(WRITE_ID, ""))
-        except NotThere:
-            return None
-
-    def read_meta(self, key: str) -> Any:
-        """The object's `size`, `e_tag`, `version` and `last_modified`. Raises NotThere."""
-        return self._read_head(key).meta
-
-    def _read_head(self, key: str) -> Any:
-        return self._call(key, lambda: obstore.get(self.make_client(), key, options={"head": True}))
+    def head(self, key: str) -> Head:
+        answer = self._call(key, lambda: obstore.get(self.make_client(), key, options={"head": True}))
+        meta, writer = answer.meta, str(answer.attributes.get(WRITE_ID, ""))
+        return Head(int(meta["size"]), _tag(meta), writer, meta["last_modified"])
 
     def fetch(self, key: str, span: str = "", etag: str = "") -> Block:
-        """The object, or the `span` of it (as after `bytes=`), only if its content has that tag.
-
-        Raises NotThere, Taken, OutOfRange.
-        """
         if span.startswith("-"):
-            meta = self.read_meta(key)
-            begin = max(0, meta["size"] - int(span[1:]))
-            if not meta["size"]:
+            head = self.head(key)
+            if not head.size:
                 raise self._make_signal(OutOfRange, key)
-            span, etag = f"{begin}-{meta['size'] - 1}", _tag(meta)
+            span, etag = f"{max(0, head.size - int(span[1:]))}-{head.size - 1}", head.tag
         options: Any = {}
         if span:
             first, _, last = span.partition("-")
@@ -140,61 +141,54 @@ class Container:
 
         return self._call(key, fetch_whole, once=True)
 
-    def copy(self, origin: str, key: str) -> None:
-        """Copy the object; does nothing if the key is taken. Raises NotThere without an origin."""
+    def copy(self, origin: str, key: str, size: int) -> int:
+        """Copy, and wait: Azure may answer before the copy is done, and shows an empty object until then. Does nothing
+        if the key is taken."""
         taken = (refusals.AlreadyExistsError, refusals.PreconditionError)
+        conflict = None
         try:
             self._call(
                 key, lambda: obstore.copy(self.make_client(), origin, key, overwrite=False), once=True, expected=taken
             )
-            return
         except taken as error:
             conflict = error
-        if self.find_writer(key) is None:
+        if conflict and find_writer(self, key) is None:
             raise self._translate(conflict, key)
+        until = time.monotonic() + self.settings.read_timeout_ms / 1000
+        while (copied := self._find_size(key)) == 0 < size and time.monotonic() < until:
+            time.sleep(0.2)
+        if copied == 0 < size:
+            with suppress(SluiceError, NotThere):
+                self.remove(key)
+            raise LakeUnavailable(f"the store did not finish the copy to {key}", remedy="run again")
+        return copied or 0
 
-    def remove(self, key: str) -> None:
-        """Raises NotThere."""
-        self._call(key, lambda: obstore.delete(self.make_client(), key), once=True)
-
-    def try_replace(self, key: str) -> None:
-        """Replace a version of the object that never existed. Raises Taken with the right to write: nothing changes."""
-        never: Any = {"e_tag": '"0x0"', "version": "1"}
-        self._call(key, lambda: obstore.put(self.make_client(), key, b"", mode=never, use_multipart=False))
-
-    def read_headers(self, key: str) -> Mapping[str, str]:
-        """Azure's own headers of the blob, by lower-case name; empty if no address of it can be signed here."""
-        if not self.on_azure:
-            return {}
-        with suppress(refusals.BaseError, OSError, ValueError, HTTPException):  # their texts hold signatures
-            address = obstore.sign(self.make_client(), "GET", key, timedelta(minutes=5))
-            answer = web.send(Request(address), seconds=self.settings.connect_timeout_ms / 1000)
-            return {name.lower(): value for name, value in answer.headers.items()} if answer.status == 200 else {}
-        return {}
-
-    def measure_skew(self) -> float | None:
-        """Returns how many seconds this machine's clock is ahead of the store's; None if the store does not say.
-
-        Any answer has a date, so the request needs no credentials.
-        """
-        address = self.settings.endpoint or _ADDRESSES[self.home.scheme]
-        if "{}" in address:
-            account = self.home.account or getattr(self.settings, "account", None)
-            address = address.format(account or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", ""))
-        with suppress(OSError, ValueError, TypeError, HTTPException):
-            answer = web.send(Request(address), seconds=self.settings.connect_timeout_ms / 1000)
-            return (datetime.now(UTC) - parsedate_to_datetime(answer.headers["Date"])).total_seconds()
+    def _find_size(self, key: str) -> int | None:
+        with suppress(NotThere):
+            return self.head(key).size
         return None
 
-    def list_below(self, folder: str, after: str = "") -> Any:
-        """The objects below the folder, which is empty or ends in a slash. A listing that breaks off goes on after its
-        last object; on Azure, whose order may be another one, it begins again."""
+    def remove(self, key: str) -> None:
+        self._call(key, lambda: obstore.delete(self.make_client(), key), once=True)
+
+    def open_upload(self, key: str) -> Upload:
+        return Upload(self, key)
+
+    def list_below(self, folder: str, after: str = "") -> Iterator[Stat]:
+        if self.IN_ORDER:
+            return self._list(folder, after, after)
+        within = after[: after.rfind("/") + 1] == folder  # keys of one folder are in order
+        return iter(sorted(self._list(folder, after if within else "", after)))
+
+    def _list(self, folder: str, begin: str, after: str) -> Iterator[Stat]:
+        """Objects that the store lists behind `begin`. A listing that breaks off goes on after its last object; if the
+        order is another one, it begins again."""
         pages, listed = None, set[str]()
 
         def read_page() -> Any:
             nonlocal pages
             if pages is None:
-                offset = after or None
+                offset = begin or None
                 pages = iter(obstore.list(self.make_client(), folder.rstrip("/"), offset=offset, chunk_size=1000))
             try:
                 return next(pages, None)
@@ -204,17 +198,43 @@ class Container:
 
         while page := self._call(folder, read_page):
             for one in page:
-                if one["path"] in listed:
+                key, size = one["path"], one["size"]
+                if key in listed:
                     continue
-                if self.on_azure:
-                    listed.add(one["path"])
+                if self.IN_ORDER:
+                    begin = key
                 else:
-                    after = one["path"]
-                yield one
+                    listed.add(key)
+                if not key.startswith(folder) or key <= after:
+                    continue
+                if size or self._find_size(key) is not None:  # an empty one may be another tool's folder
+                    yield Stat(key, size, str(one["e_tag"] or "").strip('"'))
 
     def list_folders(self, folder: str) -> list[str]:
         answer = self._call(folder, lambda: obstore.list_with_delimiter(self.make_client(), folder.rstrip("/")))
         return sorted(f"{one}/".removeprefix(folder).rstrip("/") for one in answer["common_prefixes"])
+
+    def measure_lead(self, folder: str) -> float | None:
+        """Any answer has a date, so the request needs no credentials."""
+        with suppress(OSError, ValueError, HTTPException):
+            answer = web.send(Request(self.address), seconds=self.settings.connect_timeout_ms / 1000)
+            if date := parse_date(answer.headers["Date"]):
+                return compute_lead(date)
+        return None
+
+    def list_attempts(self) -> Mapping[str, Callable[[str], object]]:
+        return {"read": self.fetch, "write": self._try_replace, "remove": self.remove}
+
+    def _try_replace(self, key: str) -> None:
+        """Replace a version of the object that never existed. Raises Taken with the right to write: nothing changes."""
+        never: Any = {"e_tag": '"0x0"', "version": "1"}
+        self._call(key, lambda: obstore.put(self.make_client(), key, b"", mode=never, use_multipart=False))
+
+    def build_delta_options(self) -> dict[str, str]:
+        """deltalake uses the same Rust library."""
+        options = {"timeout": f"{self.settings.read_timeout_ms}ms", "max_retries": str(self.settings.retries)}
+        options |= {"connect_timeout": f"{self.settings.connect_timeout_ms}ms"}
+        return options | ({"allow_http": "true"} if (self.settings.endpoint or "").startswith("http://") else {})
 
     def _call(
         self,
@@ -247,16 +267,7 @@ class Container:
             remedy="create it, or fix `lake` and the account or endpoint in the feed",
         )
 
-    def _explain_token(self, where: str) -> NotAuthorized | None:
-        end = self.settings.token_end if isinstance(self.settings, AzureSettings) else None
-        if end is None or end > datetime.now(UTC):
-            return None
-        return NotAuthorized(
-            f"the SAS token for {where} expired at {end:%Y-%m-%dT%H:%M:%SZ}",
-            remedy="put a new one into azure.sas_token, then run again",
-        )
-
-    def _make_signal(self, kind: type[Terminal], key: str) -> Terminal:
+    def _make_signal(self, kind: type[Signal], key: str) -> Signal:
         return kind(f"{self.home.root}/{key}: the store answered {kind.__name__}", remedy="check `lake` in the feed")
 
     def _translate(self, error: Exception, key: str) -> SluiceError:
@@ -265,7 +276,7 @@ class Container:
         match = _STATUS.search(text)
         status = int(match[1] or match[2]) if match else 0
         code = _find_first(_CODE, text)
-        detail = self._mask(" ".join("".join(match) for match in _DETAIL.findall(text)))
+        detail = self.mask(" ".join("".join(match) for match in _DETAIL.findall(text)))
         if code in _NO_BUCKET or (status == 404 and "list request" in text):
             return self._explain_missing_bucket()
         if isinstance(error, FileNotFoundError):
@@ -275,9 +286,9 @@ class Container:
         if status == 416:
             return self._make_signal(OutOfRange, key)
         if isinstance(error, refusals.UnauthenticatedError) or status in (401, 403):
-            _make_client.cache_clear()
-            if error_of_token := self._explain_token(where):
-                return error_of_token
+            _connect.cache_clear()
+            if denial := self.explain_denial(where):
+                return denial
         message = ": ".join(filter(None, [code or (f"status {status}" if status else ""), detail]))
         if 400 <= status < 500 and "TokenRequest" in debug:
             return NotAuthorized(f"no credentials for {where}: {message}", remedy=_CREDENTIALS)
@@ -286,7 +297,7 @@ class Container:
         return self._explain_silence(where, text, debug)
 
     def _explain_silence(self, where: str, text: str, debug: str) -> SluiceError:
-        detail = self._mask(text.rpartition(" - ")[2] or text)
+        detail = self.mask(text.rpartition(" - ")[2] or text)
         if "HttpError" in debug and "TokenRequest" not in debug:
             return LakeUnavailable(
                 f"no answer for {where}: {detail}",
@@ -296,13 +307,8 @@ class Container:
             return NotAuthorized(f"no credentials for {where}: {detail}", remedy=_CREDENTIALS)
         return SetupError(f"{where} cannot be asked for: {detail}", remedy=_SECTION)
 
-    def _mask(self, text: str) -> str:
-        """The message of the other side or a library, on one line, without anything secret."""
-        for _, value in self.settings:
-            if isinstance(value, SecretStr):
-                text = text.replace(value.get_secret_value(), "**********")
-        text = re.sub(r"(sig|se|token)=[^&\s]+", r"\1=**********", text)
-        return "".join(c if c.isprintable() else " " for c in text).strip()[:300]
+    def mask(self, text: str) -> str:
+        return super().mask(re.sub(r"(sig|se|token)=[^&\s]+", r"\1=**********", text))
 
 
 def choose_pause(attempts: int) -> float:
@@ -311,54 +317,20 @@ def choose_pause(attempts: int) -> float:
 
 
 @lru_cache(maxsize=32)
-def _make_client(_process: int, home: Place, settings: StoreSettings, seconds: float) -> Any:
-    options: Any = {
+def _connect(_process: int, client: ObstoreClient, seconds: float) -> Any:
+    settings = client.settings
+    options = {
         "connect_timeout": timedelta(milliseconds=settings.connect_timeout_ms),
         "timeout": timedelta(seconds=seconds),
         "user_agent": "sluice",
         "allow_http": (settings.endpoint or "").startswith("http://"),
     }
-    again: Any = {"max_retries": settings.retries, "backoff": _BACKOFF, "retry_timeout": timedelta(minutes=5)}
-    if isinstance(settings, GcsSettings):
-        return GCSStore(home.bucket, config=_of_gcs(settings), client_options=options, retry_config=again)
-    if isinstance(settings, AzureSettings):
-        config = _of_azure(home, settings)
-        return AzureStore(home.bucket, config=config, client_options=options, retry_config=again)
-    raise AssertionError
+    again = {"max_retries": settings.retries, "backoff": _BACKOFF, "retry_timeout": timedelta(minutes=5)}
+    return client.connect({"client_options": options, "retry_config": again})
 
 
-def build_delta_options(address: str, settings: StoreSettings) -> dict[str, str]:
-    """The options by which deltalake, which uses the same Rust library, reaches the lake."""
-    options: dict[str, Any] = {"timeout": f"{settings.read_timeout_ms}ms", "max_retries": str(settings.retries)}
-    options |= {"connect_timeout": f"{settings.connect_timeout_ms}ms"}
-    if (settings.endpoint or "").startswith("http://"):
-        options["allow_http"] = "true"
-    if isinstance(settings, AzureSettings):
-        names = {"account_name": "azure_storage_account_name", "account_key": "azure_storage_account_key",
-                 "sas_key": "azure_storage_sas_key", "endpoint": "azure_storage_endpoint"}  # fmt: skip
-        return options | {names[k]: v for k, v in _of_azure(place(address), settings).items()}
-    if isinstance(settings, GcsSettings) and settings.endpoint:  # an emulator: deltalake takes no token
-        key = {"gcs_base_url": settings.endpoint, "disable_oauth": True, "client_email": "", "private_key": ""}
-        return options | {"google_service_account_key": json.dumps(key | {"private_key_id": ""})}
-    if isinstance(settings, GcsSettings) and settings.token:
-        raise SetupError("deltalake takes no token of Google", remedy="set gcs.service_account, or leave gcs.token out")
-    account = settings.service_account if isinstance(settings, GcsSettings) else None
-    return options | ({"google_service_account": account} if account else {})
-
-
-def _of_gcs(s: GcsSettings) -> Any:
-    return _reveal({"base_url": s.endpoint, "service_account": s.service_account, "bearer_token": s.token})
-
-
-def _of_azure(home: Place, s: AzureSettings) -> Any:
-    account = home.account or s.account
-    endpoint = f"{s.endpoint}/{account}" if s.endpoint and account else s.endpoint
-    return _reveal(
-        {"account_name": account, "endpoint": endpoint, "account_key": s.account_key, "sas_key": s.sas_token}
-    )
-
-
-def _reveal(config: Mapping[str, Any]) -> dict[str, str]:
+def reveal(config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the options that have values, secrets in plain text."""
     values = {k: v.get_secret_value() if isinstance(v, SecretStr) else v for k, v in config.items()}
     return {k: v for k, v in values.items() if v is not None}
 
@@ -371,11 +343,6 @@ def _tag(meta: Any) -> str:
 def _find_first(pattern: re.Pattern[str], text: str) -> str:
     match = pattern.search(text)
     return next((group for group in match.groups() if group), "") if match else ""
-
-
-def measure_skew(meta: Any) -> float:
-    """Returns how many seconds this machine's clock is ahead of the store's, by an object just written."""
-    return float((datetime.now(UTC) - meta["last_modified"]).total_seconds())
 
 
 # -- meaning of failures
