@@ -84,10 +84,10 @@ def make_format(
 
             return AvroFormat(reader.grown(columns), writers, dropping=dropping, closed=closed)
         case JsonSchemaReader():
-            from sluice.pipelines.records.json.format import JsonSchemaFormat
+            from sluice.pipelines.records.json.format import JsonFormat
 
             names = None if closed else reader.closed_paths
-            return JsonSchemaFormat(columns, reader.wire, dropping=dropping, closed=names, base=base)
+            return JsonFormat(columns, reader.wire, dropping=dropping, closed=names, base=base)
         case protobuf.ProtobufReader():
             from sluice.pipelines.records.protobuf.format import ProtobufFormat
 

@@ -12,9 +12,10 @@ from random import Random
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.records.json import columns as typed_columns
+from sluice.pipelines.records.columns import builders
+from sluice.pipelines.records.columns.reasons import Reasons
 from sluice.pipelines.records.slots import slots
-from sluice.pipelines.records.slots.binary import BinaryTyper, Reasons
+from sluice.pipelines.records.slots.binary import BinaryTyper
 from tests.fuzz.mutation import mutate_bytes
 from tests.guarded import Guarded
 
@@ -23,7 +24,7 @@ _GUARDED = Guarded()
 
 def guard() -> None:
     """Make columns and slots grow in memory that ends at a guarded page, from here on."""
-    typed_columns.allocate = _GUARDED.allocate_items
+    builders.allocate = _GUARDED.allocate_items
     vars(slots)["allocate"] = _GUARDED.allocate_items
 
 
@@ -68,8 +69,8 @@ def check_records(typer: BinaryTyper, reasons: Reasons, data: bytes, check_lande
             for row in piece.rows.tolist():
                 check_landed(records[row])
             for code, node in zip(piece.refused.codes.tolist(), piece.refused.nodes.tolist(), strict=True):
-                assert reasons.detail(code, typer.nodes[node] if node >= 0 else None, 1)
-                refusals.add(str(reasons.reason(code)))
+                assert reasons.describe(code, typer.nodes[node] if node >= 0 else None, 1)
+                refusals.add(str(reasons.get_reason(code)))
     finally:
         _GUARDED.free()
     return " ".join(sorted(refusals))

@@ -25,7 +25,7 @@ from sluice.pipelines.records.compiled import jit as compiled
 from tests.fuzz.hunt import load_target
 from tests.fuzz.target import Target, format_line, load
 
-_FILES = {"records": ("decode/loops.py",), "typed": ("typed/scan.py", "typed/fill.py")}
+_FILES = {"records": ("decode/loops.py",), "typed": ("json/scan.py", "json/fill.py", "columns/loops.py")}
 Way = tuple[str, int, int]
 """A step in a function: the function with its file, the line before, the next line."""
 
@@ -43,9 +43,9 @@ def replace_loops() -> None:
     """Make modules imported after this use the loops as plain Python."""
     compiled.compiled = lambda *arguments, results=0: lambda f: f
     np.seterr(all="ignore")
-    from sluice.pipelines.records.json import scan
+    from sluice.pipelines.records.columns import spans
 
-    scan.pack = pack
+    spans.pack = pack
 
 
 # -- tracing

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
-import pyarrow as pa
 
 from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.records.avro import loops
@@ -21,26 +20,18 @@ from sluice.pipelines.records.avro.loops import AvroTables
 from sluice.pipelines.records.avro.programs import IncompatibleSchema, Pool, compile_program
 from sluice.pipelines.records.avro.reader_schema import AvroReader, get_nullable, list_branches
 from sluice.pipelines.records.avro.schema import AvroKind, AvroType, parse
+from sluice.pipelines.records.columns.builders import ColumnBuilder, Faults, Lists, Structs, Texts, make_faults
+from sluice.pipelines.records.columns.nodes import SchemaNode
+from sluice.pipelines.records.columns.reasons import Reason
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.records.json.columns import NO_FAULTS, ColumnBuilder, Faults, Lists, Reason, Structs
-from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.records.rows.value_reader import UnusableSchema, WriterSchemas
 from sluice.pipelines.records.rows.wire_format import Named, WireFormat
 from sluice.pipelines.records.slots import binary_loops
-from sluice.pipelines.records.slots.binary import MOST_SCHEMAS, BinaryFormat, BinaryTyper, NewField, Reasons
-from sluice.pipelines.records.slots.slots import (
-    Bytes,
-    SlotNumbers,
-    SlotPiece,
-    Slots,
-    SlotTruths,
-    make_faults,
-    with_room,
-)
-from sluice.pipelines.schema.arrays import text_array
+from sluice.pipelines.records.slots.binary import MOST_SCHEMAS, BinaryFormat, BinaryTyper, NewField, make_reasons
+from sluice.pipelines.records.slots.slots import SlotNumbers, SlotPiece, Slots, SlotSymbols, SlotTruths, with_room
 from sluice.pipelines.schema.schema import Kind
 
-REASONS = Reasons(
+REASONS = make_reasons(
     Reason.NOT_AVRO,
     {
         loops.LONG_VARINT: (Reason.NOT_AVRO, "a number of more than 64 bits"),
@@ -60,22 +51,6 @@ REASONS = Reasons(
 
 
 _FAR = 1 << 63
-
-
-class EnumSymbols(Slots):
-    """Enums: numbers, which become their symbols at the end."""
-
-    def __init__(self, node: SchemaNode, items: int, symbols: Sequence[str]) -> None:
-        super().__init__(node, items, np.int32)
-        self._symbols = text_array(symbols)
-
-    def _take(self, data: Array, slots: Array) -> Faults:
-        self._out[self.items : self.items + len(slots)] = slots
-        return NO_FAULTS
-
-    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
-        data = pa.py_buffer(self._out[: self.items])
-        return self._symbols.take(pa.Array.from_buffers(pa.int32(), self.items, [self.validity, data]))
 
 
 class AvroDecimals(Slots):
@@ -108,9 +83,9 @@ def _make_column(node: SchemaNode, items: int, symbols: Sequence[str] | None) ->
         case Kind.LIST | Kind.MAP:
             return Lists(node, items)
         case Kind.STRING if symbols is not None:
-            return EnumSymbols(node, items, symbols)
+            return SlotSymbols(node, items, symbols)
         case Kind.STRING | Kind.BINARY:
-            return Bytes(node, items)
+            return Texts(node, items)
         case Kind.BOOL:
             return SlotTruths(node, items)
         case Kind.DECIMAL:

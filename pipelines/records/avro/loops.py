@@ -2,8 +2,8 @@
 
 A *program* (`programs.py`) combines one writer's schema with the feed's own: rows of `ops`, which `_record` reads one
 after another. One compilation serves all schemas. For each node of the feed's schema a *slot* holds an item: a number,
-or the span of a text as `json.scan` packs it; `there` marks the slots in use. Levels, spans and blocks are as in
-`json.scan`. A refused record leaves no slot, only a position and a code. Promise, for any bytes: nothing is read or
+or the span of a text; `there` marks the slots in use. Spans are those of `columns.spans`, levels those of
+`columns.nodes`. A refused record leaves no slot, only a position and a code. Promise, for any bytes: nothing is read or
 written outside of the arrays, nothing recurses, the work for a record is bounded by its bytes and by the room of its
 lists, and no Python object is created for a record.
 
@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sluice.pipelines.records.columns.spans import NULL, PLAIN, get_kind, get_size, get_start, pack
 from sluice.pipelines.records.compiled.jit import (
     BYTES,
     CELLS,
@@ -50,7 +51,6 @@ from sluice.pipelines.records.compiled.jit import (
     uint64,
 )
 from sluice.pipelines.records.compiled.loop import Arrays
-from sluice.pipelines.records.json.scan import NULL, PLAIN, SIZE_BITS, START_MASK, pack
 from sluice.pipelines.records.slots.binary_loops import (
     AT_BYTE,
     AT_NODE,
@@ -505,9 +505,9 @@ def decimals(
     for i in range(spans.size):
         span = spans[i]
         low = high = int64(0)
-        if (span >> (2 * SIZE_BITS)) & 3 > NULL:
-            p = span & START_MASK
-            stop = p + ((span >> SIZE_BITS) & START_MASK)
+        if get_kind(span) > NULL:
+            p = get_start(span)
+            stop = p + get_size(span)
             if p < stop and byte(data, p) > 0x7F:
                 low = high = int64(-1)
             wide = False

@@ -24,7 +24,7 @@ from sluice.pipelines.records.avro.reader_schema import (
     wrap_in_record,
 )
 from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType, list_records
-from sluice.pipelines.records.json.scan_tables import SchemaNode
+from sluice.pipelines.records.columns.nodes import SchemaNode
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import Kind as ColumnKind
 from sluice.pipelines.schema.schema import path_below

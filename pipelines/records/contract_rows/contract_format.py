@@ -22,8 +22,15 @@ from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
 from sluice.pipelines.records.contract_rows.check_arrays import places_of
 from sluice.pipelines.records.contract_rows.row_checks import Check, check_of
-from sluice.pipelines.records.json.columns import Stage
-from sluice.pipelines.records.rows.row_format import KAFKA_FIELDS, REFUSED, Format, Formatted, RawFormat, offset_column
+from sluice.pipelines.records.rows.row_format import (
+    KAFKA_FIELDS,
+    REFUSED,
+    Format,
+    Formatted,
+    RawFormat,
+    Stage,
+    offset_column,
+)
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
 
 _TOMBSTONE = KAFKA_FIELDS[-1].name

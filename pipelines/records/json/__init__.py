@@ -2,6 +2,7 @@
 
     scan_tables (schema → arrays) ─► scan (bytes → spans) ─► fill (spans → buffers) ─► columns ─► typer ─► format
 
-Start with `format`: the port `Format` over the rest. For JSON Schema feeds, `schema_document` follows references and
-compositions, `schema_reader` derives columns and expectations, and `format` strips the registry's envelope.
+Start with `format`. `records.columns` has its base, `TypedFormat`, and all that other formats share with JSON. For
+JSON Schema feeds, `schema_document` follows references and compositions, and `schema_reader` derives columns and
+expectations.
 """

@@ -7,17 +7,19 @@
 
     texts, binaries       bytes and int32 ends       times           int64 in the unit of the type
     integers, decimals    int64 words                truths          a bit each
-    floats                float64 where exact        presence        structs: the bitmap only
-    lengths               ends of lists and maps     find_repeated   maps with a key twice
+    floats                float64 where exact
 
-`state` counts nulls, bad items and later ones. Promise, for any texts that `scan` accepted: nothing is read or written
-outside of the arrays. Buffers have `spans.size` items from `at` on, `bad_item` and `later` as many.
+`columns.loops` has the loops that parse nothing, and `state`, which counts nulls, bad items and later ones. Promise,
+for any texts that `scan` accepted: nothing is read or written outside of the arrays. Buffers have `spans.size` items
+from `at` on, `bad_item` and `later` as many.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from sluice.pipelines.records.columns.loops import BADS, FIRST_DAY, LAST_DAY, LATER, NULLS, OUT_OF_RANGE
+from sluice.pipelines.records.columns.spans import NULL, ODD, get_kind, get_size, get_start
 from sluice.pipelines.records.compiled.jit import (
     BYTES,
     F64,
@@ -37,16 +39,9 @@ from sluice.pipelines.records.compiled.jit import (
     uint64,
     word,
 )
-from sluice.pipelines.records.json.scan import NULL, ODD, SIZE_BITS, START_MASK, unescape
+from sluice.pipelines.records.json.scan import unescape
 
-# --- `state`: counts that a loop returns --------------------------------------------------------------------------
-
-NULLS = 0
-BADS = 1
-LATER = 2  # texts for Python to parse
-SLOTS = 3
-
-OUT_OF_RANGE, INEXACT, NO_TIME, NO_BASE64 = 30, 31, 32, 33
+INEXACT, NO_TIME, NO_BASE64 = 31, 32, 33
 MOST_TIME_TEXT = 64
 """Bytes of a longest text that may be a time."""
 TIME_SCRATCH = 6 * MOST_TIME_TEXT
@@ -62,23 +57,6 @@ for _i, _c in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01
     _BASE64[_c] = _i
 
 _DAY_SECONDS = 86400
-# 0001-01-01 and 9999-12-31 in days since the epoch.
-FIRST_DAY, LAST_DAY = -719162, 2932896
-
-
-@inner
-def _start(span: int) -> int:
-    return span & START_MASK
-
-
-@inner
-def _size(span: int) -> int:
-    return (span >> SIZE_BITS) & START_MASK
-
-
-@inner
-def _kind(span: int) -> int:
-    return (span >> (2 * SIZE_BITS)) & 3
 
 
 @inner
@@ -98,9 +76,9 @@ def texts(values: Array, spans: Array, at: int, data: Array, ends: Array, valid:
     to = int64(ends[at])
     for i in range(spans.size):
         span = spans[i]
-        kind = _kind(span)
+        kind = get_kind(span)
         if kind > NULL:
-            start, size = _start(span), _size(span)
+            start, size = get_start(span), get_size(span)
             if kind == ODD:
                 to = unescape(data, to, values, start, start + size)
             else:
@@ -184,9 +162,9 @@ def binaries(
     to = int64(ends[at])
     for i in range(spans.size):
         span = spans[i]
-        kind = _kind(span)
+        kind = get_kind(span)
         if kind > NULL:
-            start, stop = _start(span), _start(span) + _size(span)
+            start, stop = get_start(span), get_start(span) + get_size(span)
             if kind == ODD:  # PHP and others write a slash as `\/`
                 stop = unescape(data, to, values, start, stop)
                 after = _base64(data, to, stop, data, to)
@@ -250,6 +228,8 @@ def _exact(values: Array, at: int, end: int, digits: int, scale: int) -> tuple[i
     p = at
     if byte(values, p) == 0x2D:
         p += 1
+    # Zeros wait in `zeros` until a digit follows: those at the end only raise the power of ten, so 1.50000 has two
+    # digits. Digits beyond 38 are counted, no longer added: the number is too large then, or not whole.
     while p < end:
         b = byte(values, p)
         if b == 0x2E:
@@ -316,16 +296,17 @@ def integers(
     """
     for i in range(spans.size):
         span = spans[i]
-        kind = _kind(span)
+        kind = get_kind(span)
         if kind <= NULL:
             clear(valid, at + i)
             state[NULLS] += 1
             out[at + i] = 0
             continue
-        start, end = _start(span), _start(span) + _size(span)
+        start, end = get_start(span), get_start(span) + get_size(span)
         negative = byte(values, start) == 0x2D
         code = int64(0)
-        if kind != ODD and end - start <= 19:  # 19 digits fit in 64 bits
+        # 19 digits fit in 64 bits, and are read eight at a time. Others, such as 1.5e3, go through 128 bits.
+        if kind != ODD and end - start <= 19:
             m = _whole(values, start + 1 if negative else start, end)
         else:
             high, m, code = _exact(values, start, end, 20, 0)
@@ -382,7 +363,7 @@ def decimals(
     """Decimals of 128 bits: two items of `out` each, the low one first."""
     for i in range(spans.size):
         span = spans[i]
-        kind = _kind(span)
+        kind = get_kind(span)
         to = 2 * (at + i)
         if kind <= NULL:
             clear(valid, at + i)
@@ -390,7 +371,7 @@ def decimals(
             out[to] = 0
             out[to + 1] = 0
             continue
-        start, end = _start(span), _start(span) + _size(span)
+        start, end = get_start(span), get_start(span) + get_size(span)
         negative = byte(values, start) == 0x2D
         high = uint64(0)
         low, done = _short_decimal(values, start + 1 if negative else start, end, precision, scale)
@@ -399,7 +380,7 @@ def decimals(
             if code != 0:
                 _bad(state, bad_item, bad_code, at + i, code)
                 high = low = uint64(0)
-        if negative:
+        if negative:  # two's complement: all bits inverted, plus one, whose carry reaches `high` if `low` becomes 0
             low = ~low + uint64(1)
             high = ~high
             if low == uint64(0):
@@ -458,13 +439,13 @@ def floats(
     """
     for i in range(spans.size):
         span = spans[i]
-        kind = _kind(span)
+        kind = get_kind(span)
         if kind <= NULL:
             clear(valid, at + i)
             state[NULLS] += 1
             out[at + i] = 0.0
             continue
-        start, end = _start(span), _start(span) + _size(span)
+        start, end = get_start(span), get_start(span) + get_size(span)
         negative = byte(values, start) == 0x2D
         m, power, sure = _parts(values, start + 1 if negative else start, end)
         number = 0.0
@@ -489,10 +470,10 @@ def truths(values: Array, spans: Array, at: int, out: Array, valid: Array, state
     """Booleans, a bit each; `out` begins as all ones."""
     for i in range(spans.size):
         span = spans[i]
-        if _kind(span) <= NULL:
+        if get_kind(span) <= NULL:
             clear(valid, at + i)
             state[NULLS] += 1
-        elif byte(values, _start(span)) == 0x66:
+        elif byte(values, get_start(span)) == 0x66:
             clear(out, at + i)
 
 
@@ -647,13 +628,13 @@ def times(
     minute = int64(_FAR)
     for i in range(spans.size):
         span = spans[i]
-        kind = _kind(span)
+        kind = get_kind(span)
         if kind <= NULL:
             clear(valid, at + i)
             state[NULLS] += 1
             out[at + i] = 0
             continue
-        start, end = _start(span), _start(span) + _size(span)
+        start, end = get_start(span), get_start(span) + get_size(span)
         if kind == ODD:
             if end - start > TIME_SCRATCH:
                 code = int64(NO_TIME)
@@ -662,6 +643,7 @@ def times(
                 end = unescape(scratch, 0, values, start, end)
                 number, code = _time(scratch, int64(0), end, digits)
         elif 16 <= end - start <= MOST_TIME_TEXT and digits >= 0:
+            # Sixteen bytes are all up to the minute. Where they are those of the time before, so is the minute.
             if word(values, start) != first or word(values, start + 8) != second:
                 first, second = word(values, start), word(values, start + 8)
                 minute = _minute(values, start)
@@ -671,100 +653,3 @@ def times(
         if code != 0:
             _bad(state, bad_item, bad_code, at + i, code)
         out[at + i] = number
-
-
-# --- what holds others -------------------------------------------------------------------------------------------
-
-
-@compiled(I64, INTEGER, U8, I64)
-def presence(spans: Array, at: int, valid: Array, state: Array) -> None:
-    """Structs: there or not."""
-    for i in range(spans.size):
-        if _kind(spans[i]) <= NULL:
-            clear(valid, at + i)
-            state[NULLS] += 1
-
-
-@compiled(I64, INTEGER, I32, U8, I64)
-def lengths(spans: Array, at: int, ends: Array, valid: Array, state: Array) -> None:
-    """Lists and maps: where the elements of each end."""
-    to = int64(ends[at])
-    for i in range(spans.size):
-        if _kind(spans[i]) <= NULL:
-            clear(valid, at + i)
-            state[NULLS] += 1
-        else:
-            to += _size(spans[i])
-        ends[at + i + 1] = to
-
-
-@compiled(I64, results=1)
-def measure(spans: Array) -> int:
-    """Bytes that the texts of the spans take at most."""
-    total = int64(0)
-    for i in range(spans.size):
-        if _kind(spans[i]) > NULL:
-            total += _size(spans[i])
-    return total
-
-
-@inner
-def _hash(data: Array, at: int, end: int, seed: int) -> int:
-    """Keyed by a random seed, so that a producer cannot choose keys that collide."""
-    h = uint64(seed) ^ uint64(end - at)
-    while at < end:
-        x = uint64(0)
-        if at + 8 <= end:
-            x = word(data, at)
-        else:
-            for i in range(at, end):
-                x = (x << uint64(8)) | uint64(byte(data, i))
-        h = (h ^ x) * uint64(0x9E3779B97F4A7C15)
-        h ^= h >> uint64(29)
-        h = h * (uint64(seed) | uint64(1))
-        h ^= h >> uint64(32)
-        at += 8
-    return h
-
-
-@inner
-def _same(data: Array, ends: Array, a: int, b: int) -> bool:
-    size = int64(ends[a + 1]) - ends[a]
-    if int64(ends[b + 1]) - ends[b] != size:
-        return False
-    for i in range(size):  # noqa: SIM110 - compiled
-        if byte(data, int64(ends[a]) + i) != byte(data, int64(ends[b]) + i):
-            return False
-    return True
-
-
-@compiled(I32, INTEGER, INTEGER, I32, U8, I32, INTEGER, I32, results=1)
-def find_repeated(
-    lists: Array, first: int, last: int, ends: Array, data: Array, table: Array, seed: int, duplicates: Array
-) -> int:
-    """Find the maps from `first` to `last` (excluded) that have a key twice: returns how many, numbers in `duplicates`.
-
-    `lists`: ends of the maps' entries; `ends` and `data`: their keys. `table`: −1, or entries of earlier maps; a power
-    of two, at least twice the longest map, so a free slot is always found.
-    """
-    n = int64(0)
-    mask = table.size - 1
-    for m in range(first, last):
-        begin, stop = int64(lists[m]), int64(lists[m + 1])
-        twice = False
-        if stop - begin <= 8:
-            for a in range(begin, stop):
-                for b in range(begin, a):
-                    twice = twice or _same(data, ends, a, b)
-        else:
-            # Entries are numbered through all maps: what earlier maps left in the table is below `begin`.
-            for a in range(begin, stop):
-                slot = int64(_hash(data, int64(ends[a]), int64(ends[a + 1]), seed)) & mask
-                while table[slot] >= begin and not _same(data, ends, a, int64(table[slot])):
-                    slot = (slot + 1) & mask
-                twice = twice or table[slot] >= begin
-                table[slot] = a
-        if twice:
-            duplicates[n] = m
-            n += 1
-    return n

@@ -17,9 +17,8 @@ is created for a record.
     Each return but DONE leaves state[ROW] at the next record to read: take the block, make room, call again.
     A landed record becomes the template (`_learn`) if there is none, or if the one before did not fit either.
 
-A span is one int64: 31 bits of start, 31 of length, 2 of kind (MISSING, NULL, PLAIN, ODD). A node outside of lists and
-maps has a slot for each row. The children of a list or map have one for each of its elements, with all rows' elements
-one after another: a *level*.
+Spans are those of `columns.spans`, levels those of `columns.nodes`: a node has a slot for each row, or for each element
+of its level.
 
 Records of one producer differ in their values only. The bytes around the values of one record are a *template*:
 `_fits_template` reads records that match it byte by byte. `_record` reads all others, and it alone refuses records.
@@ -32,6 +31,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sluice.pipelines.records.columns.loops import TWICE
+from sluice.pipelines.records.columns.spans import NULL, ODD, PLAIN, get_kind, get_size, get_start, pack, skip_sequence
 from sluice.pipelines.records.compiled.jit import (
     BYTES,
     CELLS,
@@ -86,7 +87,6 @@ NODE_FIELDS = CELLS
 
 TEXT, NUMBER, TRUTH, ANYTHING, STRUCT, LIST, MAP = 0, 1, 2, 3, 4, 5, 6
 
-MISSING, NULL, PLAIN, ODD = 0, 1, 2, 3  # ODD: a text with escapes, a number with point or exponent
 # --- a template: a row of `steps` for each value, and one for the bytes after the last ---------------------------
 
 STEP_NODE = 0
@@ -105,9 +105,6 @@ BEYOND = 128  # bytes behind a record that may be read with it
 DOUBT, MOST_DOUBT = 8, 128
 """A record that does not fit adds DOUBT, one that fits takes one away. Beyond MOST_DOUBT, the rest of the block does
 without a template."""
-
-SIZE_BITS = 31
-START_MASK = (1 << SIZE_BITS) - 1
 
 # --- `state`, kept between calls -----------------------------------------------------------------------------
 
@@ -137,7 +134,7 @@ DONE, FULL, GROW_EXTRA, GROW_LEVEL = 0, 1, 2, 3
 OK = 0
 NO_VALUE, NO_LITERAL, NO_NUMBER, NO_NAME, NO_COLON, NO_COMMA = 1, 2, 3, 4, 5, 6
 CUT, CONTROL, BAD_ESCAPE, MORE, BAD_UTF8, TOO_DEEP, TOO_LARGE = 7, 8, 9, 10, 11, 12, 13
-NO_OBJECT, WRONG_TYPE, IS_NULL, IS_MISSING, TWICE, SURROGATE = 14, 15, 16, 17, 18, 19
+NO_OBJECT, WRONG_TYPE, IS_NULL, IS_MISSING, SURROGATE = 14, 15, 16, 17, 19
 _CROWDED = 99  # a level is full: no fault of the record
 
 
@@ -192,11 +189,6 @@ _LITERALS = np.array([list(b"true\0"), list(b"false"), list(b"null\0")], np.int6
 
 
 @inner
-def pack(start: int, stop: int, kind: int) -> int:
-    return (kind << (2 * SIZE_BITS)) | ((stop - start) << SIZE_BITS) | start
-
-
-@inner
 def blank(buf: Array, at: int, end: int) -> int:
     """The next byte that is no white space."""
     while at < end:
@@ -205,31 +197,6 @@ def blank(buf: Array, at: int, end: int) -> int:
             break
         at += 1
     return at
-
-
-@inner
-def _sequence(buf: Array, at: int, end: int) -> int:
-    """The byte after the UTF-8 sequence at `at`; −1 when it is none (RFC 3629: no surrogates, nothing overlong)."""
-    a = byte(buf, at)
-    if a < 0xE0:
-        if a < 0xC2 or at + 2 > end or byte(buf, at + 1) >> 6 != 2:
-            return int64(-1)
-        return at + 2
-    if a < 0xF0:
-        if at + 3 > end:
-            return int64(-1)
-        b = byte(buf, at + 1)
-        if b >> 6 != 2 or byte(buf, at + 2) >> 6 != 2 or (a == 0xE0 and b < 0xA0) or (a == 0xED and b > 0x9F):
-            return int64(-1)
-        return at + 3
-    if a > 0xF4 or at + 4 > end:
-        return int64(-1)
-    b = byte(buf, at + 1)
-    if b >> 6 != 2 or byte(buf, at + 2) >> 6 != 2 or byte(buf, at + 3) >> 6 != 2:
-        return int64(-1)
-    if (a == 0xF0 and b < 0x90) or (a == 0xF4 and b > 0x8F):
-        return int64(-1)
-    return at + 4
 
 
 @inner
@@ -306,7 +273,7 @@ def string(buf: Array, at: int, end: int) -> tuple[int, int]:
             return -1 - at, CONTROL
         else:
             while at < end and byte(buf, at) > 0x7F:
-                after = _sequence(buf, at, end)
+                after = skip_sequence(buf, at, end)
                 if after < 0:
                     return -1 - at, BAD_UTF8
                 at = after
@@ -795,7 +762,7 @@ def _record(buf: Array, at: int, end: int, t: ScanTables, results: ScanResults) 
             if cell(nodes, node, SHAPE) != STRUCT:
                 # The list's span began with its first element's number; now its length is known.
                 slot = cell(nodes, node, BASE) + counts[cell(nodes, node, LEVEL)]
-                first = spans[slot] & START_MASK
+                first = get_start(spans[slot])
                 spans[slot] = pack(first, counts[cell(nodes, node, INNER)], PLAIN)
             elif cell(nodes, node, DEMANDS):
                 _demand(t, node, at - begin)
@@ -847,12 +814,12 @@ def _learn(buf: Array, at: int, end: int, t: ScanTables) -> None:
             # The next text begins behind the value; behind a struct's brace, since its members are steps of their own.
             span = t.spans[cell(t.nodes, node, BASE) + t.counts[0]]
             if step[STEP_SHAPE] == STRUCT:
-                if (span >> (2 * SIZE_BITS)) & 3 == NULL:
+                if get_kind(span) == NULL:
                     return
                 depth += 1
                 at += 1
             else:
-                at = (span & START_MASK) + ((span >> SIZE_BITS) & START_MASK)
+                at = get_start(span) + get_size(span)
                 if step[STEP_SHAPE] == TEXT and byte(buf, stop) == 0x22:
                     at += 1
     t.state[STEPS] = values

@@ -1,26 +1,16 @@
-"""A schema as the arrays that the compiled loops read: nodes, names, hash tables of names, levels.
-
-Nodes are numbered breadth first, so that the children of a struct follow one another. Node 0 is the record itself.
-"""
+"""A schema as the arrays that the loop `scan` reads: nodes, names, hash tables of names, levels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from sluice.pipelines.records.columns.nodes import SchemaNode, make_room
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json import scan
 from sluice.pipelines.records.json.scan import ScanTables
-from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, path_below
-
-BLOCK_SLOTS = 1 << 16
-"""About how many spans a block of rows takes: few enough to stay in the processor's caches until they are filled."""
-BLOCK_ROWS = (64, 8192)
-MOST_SLOTS = 1 << 22
-"""The most spans that the lists and maps of one level may take in one record."""
+from sluice.pipelines.schema.schema import Kind
 
 _SHAPES = {
     **dict.fromkeys((Kind.STRING, Kind.BINARY, Kind.DATE, Kind.TIMESTAMP), scan.TEXT),
@@ -30,65 +20,6 @@ _SHAPES = {
     Kind.LIST: scan.LIST,
     Kind.MAP: scan.MAP,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaNode:
-    """A place in the schema.
-
-    `path` is its readable name: `lines[].sku`, `tags{}`. `level` is the list or map that it lies in, counted from 0
-    for the record; `inner` is the level of its own elements. `children` are the numbers of the nodes below it.
-    `name` is its name in records.
-    """
-
-    index: int
-    type: Type
-    path: str
-    level: int
-    inner: int
-    children: tuple[int, ...]
-    required: bool = False
-    name: str = ""
-
-
-def find_holder(nodes: tuple[SchemaNode, ...], level: int) -> int:
-    """The list or map that opens a level."""
-    return next(n.index for n in nodes if n.inner == level and n.inner != n.level)
-
-
-@dataclass(slots=True)
-class _Growing:
-    """A node while its children are still counted."""
-
-    source: Field
-    path: str
-    level: int
-    inner: int = 0
-    children: list[int] = field(default_factory=list)
-
-
-def make_nodes(schema: Schema) -> tuple[SchemaNode, ...]:
-    """All nodes of a schema, breadth first."""
-    queue = [_Growing(Field("", Type(Kind.STRUCT, fields=schema.fields)), "", 0)]
-    levels = 1
-    for node in queue:
-        t = node.source.type
-        node.inner = node.level
-        if t.kind in (Kind.LIST, Kind.MAP):
-            node.inner, levels = levels, levels + 1
-        for child in _list_children(t):
-            node.children.append(len(queue))
-            queue.append(_Growing(child, path_below(node.path, t.kind, child.name), node.inner))
-    return tuple(
-        SchemaNode(i, g.source.type, g.path, g.level, g.inner, tuple(g.children), g.source.required, g.source.json_name)
-        for i, g in enumerate(queue)
-    )
-
-
-def _list_children(t: Type) -> Iterator[Field]:
-    if t.kind is Kind.MAP:
-        yield Field("", Type(Kind.STRING), required=True)
-    yield from t.fields
 
 
 def make_tables(nodes: tuple[SchemaNode, ...]) -> ScanTables:
@@ -111,13 +42,9 @@ def make_tables(nodes: tuple[SchemaNode, ...]) -> ScanTables:
             lookups.append(_lookup([c.name.encode() for c in children]))
             row[scan.LOOKUP_MASK] = len(lookups[-1]) - 1
             follows.append(np.full(len(children) + 1, -1, np.int32))
-    levels = 1 + max(n.inner for n in nodes)
-    # A block's spans fit into the processor's cache; lists begin with room for two elements a row, and grow.
-    rows = min(max(BLOCK_SLOTS // len(nodes), BLOCK_ROWS[0]), BLOCK_ROWS[1])
-    room = np.full(levels, 2 * rows, np.int64)
-    room[0] = rows
+    room = make_room(nodes)
     state = np.zeros(scan.SLOTS, np.int64)
-    state[scan.MOST_OUT], state[scan.STEPS] = rows, -1
+    state[scan.MOST_OUT], state[scan.STEPS] = room[0], -1
     tables = ScanTables(
         nodes=table,
         # Names are compared by words of eight bytes, which may reach beyond the last one.
@@ -125,9 +52,9 @@ def make_tables(nodes: tuple[SchemaNode, ...]) -> ScanTables:
         lookup=np.concatenate(lookups),
         follow=np.concatenate(follows),
         spans=np.empty(0, np.int64),
-        counts=np.zeros(levels, np.int64),
+        counts=np.zeros(len(room), np.int64),
         room=room,
-        saved=np.zeros(levels, np.int64),
+        saved=np.zeros(len(room), np.int64),
         stack=np.zeros(2 * (scan.MOST_DEPTH + 1), np.int64),
         nest=np.zeros(scan.MOST_DEPTH, np.uint8),
         scratch=np.zeros(scan.LONGEST_KEY, np.uint8),
@@ -146,11 +73,6 @@ def with_room(t: ScanTables, room: Array) -> ScanTables:
     t.counts[:] = 0
     t.state[scan.OUT] = 0
     return t._replace(spans=np.zeros(int(sizes.sum()), np.int64), room=room)
-
-
-def count_elements(nodes: tuple[SchemaNode, ...], level: int) -> int:
-    """How many elements of one level a record may have."""
-    return MOST_SLOTS // sum(n.level == level for n in nodes)
 
 
 def _name(row: Any, names: bytearray, name: str) -> None:

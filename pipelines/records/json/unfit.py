@@ -1,6 +1,6 @@
-"""How the records of a piece differ from their schema: unknown fields, missing fields, and values that do not fit.
+"""How the records of a piece differ from their schema: unknown fields, and values that do not fit.
 
-For records that fit and have no unknown fields, only each column's null count is read. Counts are exact. Types are
+Nothing is read of records that fit and have no unknown fields. Counts are exact. Types are
 found by trying them on the values themselves.
 """
 
@@ -13,11 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.model.receipts import Drift, DriftKind
+from sluice.pipelines.records.columns.loops import OUT_OF_RANGE
+from sluice.pipelines.records.columns.nodes import SchemaNode
+from sluice.pipelines.records.columns.pieces import RefusedRecords
+from sluice.pipelines.records.columns.spans import ODD, SIZE_BITS
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json import fill, scan, unknown
 from sluice.pipelines.records.json.columns import make_column
-from sluice.pipelines.records.json.scan_tables import SchemaNode
-from sluice.pipelines.records.json.typer import RefusedRecords
 from sluice.pipelines.schema.schema import MOST_NAME, Kind, Type, path_below
 from sluice.pipelines.schema.wider import MOST_DIGITS, SIGNED, UNSIGNED, holds, join_texts
 
@@ -31,8 +33,8 @@ _KINDS = {
     unknown.TEXT: "string",
     unknown.NESTED: "json",
 }
-_FAULTS = (scan.WRONG_TYPE, fill.OUT_OF_RANGE, fill.INEXACT, fill.NO_TIME, fill.NO_BASE64)
-_WIDENING = {fill.OUT_OF_RANGE: DriftKind.OUT_OF_RANGE, fill.INEXACT: DriftKind.INEXACT}
+_FAULTS = (scan.WRONG_TYPE, OUT_OF_RANGE, fill.INEXACT, fill.NO_TIME, fill.NO_BASE64)
+_WIDENING = {OUT_OF_RANGE: DriftKind.OUT_OF_RANGE, fill.INEXACT: DriftKind.INEXACT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +102,6 @@ def escape_name(name: bytes) -> str:
     return escaped if len(escaped) <= MOST_NAME else escaped[:MOST_NAME] + "…"
 
 
-def find_missing(fields: Sequence[str], arrays: Sequence[pa.Array], typed: int, first: int) -> Iterator[Drift]:
-    """Fields that no row has. `typed` rows have a value; `first` is the offset of the first row."""
-    if typed:
-        for name, array in zip(fields, arrays, strict=False):
-            if array.null_count == len(array):
-                yield Drift(DriftKind.MISSING, name, typed, first)
-
-
 def find_misfits(
     nodes: Sequence[SchemaNode], refused: RefusedRecords, values: pa.Array, offsets: Array
 ) -> Iterator[Drift]:
@@ -168,7 +162,7 @@ def _find_type(group: _Misfits, code: int) -> str:
         return "string"
     heads = group.data[group.starts]
     digits = group.only((heads == 0x2D) | ((heads >= 0x30) & (heads <= 0x39)))
-    odd = digits.spans(texts=False) >> (2 * scan.SIZE_BITS) == scan.ODD
+    odd = digits.spans(texts=False) >> (2 * SIZE_BITS) == ODD
     kinds = {
         "string": heads == 0x22,
         "bool": (heads == 0x74) | (heads == 0x66),

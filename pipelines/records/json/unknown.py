@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sluice.pipelines.records.columns.spans import ODD, PLAIN, pack
 from sluice.pipelines.records.compiled.jit import (
     BYTES,
     FLAG,
@@ -43,8 +44,6 @@ from sluice.pipelines.records.json.scan import (
     LONGEST_KEY,
     MAP,
     MOST_DEPTH,
-    ODD,
-    PLAIN,
     SHAPE,
     STRUCT,
     TABLES,
@@ -54,7 +53,6 @@ from sluice.pipelines.records.json.scan import (
     find,
     member,
     number,
-    pack,
     skip,
     string,
     unescape,

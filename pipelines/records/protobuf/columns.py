@@ -1,7 +1,7 @@
 """Slots into Arrow arrays: for each node of the feed's message a column that grows block by block.
 
-Most are those of `records.json`; enums, JSON documents and maps have columns of their own. Promise: buffers hold what
-was appended and are not touched again once they are handed out.
+Most are those of all formats; enums, JSON documents and maps have columns of their own. Promise: buffers hold the
+appended items, and do not change after they were handed out.
 """
 
 from __future__ import annotations
@@ -14,43 +14,34 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.pipelines.records.columns.builders import ColumnBuilder, Faults, Lists, Structs, Texts, make_faults
+from sluice.pipelines.records.columns.nodes import SchemaNode
+from sluice.pipelines.records.columns.spans import SIZE_BITS, get_size, get_start
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.records.json.columns import NO_FAULTS, ColumnBuilder, Faults, Lists, Structs
-from sluice.pipelines.records.json.scan import SIZE_BITS, START_MASK
-from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.programs import THERE
 from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind
-from sluice.pipelines.records.slots.slots import Bytes, SlotNumbers, Slots, SlotTruths, make_faults
-from sluice.pipelines.schema.arrays import fixed_width, text_array, view_int32s
+from sluice.pipelines.records.slots.slots import SlotNumbers, Slots, SlotSymbols, SlotTruths
+from sluice.pipelines.schema.arrays import fixed_width, view_int32s
 from sluice.pipelines.schema.schema import Kind
 from sluice.pipelines.util.extras import name_missing
 
 _WIDE = {ProtoKind.UINT64: pa.uint64(), ProtoKind.FIXED64: pa.uint64(), ProtoKind.BOOL: pa.bool_()}
 
 
-class EnumNumbers(Slots):
-    """Enums: numbers, which become their names. A number without a name is a fault."""
+class EnumNumbers(SlotSymbols):
+    """Enums of numbers, which become their names. A number without a name is a fault."""
 
     def __init__(self, node: SchemaNode, items: int, symbols: Sequence[tuple[int, str]]) -> None:
-        super().__init__(node, items, np.int32)
+        super().__init__(node, items, [name for _, name in symbols])
         self._numbers = np.array([number for number, _ in symbols], np.int64)
-        self._names = text_array([name for _, name in symbols])
 
     def append_slots(self, data: Array, slots: Array, there: Array) -> Faults:
         positions = np.minimum(np.searchsorted(self._numbers, slots), len(self._numbers) - 1)
         bad = np.flatnonzero((self._numbers[positions] != slots) & (there != 0))
         first = self.items
         super().append_slots(data, positions, there)
-        return make_faults(first + bad, np.full(len(bad), loops.OTHER_SYMBOL)) if len(bad) else NO_FAULTS
-
-    def _take(self, data: Array, slots: Array) -> Faults:
-        self._out[self.items : self.items + len(slots)] = slots
-        return NO_FAULTS
-
-    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
-        data = pa.py_buffer(self._out[: self.items])
-        return self._names.take(pa.Array.from_buffers(pa.int32(), self.items, [self.validity, data]))
+        return make_faults(first + bad, loops.OTHER_SYMBOL)
 
 
 class MapKeys(Slots):
@@ -60,17 +51,13 @@ class MapKeys(Slots):
         super().__init__(node, items)
         self._as = _WIDE.get(kind, pa.int64())
 
-    def _take(self, data: Array, slots: Array) -> Faults:
-        self._out[self.items : self.items + len(slots)] = slots
-        return NO_FAULTS
-
     def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
         data = self._out[: self.items]
         packed = np.packbits(data != 0, bitorder="little") if self._as == pa.bool_() else data
         return pa.Array.from_buffers(self._as, self.items, [None, pa.py_buffer(packed)]).cast(pa.string())
 
 
-class Documents(Bytes):
+class Documents(Texts):
     """google.protobuf.Struct and its like, read by Google's library, as JSON texts
     with their names sorted. What these cannot say is a fault.
 
@@ -87,23 +74,14 @@ class Documents(Bytes):
         sizes = np.zeros(len(spans), np.int64)
         for at in np.flatnonzero(spans >> (2 * SIZE_BITS)).tolist():
             parts = (int(spans[at]), *self.more.get(at, ()))
-            text = self._text(b"".join(values[_start(s) : _start(s) + _get_size(s)].tobytes() for s in parts))
+            text = self._text(b"".join(values[get_start(s) : get_start(s) + get_size(s)].tobytes() for s in parts))
             if text is None:
                 bad.append(first + at)
                 text = b"null"
             sizes[at] = THERE | len(text) << SIZE_BITS | len(texts)
             texts += text
         super().append(np.frombuffer(bytes(texts) or b"\0", np.uint8), sizes)
-        codes = np.full(len(bad), loops.NO_DOCUMENT)
-        return make_faults(np.array(bad, np.int64), codes) if bad else NO_FAULTS
-
-
-def _start(span: int) -> int:
-    return span & START_MASK
-
-
-def _get_size(span: int) -> int:
-    return span >> SIZE_BITS & START_MASK
+        return make_faults(np.array(bad, np.int64), loops.NO_DOCUMENT)
 
 
 def _make_converter(message: str) -> Callable[[bytes], bytes | None]:
@@ -175,7 +153,7 @@ def _make_column(node: SchemaNode, items: int, f: ProtoField | None) -> ColumnBu
         case Kind.STRING if f is not None and f.kind is not ProtoKind.STRING:
             return MapKeys(node, items, f.kind)
         case Kind.STRING | Kind.BINARY:
-            return Bytes(node, items)
+            return Texts(node, items)
         case Kind.BOOL:
             return SlotTruths(node, items)
     return SlotNumbers(node, items)

@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.model.receipts import DriftKind
+from sluice.pipelines.records.columns.builders import Faults, make_faults
+from sluice.pipelines.records.columns.nodes import SchemaNode
+from sluice.pipelines.records.columns.pieces import TypedPiece
+from sluice.pipelines.records.columns.reasons import Reason
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.records.json.columns import Faults, Lists, Reason
-from sluice.pipelines.records.json.scan_tables import SchemaNode, find_holder
-from sluice.pipelines.records.json.typer import TypedPiece
 from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.columns import Documents, Maps, find_last, make_columns
 from sluice.pipelines.records.protobuf.loops import ProtobufTables
@@ -36,11 +37,11 @@ from sluice.pipelines.records.rows.value_reader import UnusableSchema, WriterSch
 from sluice.pipelines.records.rows.wire_format import IN_HEADERS, NO_HEADER, Named, WireFormat, reference
 from sluice.pipelines.records.rows.writer_schema_lookup import Opened
 from sluice.pipelines.records.slots import binary_loops
-from sluice.pipelines.records.slots.binary import MOST_SCHEMAS, BinaryFormat, BinaryTyper, NewField, Reasons
-from sluice.pipelines.records.slots.slots import SlotPiece, make_faults, with_room
+from sluice.pipelines.records.slots.binary import MOST_SCHEMAS, BinaryFormat, BinaryTyper, NewField, make_reasons
+from sluice.pipelines.records.slots.slots import SlotPiece, with_room
 from sluice.pipelines.schema.arrays import as_mask
 
-REASONS = Reasons(
+REASONS = make_reasons(
     Reason.NOT_PROTOBUF,
     {
         loops.OTHER_MESSAGE: (Reason.INCOMPATIBLE, "it is of another message than the feed's"),
@@ -194,7 +195,7 @@ class _Piece(SlotPiece):
                 n = loops.settle(t, out, bad_item, bad_node)
             for node in np.unique(bad_node[:n]).tolist():
                 items = bad_item[:n][bad_node[:n] == node] + self._columns[node].items
-                self._note(self._nodes[node], make_faults(items, np.full(len(items), loops.MISSING)))
+                self._note(self._nodes[node], make_faults(items, loops.MISSING))
             self._chain(t)
         super().take(data, t, results, out, bad)
 
@@ -214,25 +215,22 @@ class _Piece(SlotPiece):
     def check_maps(self, before: object) -> None:
         """A key that is there twice is no fault: the column keeps the last."""
 
-    def finish_piece(self, start: int, stop: int, ends: Array) -> TypedPiece:
+    def finish(self, start: int, stop: int, ends: Array) -> TypedPiece:
         """Return the finished piece. A map entry that a later one replaces is not at fault."""
         counting = [(node, self._counting(node, faults)) for node, faults in self._faults]
         self._faults = [(node, faults) for node, faults in counting if len(faults.items)]
-        return super().finish_piece(start, stop, ends)
+        return super().finish(start, stop, ends)
 
     def _counting(self, node: SchemaNode, faults: Faults) -> Faults:
         """The faults outside of entries that do not count."""
         level, items, counts = node.level, faults.items, np.ones(len(faults.items), np.bool_)
         while level:
-            holder = self._nodes[find_holder(self._nodes, level)]
-            column = self._columns[holder.index]
-            if not isinstance(column, Lists):
-                raise TypeError(f"{holder.path} holds no elements")
-            ends = column.ends[: column.items + 1]
-            if isinstance(column, Maps):
-                last = find_last(ends, self._columns[holder.children[0]].array(self._columns))
+            holder = self.get_holder(level)
+            ends = holder.ends[: holder.items + 1]
+            if isinstance(holder, Maps):
+                last = find_last(ends, self._columns[holder.node.children[0]].array(self._columns))
                 counts &= np.isin(items, last) if last is not None else True
-            level, items = holder.level, np.searchsorted(ends[1:], items, side="right")
+            level, items = holder.node.level, np.searchsorted(ends[1:], items, side="right")
         return Faults(faults.items[counts], faults.codes[counts], faults.starts[counts])
 
 

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sluice.pipelines.records.columns.spans import PLAIN, get_size, pack
 from sluice.pipelines.records.compiled.jit import (
     BYTES,
     I32,
@@ -54,7 +55,6 @@ from sluice.pipelines.records.compiled.jit import (
     uint64,
 )
 from sluice.pipelines.records.compiled.loop import Arrays
-from sluice.pipelines.records.json.scan import PLAIN, SIZE_BITS, START_MASK, pack
 from sluice.pipelines.records.rows.wire_format import NO_HEADER
 from sluice.pipelines.records.slots.binary_loops import (
     AT_BYTE,
@@ -301,7 +301,7 @@ def _empty_slots(t: ProtobufTables, first: int, n: int) -> None:
         if t.nodes[node, INNER] != own:
             total = int64(0)
             for slot in range(t.bases[node] + begin, t.bases[node] + stop):
-                total += (t.spans[slot] >> SIZE_BITS) & START_MASK
+                total += get_size(t.spans[slot])
             deeper = t.nodes[node, INNER]
             t.begins[deeper] = t.counts[deeper] - total
         for slot in range(t.bases[node] + begin, t.bases[node] + stop):
@@ -454,7 +454,7 @@ def _record(data: Array, p: int, end: int, t: ProtobufTables) -> int:
             put(t.counts, level, n + 1)
             put(at, level, n)
             slot = item(bases, holder) + item(at, cell(fields, row, OUTER))
-            before = (item(spans, slot) >> SIZE_BITS) & START_MASK
+            before = get_size(item(spans, slot))
             put(spans, slot, pack(0, before + 1, PLAIN))
             there[uint64(slot)] = 1
         # Of a oneof's members, the last one on the wire counts.

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from sluice.pipelines.records.columns.nodes import SchemaNode
+from sluice.pipelines.records.columns.spans import PLAIN, SIZE_BITS
 from sluice.pipelines.records.compiled.jit import CELLS, Array
-from sluice.pipelines.records.json.scan import PLAIN, SIZE_BITS
-from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind, ProtoMessage, get_kind, is_repeated
 

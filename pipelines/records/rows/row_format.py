@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import lru_cache
 from typing import Protocol
 
@@ -140,6 +141,15 @@ def time_column(schema: pa.Schema) -> str:
 
 _FEW = pa.dictionary(pa.int32(), pa.string())
 
+
+class Stage(StrEnum):
+    """The values of the column `stage`: which stage refused the record."""
+
+    DECODE = "decode"
+    SCHEMA = "schema"
+    CONTRACT = "contract"
+
+
 COORDINATES = tuple(f for f in RawFormat.schema if f.name != "value")
 """The columns of a record that typed rows keep, besides the value."""
 
@@ -159,8 +169,8 @@ REFUSED = pa.schema(
         pa.field("byte", pa.int32()),
     ]
 )
-"""The record as it came, and why it does not land: the stage that refused it (`decode`, `schema` or `contract`), the
-reason in one word, the expectation that it broke, the field's path, a sentence, and the byte of the value.
+"""The record as it came, and why it does not land: the stage that refused it, the reason in one word, the expectation
+that it broke, the field's path, a sentence, and the byte of the value.
 """
 
 QUARANTINED = pa.schema([*REFUSED, pa.field("batch", pa.int64(), nullable=False), pa.field("contract", _FEW)])
@@ -174,7 +184,7 @@ OVERSIZED = "oversized"
 def refuse_oversized(raw: pa.RecordBatch, detail: str) -> pa.RecordBatch:
     """Raw rows that stand for the records of an oversized batch, completed to rows of `REFUSED`."""
     n = raw.num_rows
-    texts = {"stage": "decode", "reason": OVERSIZED, "detail": detail}
+    texts = {"stage": Stage.DECODE, "reason": OVERSIZED, "detail": detail}
     columns = [_repeat(texts[f.name], n) if f.name in texts else pa.nulls(n, f.type) for f in REFUSED][
         len(raw.schema) :
     ]

@@ -8,62 +8,27 @@ take much more memory than its values; the result depends on the values and the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.model.receipts import Drift, DriftKind
+from sluice.pipelines.records.columns.nodes import SchemaNode, find_holder, grow_room, make_nodes, make_room
+from sluice.pipelines.records.columns.pieces import KEPT_SLOTS, PIECE_BYTES, RefusedRecords, TypedPiece
+from sluice.pipelines.records.columns.reasons import Explained, Reason, Reasons
+from sluice.pipelines.records.columns.typed_format import Records, TypedFormat
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.records.json import columns
-from sluice.pipelines.records.json.columns import Reason
-from sluice.pipelines.records.json.format import Records, TypedFormat, make_refused_by_schema
-from sluice.pipelines.records.json.scan_tables import BLOCK_ROWS, BLOCK_SLOTS, SchemaNode, find_holder, make_nodes
-from sluice.pipelines.records.json.typer import KEPT_SLOTS, PIECE_BYTES, RefusedRecords, TypedPiece
-from sluice.pipelines.records.json.unfit import find_missing
-from sluice.pipelines.records.rows import wire_format
 from sluice.pipelines.records.rows.row_format import Formatted
 from sluice.pipelines.records.rows.value_reader import Reader, WriterSchemas
 from sluice.pipelines.records.rows.wire_format import NUMBERED, Named, WireFormat
-from sluice.pipelines.records.rows.writer_schema_lookup import Opened, Opener
+from sluice.pipelines.records.rows.writer_schema_lookup import Opened
 from sluice.pipelines.records.slots import binary_loops
 from sluice.pipelines.records.slots import binary_loops as pieces
 from sluice.pipelines.records.slots.binary_loops import BlockResults
-from sluice.pipelines.records.slots.slots import SlotPiece, grow_room, make_room, with_room
-from sluice.pipelines.schema.arrays import buffers_of, indices
+from sluice.pipelines.records.slots.slots import SlotPiece, with_room
+from sluice.pipelines.schema.arrays import buffers_of
 from sluice.pipelines.util.units import sanitize
-
-
-@dataclass(frozen=True)
-class Reasons:
-    """A word and a sentence for each code of a format's loops. `unread`: the word for bytes that are not the format's;
-    `own`: the codes that only the format has."""
-
-    unread: Reason
-    own: Mapping[int, tuple[Reason, str]]
-
-    def _find_entry(self, code: int) -> tuple[Reason, str] | None:
-        unread = {
-            wire_format.NO_HEADER: wire_format.UNNAMED,
-            wire_format.NOT_INFLATED: wire_format.UNZIPPED,
-            binary_loops.CUT: "it ends too early",
-        }
-        return (self.unread, unread[code]) if code in unread else self.own.get(code) or _COMMON.get(code)
-
-    def reason(self, code: int) -> Reason:
-        """The reason that a code stands for."""
-        entry = self._find_entry(code)
-        return entry[0] if entry else columns.get_reason(code)
-
-    def detail(self, code: int, node: SchemaNode | None, schema: Named | None, why: str = "") -> str:
-        """A sentence about the field, with the writer's schema (None: not known) and why that does not fit. It never
-        holds the field's value."""
-        entry = self._find_entry(code)
-        text = entry[1].format(type=node.type if node else "null") if entry else columns.get_detail(code, node)
-        text = f"{text}: {why}" if why else text
-        return text if schema is None else f"{text} (schema {schema})"
-
 
 _COMMON = {
     binary_loops.NO_SCHEMA: (Reason.UNKNOWN_SCHEMA, "the registry has no schema of this number"),
@@ -71,6 +36,11 @@ _COMMON = {
     binary_loops.BAD_TEXT: (Reason.INVALID_UTF8, "bytes that are not UTF-8"),
     binary_loops.MANY: (Reason.TOO_LARGE, "more elements than a record may have"),
 }
+
+
+def make_reasons(unread: Reason, own: Mapping[int, Explained]) -> Reasons:
+    """Returns the reasons of a format: its own, and those of the steps that the loops share."""
+    return Reasons(unread, {binary_loops.CUT: (unread, "it ends too early"), **_COMMON, **own})
 
 
 MOST_SCHEMAS = 10_000
@@ -104,7 +74,7 @@ class BinaryTyper:
         self.news: list[NewField] = []
         self.causes: dict[int, str] = {}
         self._wire, self._writers, self._named = reader.wire, writers, name_of
-        self._block = min(max(BLOCK_SLOTS // len(self.nodes), BLOCK_ROWS[0]), BLOCK_ROWS[1])
+        self._block = int(make_room(self.nodes)[0])
         self._found = BlockResults(*(np.empty(self._block, np.int32) for _ in range(5)))
 
     def pieces(
@@ -127,7 +97,7 @@ class BinaryTyper:
         while state[pieces.ROW] < len(values):
             yield self._piece(data, ends, valid)
         if len(self._tables.spans) > KEPT_SLOTS:
-            self._make_room(make_room(self.nodes, self._block))
+            self._make_room(make_room(self.nodes))
         self._tidy()
 
     def _piece(self, data: Array, ends: Array, valid: Array) -> TypedPiece:
@@ -142,7 +112,7 @@ class BinaryTyper:
             out.take(read, self._tables, self._found, int(state[pieces.OUT]), int(state[pieces.BAD]))
             self._answer(code, out)
         self.news = list(self._new_fields())
-        return out.finish_piece(start, int(state[pieces.ROW]), ends)
+        return out.finish(start, int(state[pieces.ROW]), ends)
 
     def _begun(self, rows: int) -> SlotPiece:
         """Returns a new piece with room for this number of rows."""
@@ -193,7 +163,7 @@ class BinaryTyper:
 
     def _first_tables(self, slots: int) -> dict[str, Array]:
         """Returns the common tables of all loops; `slots` is the size of their state."""
-        room = make_room(self.nodes, self._block)
+        room = make_room(self.nodes)
         numbers = np.zeros(len(room), np.int64)
         state = np.zeros(slots, np.int64)
         state[pieces.MOST_OUT] = self._block
@@ -216,35 +186,18 @@ class BinaryFormat(TypedFormat):
     """
 
     _typer: BinaryTyper
-    _reasons: Reasons
+    _unopened = (WireFormat.BARE, *NUMBERED)
     _wrong: ClassVar[Mapping[int, DriftKind]]
 
     def __init__(self, reader: Reader, *, dropping: bool) -> None:
-        super().__init__(reader.columns, dropping=dropping)
-        self._wire, self._opener = reader.wire, Opener(reader.wire)
-
-    def _open_records(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
-        if self._wire in (WireFormat.BARE, *NUMBERED):  # their loops look themselves
-            return super()._open_records(chunk)
-        return self._opener.open(chunk)
+        super().__init__(reader.columns, reader.wire, dropping=dropping)
 
     def _pieces(self, opened: Opened) -> Iterator[TypedPiece]:
         return self._typer.pieces(opened.values, opened.schemas, opened.paths, opened.skip)
 
     def _format_piece(self, records: Records, piece: TypedPiece) -> Formatted:
-        raw, kafka, offsets, _ = records
-        landed, typed = self._make_landed(kafka, piece)
-        first = int(offsets[piece.rows[0]]) if typed else -1
-        refused = piece.refused
-        drift = (
-            *self._new_fields(offsets),
-            *find_missing(self._names, piece.arrays, typed, first),
-            *self._misfits(refused, offsets),
-        )
-        n = len(refused.rows)
-        if not n or self._dropping:
-            return Formatted(landed, None, n, drift=drift, typed=typed)
-        return Formatted(landed, self._make_refused(raw.take(indices(refused.rows)), refused), drift=drift, typed=typed)
+        offsets = records.offsets
+        return self._finish_piece(records, piece, self._new_fields(offsets), self._misfits(piece.refused, offsets))
 
     def _new_fields(self, offsets: Array) -> Iterator[Drift]:
         """Fields that the feed's schema does not have: how many records have them."""
@@ -262,13 +215,6 @@ class BinaryFormat(TypedFormat):
                 at = offsets[refused.rows[chosen & (refused.nodes == node)]]
                 yield Drift(kind, self._typer.nodes[node].path, len(at), int(at.min()), "")
 
-    def _make_refused(self, raw: pa.RecordBatch, refused: RefusedRecords) -> pa.RecordBatch:
-        """The refused records as they came, with reasons. Makes Python objects per kind of reason, never per record."""
-
-        def explain(code: int, index: int, schema: int) -> tuple[Reason, str, str]:
-            node = self._typer.nodes[index] if index >= 0 else None
-            name = self._opener.name(schema) if schema >= 0 else None
-            why = self._typer.causes.get(schema, "") if code == pieces.INCOMPATIBLE else ""
-            return self._reasons.reason(code), node.path if node else "", self._reasons.detail(code, node, name, why)
-
-        return make_refused_by_schema(raw, refused, np.maximum(self._opener.schemas(raw), -1), explain)
+    def _describe(self, code: int, node: SchemaNode | None, schema: int, why: str = "") -> str:
+        why = self._typer.causes.get(schema, "") if code == pieces.INCOMPATIBLE else ""
+        return super()._describe(code, node, schema, why)

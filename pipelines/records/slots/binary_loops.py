@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from sluice.pipelines.records.columns.spans import skip_sequence
 from sluice.pipelines.records.compiled.jit import I32, Array, bit_of, byte, cell, inlined, inner, int64, uint64, word
 from sluice.pipelines.records.compiled.loop import Arrays
 from sluice.pipelines.records.rows.wire_format import NO_HEADER
@@ -151,31 +152,6 @@ def undo(t: Any) -> None:
 
 
 @inner
-def _sequence(data: Array, at: int, end: int) -> int:
-    """The byte after the UTF-8 sequence at `at`; −1 when it is none (RFC 3629)."""
-    a = byte(data, at)
-    if a < 0xE0:
-        if a < 0xC2 or at + 2 > end or byte(data, at + 1) >> 6 != 2:
-            return int64(-1)
-        return at + 2
-    if a < 0xF0:
-        if at + 3 > end:
-            return int64(-1)
-        b = byte(data, at + 1)
-        if b >> 6 != 2 or byte(data, at + 2) >> 6 != 2 or (a == 0xE0 and b < 0xA0) or (a == 0xED and b > 0x9F):
-            return int64(-1)
-        return at + 3
-    if a > 0xF4 or at + 4 > end:
-        return int64(-1)
-    b = byte(data, at + 1)
-    if b >> 6 != 2 or byte(data, at + 2) >> 6 != 2 or byte(data, at + 3) >> 6 != 2:
-        return int64(-1)
-    if (a == 0xF0 and b < 0x90) or (a == 0xF4 and b > 0x8F):
-        return int64(-1)
-    return at + 4
-
-
-@inner
 def not_utf8(data: Array, at: int, end: int) -> int:
     """The first byte that is not UTF-8; −1 when all are."""
     while at < end:
@@ -184,7 +160,7 @@ def not_utf8(data: Array, at: int, end: int) -> int:
         while at < end and byte(data, at) < 0x80:
             at += 1
         while at < end and byte(data, at) > 0x7F:
-            after = _sequence(data, at, end)
+            after = skip_sequence(data, at, end)
             if after < 0:
                 return at
             at = after

@@ -1,35 +1,40 @@
-"""What formats share whose loops leave values in slots: columns of these, blocks of them, room for them.
+"""The columns of formats whose loops leave values in slots, blocks of these, and room for them.
 
-A slot is the number itself, or the span of a text as `json.scan` packs it; `there` marks slots in use.
+A slot is the number itself, or the span of a text; `there` marks slots in use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.records.columns.builders import (
+    NO_FAULTS,
+    ColumnBuilder,
+    Faults,
+    Numbers,
+    allocate,
+    get_time_bounds,
+    grow,
+    make_faults,
+)
+from sluice.pipelines.records.columns.loops import OUT_OF_RANGE
+from sluice.pipelines.records.columns.nodes import SchemaNode
+from sluice.pipelines.records.columns.pieces import PieceBuilder
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.records.json import fill
-from sluice.pipelines.records.json.columns import NO_FAULTS, ColumnBuilder, Faults, Texts, allocate, grow
-from sluice.pipelines.records.json.scan_tables import SchemaNode, count_elements
-from sluice.pipelines.records.json.typer import PieceBuilder, TypedPiece
+from sluice.pipelines.records.slots.binary_loops import BlockResults
+from sluice.pipelines.schema.arrays import text_array
 from sluice.pipelines.schema.schema import Kind
 
-_UNITS = {"ms": 10**3, "us": 10**6, "ns": 10**9}
-_DAY_SECONDS = 86_400
 
-
-class Slots(ColumnBuilder):
-    """A column whose slots hold its items themselves, `width` numbers of `kind` each."""
-
-    width = 1
+class Slots(Numbers):
+    """A column whose slots hold its items themselves."""
 
     def __init__(self, node: SchemaNode, items: int, kind: Any = np.int64) -> None:
-        super().__init__(node, items)
-        self._out = allocate(items * self.width, kind)
+        super().__init__(node, items, kind)
         self._there: list[Array] = []
 
     def append_slots(self, data: Array, slots: Array, there: Array) -> Faults:
@@ -43,11 +48,8 @@ class Slots(ColumnBuilder):
         return faults
 
     def _take(self, data: Array, slots: Array) -> Faults:
-        raise NotImplementedError
-
-    @property
-    def nbytes(self) -> int:
-        return int(self._out.itemsize) * self.items * self.width
+        self._out[self.items : self.items + len(slots)] = slots
+        return NO_FAULTS
 
     @property
     def validity(self) -> pa.Buffer | None:
@@ -55,42 +57,25 @@ class Slots(ColumnBuilder):
             return None
         return pa.py_buffer(np.packbits(np.concatenate(self._there), bitorder="little"))
 
-    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
-        data = self._out[: self.items * self.width]
-        return pa.Array.from_buffers(self.type, self.items, [self.validity, pa.py_buffer(data)])
-
 
 class SlotNumbers(Slots):
     """Whole numbers, floats and times. A time outside of the years 1 to 9999 is a fault."""
 
     def __init__(self, node: SchemaNode, items: int) -> None:
-        self._bounds = _get_bounds(node)
         t = node.type
+        # Each number of nanoseconds in 64 bits is a time of these years.
+        is_bound = t.kind is Kind.DATE or (t.kind is Kind.TIMESTAMP and t.unit != "ns")
+        self._bounds = get_time_bounds(t) if is_bound else None
         kinds: dict[Kind, Any] = {Kind.FLOAT32: np.uint32, Kind.FLOAT64: np.int64, Kind.DATE: np.int32}
         is_32_bit = t.kind in (Kind.INT32, Kind.UINT32)
         super().__init__(node, items, np.dtype(str(t.kind)) if is_32_bit else kinds.get(t.kind, np.int64))
 
     def _take(self, data: Array, slots: Array) -> Faults:
-        self._out[self.items : self.items + len(slots)] = slots
+        super()._take(data, slots)
         if self._bounds is None:
             return NO_FAULTS
         bad = np.flatnonzero((slots < self._bounds[0]) | (slots > self._bounds[1]))
-        return make_faults(self.items + bad, np.full(len(bad), fill.OUT_OF_RANGE))
-
-
-def _get_bounds(node: SchemaNode) -> tuple[int, int] | None:
-    """The first and the last time that the column takes, in its units; None where that is no question."""
-    match node.type.kind:
-        case Kind.DATE:
-            return fill.FIRST_DAY, fill.LAST_DAY
-        case Kind.TIMESTAMP if node.type.unit != "ns":
-            units = _UNITS[node.type.unit] * _DAY_SECONDS
-            return fill.FIRST_DAY * units, (fill.LAST_DAY + 1) * units - 1
-    return None
-
-
-def make_faults(items: Array, codes: Array) -> Faults:
-    return Faults(items.astype(np.int64), codes.astype(np.int8), np.full(len(items), -1, np.int64))
+        return make_faults(self.items + bad, OUT_OF_RANGE)
 
 
 class SlotTruths(Slots):
@@ -99,97 +84,40 @@ class SlotTruths(Slots):
     def __init__(self, node: SchemaNode, items: int) -> None:
         super().__init__(node, items, np.uint8)
 
-    def _take(self, data: Array, slots: Array) -> Faults:
-        self._out[self.items : self.items + len(slots)] = slots
-        return NO_FAULTS
+    def _narrow(self, data: Array) -> Array:
+        return np.packbits(data, bitorder="little")
+
+
+class SlotSymbols(Slots):
+    """Enums: the indices of their symbols, which become texts at the end."""
+
+    def __init__(self, node: SchemaNode, items: int, symbols: Sequence[str]) -> None:
+        super().__init__(node, items, np.int32)
+        self._symbols = text_array(symbols)
 
     def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
-        bits = np.packbits(self._out[: self.items], bitorder="little")
-        return pa.Array.from_buffers(self.type, self.items, [self.validity, pa.py_buffer(bits)])
-
-
-class Bytes(Texts):
-    """Strings and binaries as they are in the record."""
-
-    def _fill(self, values: Array, spans: Array) -> Faults:
-        used = int(self.ends[self.items])
-        self._make_room(used, fill.measure(spans), len(spans))
-        fill.texts(values, spans, self.items, self.data, self.ends, self._valid, self._state)
-        return NO_FAULTS
-
-
-class _LoopTables(Protocol):
-    """Tables of all such loops: the first slot of each node, and the elements of each level."""
-
-    @property
-    def bases(self) -> Array: ...
-    @property
-    def spans(self) -> Array: ...
-    @property
-    def there(self) -> Array: ...
-    @property
-    def counts(self) -> Array: ...
-
-
-class _Results(Protocol):
-    """The results of all such loops besides slots: the record of each row, and refused records."""
-
-    @property
-    def source(self) -> Array: ...
-    @property
-    def bad_row(self) -> Array: ...
-    @property
-    def bad_code(self) -> Array: ...
-    @property
-    def bad_node(self) -> Array: ...
-    @property
-    def bad_at(self) -> Array: ...
+        data = pa.py_buffer(self._out[: self.items])
+        return self._symbols.take(pa.Array.from_buffers(pa.int32(), self.items, [self.validity, data]))
 
 
 class SlotPiece(PieceBuilder):
     """Builds one piece of such records, block by block."""
 
-    def take(self, data: Array, t: _LoopTables, results: _Results, out: int, bad: int) -> None:
+    def take(self, data: Array, t: Any, results: BlockResults, out: int, bad: int) -> None:
         """Append the block of `out` rows and `bad` refused records that the tables hold, and empty the slots."""
-        if bad:
-            lists = (results.bad_row, results.bad_code, results.bad_node, results.bad_at)
-            self._refused.append(tuple(a[:bad].copy() for a in lists))
-        if not out:
-            return
-        self._source.append(results.source[:out].copy())
-        self._extra_ends.append(np.zeros(out, np.int32))
-        before = [c.items for c in self._columns]
-        for node, column in zip(self._nodes, self._columns, strict=True):
-            base, n = int(t.bases[node.index]), int(t.counts[node.level]) if node.level else out
+
+        def append(node: SchemaNode, column: ColumnBuilder, n: int) -> Faults:
+            base = int(t.bases[node.index])
             slots, there = t.spans[base : base + n], t.there[base : base + n]
-            append: Any = getattr(column, "append_slots", None)
-            self._note(node, append(data, slots, there) if append else column.append(data, slots))
+            own = column.append_slots(data, slots, there) if isinstance(column, Slots) else column.append(data, slots)
             slots[:] = 0
             there[:] = 0
-        self.check_maps(before)
+            return own
 
-    def finish_piece(self, start: int, stop: int, ends: Array) -> TypedPiece:
-        """Return the finished piece, of rows [start, stop) of the chunk."""
-        return self.finish(start, stop, ends, np.empty(0, np.uint8))
+        self.add(results.source[:out], [a[:bad] for a in results[1:]], t.counts, append)
 
 
 _Room = TypeVar("_Room", bound=Any)
-
-
-def make_room(nodes: tuple[SchemaNode, ...], rows: int) -> Array:
-    room = np.full(1 + max(n.inner for n in nodes), 2 * rows, np.int64)
-    room[0] = rows
-    return room
-
-
-def grow_room(nodes: tuple[SchemaNode, ...], room: Array, level: int) -> Array | None:
-    """Room for twice the elements of a level; None when it has all that a record may take."""
-    maximum = max(count_elements(nodes, level), int(room[level]))
-    if room[level] >= maximum:
-        return None
-    more = room.copy()
-    more[level] = min(2 * room[level], maximum)
-    return more
 
 
 def with_room(t: _Room, nodes: tuple[SchemaNode, ...], room: Array) -> _Room:

@@ -7,7 +7,7 @@ import json
 from sluice.pipelines.records.avro.programs import IncompatibleSchema, Pool, compile_program
 from sluice.pipelines.records.avro.reader_schema import AvroReader, as_record
 from sluice.pipelines.records.avro.schema import AvroSchemaError, canonicalize, parse
-from sluice.pipelines.records.json.scan_tables import make_nodes
+from sluice.pipelines.records.columns.nodes import make_nodes
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from tests.fuzz.target import Target

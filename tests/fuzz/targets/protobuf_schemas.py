@@ -6,7 +6,7 @@ import base64
 import json
 from random import Random
 
-from sluice.pipelines.records.json.scan_tables import make_nodes
+from sluice.pipelines.records.columns.nodes import make_nodes
 from sluice.pipelines.records.protobuf.programs import compile_program
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
 from sluice.pipelines.records.protobuf.schema import read_files

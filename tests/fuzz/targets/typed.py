@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.records.json import columns, typer
-from sluice.pipelines.records.json.columns import get_detail, get_reason
-from sluice.pipelines.records.json.typer import TypedPiece, Typer
+from sluice.pipelines.records.columns import builders
+from sluice.pipelines.records.columns.pieces import TypedPiece
+from sluice.pipelines.records.json import typer
+from sluice.pipelines.records.json.columns import REASONS
+from sluice.pipelines.records.json.typer import Typer
 from sluice.pipelines.schema.schema import Schema, parse_schema
 from tests.fuzz.mutation import mutate_bytes, mutate_json
 from tests.fuzz.target import Target
@@ -223,8 +225,8 @@ def _replace_piece(random: Random, value: bytes) -> bytes:
 
 def guard() -> None:
     """Make columns grow in memory that ends at a guarded page, from here on."""
-    columns.allocate = _GUARDED.allocate_items
-    vars(typer)["allocate"] = _GUARDED.allocate_items
+    for module in (builders, typer):
+        vars(module)["allocate"] = _GUARDED.allocate_items
 
 
 def _split_values(data: bytes) -> tuple[Schema, list[bytes], bool]:
@@ -256,8 +258,8 @@ def _check_piece(schema_typer: Typer, piece: TypedPiece) -> list[str]:
     codes, nodes = piece.refused.codes.tolist(), piece.refused.nodes.tolist()
     for code, node in zip(codes, nodes, strict=True):
         assert -1 <= node < len(schema_typer.nodes)
-        assert get_detail(code, schema_typer.nodes[node] if node >= 0 else None)
-    return [str(get_reason(code)) for code in codes]
+        assert REASONS.describe(code, schema_typer.nodes[node] if node >= 0 else None)
+    return [str(REASONS.get_reason(code)) for code in codes]
 
 
 def _compare(data: bytes) -> str:

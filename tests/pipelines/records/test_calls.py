@@ -13,8 +13,9 @@ import pytest
 
 from sluice.pipelines.records.avro.loops import AvroTables
 from sluice.pipelines.records.avro.loops import scan as scan_avro
+from sluice.pipelines.records.columns.loops import mark_nulls, measure
 from sluice.pipelines.records.compiled.take_rows import _copy_runs, _move_ends
-from sluice.pipelines.records.json.fill import integers, measure, presence
+from sluice.pipelines.records.json.fill import integers
 from sluice.pipelines.records.slots.binary_loops import BlockResults
 
 N = np.zeros(4, np.int64)
@@ -65,7 +66,7 @@ def test_read_argument_accepts_writable_and_read_only_arrays() -> None:
 @pytest.mark.parametrize("number", [0.5, "1", None, 1 << 63, -(1 << 63) - 1, N])
 def test_invalid_number_argument_is_refused(number: Any) -> None:
     with pytest.raises(TypeError):
-        presence(N, number, VALID, STATE)
+        mark_nulls(N, number, VALID, STATE)
 
 
 @pytest.mark.parametrize("unsigned", [-1, 1 << 64])
@@ -78,7 +79,7 @@ def test_unsigned_argument_out_of_range_is_refused(unsigned: int) -> None:
 @pytest.mark.parametrize("arguments", [(), (N,), (N, 0, VALID), (N, 0, VALID, STATE, STATE)])
 def test_the_number_of_arguments_is_checked(arguments: Any) -> None:
     with pytest.raises(TypeError):
-        presence(*arguments)
+        mark_nulls(*arguments)
 
 
 def test_class_and_arrays_of_named_tuple_argument_are_checked() -> None:

@@ -12,7 +12,7 @@ import pytest
 from sluice.pipelines.records.avro.programs import Pool, compile_program
 from sluice.pipelines.records.avro.reader_schema import as_record
 from sluice.pipelines.records.avro.schema import AvroKind, parse
-from sluice.pipelines.records.json.scan_tables import make_nodes
+from sluice.pipelines.records.columns.nodes import make_nodes
 from tests.pipelines.records.avro.rows import Schemas, convert, encode, make_reader
 from tests.pipelines.records.json.rows import FIRST, by_offset
 

@@ -11,7 +11,7 @@ from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.records.avro import programs
 from sluice.pipelines.records.avro.reader_schema import AvroReader, merge_texts
 from sluice.pipelines.records.avro.schema import AvroSchemaError, parse
-from sluice.pipelines.records.json import scan_tables
+from sluice.pipelines.records.columns import nodes
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError, parse_schema
 from tests.pipelines.records.avro.rows import Schemas, convert, encode, make_reader
@@ -208,7 +208,7 @@ def test_a_schema_bomb_is_refused() -> None:
 
 
 def test_record_with_too_many_elements_is_refused_and_neighbours_land(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan_tables, "MOST_SLOTS", 30_000)
+    monkeypatch.setattr(nodes, "MOST_SLOTS", 30_000)
     schema = make_schema({"type": "array", "items": "int"})
     short, long = (encode(schema, {"x": [1] * n}, None) for n in (30_000, 30_001))
     landed, quarantined, _ = convert(make_reader(schema, WireFormat.BARE), [short, short, long, short])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.records.json import columns
+from sluice.pipelines.records.columns import builders
 from sluice.pipelines.records.json.typer import Typer
 from sluice.pipelines.schema.schema import Schema, parse_schema
 from tests.examples import scale_examples
@@ -77,7 +77,7 @@ def test_nothing_is_accessed_beyond_the_buffers(
     at_end: bool,
 ) -> None:
     values = chosen.draw(records)
-    monkeypatch.setattr(columns, "allocate", GUARDED.allocate_items)
+    monkeypatch.setattr(builders, "allocate", GUARDED.allocate_items)
     data = GUARDED.fill(b"".join(values), at_end=at_end)
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]

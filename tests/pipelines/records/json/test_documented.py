@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.records.json.columns import Reason
+from sluice.pipelines.records.columns.reasons import Reason
 from sluice.pipelines.schema.schema import parse_schema
 from tests.pipelines.records.json.rows import FIRST, by_offset, convert
 

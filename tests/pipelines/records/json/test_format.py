@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.records.json import scan_tables, typer
+from sluice.pipelines.records.columns import nodes
+from sluice.pipelines.records.json import typer
 from sluice.pipelines.records.json.format import JsonFormat
 from sluice.pipelines.records.rows.row_format import REFUSED, landed_schema
 from sluice.pipelines.records.shape import Shape
@@ -98,7 +99,7 @@ def test_a_large_value_lands() -> None:
 
 
 def test_record_with_too_many_elements_is_refused_and_neighbours_land(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan_tables, "MOST_SLOTS", 30_000)
+    monkeypatch.setattr(nodes, "MOST_SLOTS", 30_000)
     short, long = (b'{"x":[' + b",".join([b"1"] * n) + b"]}" for n in (30_000, 30_001))
     landed, quarantined = convert(parse_schema({"x": "list<int8>"}), [b"{}", short, long, short, b"{}"])
     assert landed["kafka_offset"].to_pylist() == [FIRST, FIRST + 1, FIRST + 3, FIRST + 4]
