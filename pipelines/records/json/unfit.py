@@ -162,7 +162,7 @@ def _find_type(group: _Misfits, code: int) -> str:
         return "string"
     heads = group.data[group.starts]
     digits = group.only((heads == 0x2D) | ((heads >= 0x30) & (heads <= 0x39)))
-    odd = digits.spans(texts=False) >> (2 * SIZE_BITS) == ODD
+    odd = digits.spans(texts=False) >> (2 * SIZE_BITS) & 3 == ODD  # the kind includes the sign bit
     kinds = {
         "string": heads == 0x22,
         "bool": (heads == 0x74) | (heads == 0x66),

@@ -244,6 +244,16 @@ def test_drift_reports_type_that_would_fit(world: World) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("numbers", "type_text"), [((7, -1), "int64"), ((1.5,), "float64"), ((1e300, 7), "float64")], ids=str
+)
+def test_numbers_of_another_type_of_field_are_reported_by_their_type(
+    world: World, numbers: tuple[float, ...], type_text: str
+) -> None:
+    drift = observe_drift(world, ROW, *(ROW | {"note": n} for n in numbers))
+    assert drift == {(WRONG, "note"): (len(numbers), 1, type_text)}
+
+
 def test_drifted_field_names_are_bounded_in_number_and_length(world: World) -> None:
     drift = observe_drift(world, ROW | {f"n{i}": i for i in range(100)}, ROW | {"x" * 700: 1, "y" * 5000: 1})
     assert len([k for k in drift if k[1] != OTHERS]) == MOST_FIELDS
