@@ -150,12 +150,10 @@ class _LimitedConnection:
         lambda self: self._line, lambda self, plain: setattr(self, "_line", plain and _Line(plain, self.seconds))
     )
 
-    def get_response(self) -> Any:
+    def getresponse(self) -> Any:
         line, response = self.sock, super().getresponse()  # type: ignore[misc]
         line.expect(body=True)
         return response
-
-    getresponse = get_response
 
 
 class _Line:
@@ -171,13 +169,13 @@ class _Line:
     def expect(self, *, body: bool) -> None:
         self._body, self._rest, self._last = body, self._seconds, time.monotonic()
 
-    def open_file(self, *arguments: Any) -> Any:
+    def makefile(self, *arguments: Any) -> Any:
         self.expect(body=False)  # each answer has a file of its own
         file = self._plain.makefile(*arguments)
         getattr(file, "raw", file)._sock = self  # it reads by `recv_into`
         return file
 
-    def receive(self, buffer: Any) -> int:
+    def recv_into(self, buffer: Any) -> int:
         start = time.monotonic() if self._body else self._last
         self._plain.settimeout(max(self._rest, 0.001))
         received = int(self._plain.recv_into(buffer))
@@ -187,8 +185,6 @@ class _Line:
             raise TimeoutError(f"no complete answer within {self._seconds:g} s")
         return received
 
-    def send(self, data: Any) -> None:
+    def sendall(self, data: Any) -> None:
         self._plain.settimeout(self._seconds + len(data) / SLOWEST)
         self._plain.sendall(data)
-
-    makefile, recv_into, sendall = open_file, receive, send

@@ -51,7 +51,7 @@ def check_complete(view: LedgerView, window: int) -> CheckResult:
         return {"passed": False, "severity": warning, "description": f"the window is complete, but {lacks}"}
     if not view.is_empty(window):
         return ALL_LANDED
-    against = bool(windows.describe_against(view.state, window, view.feed.window))
+    against = bool(windows.count_against(view.state, window, view.feed.window))
     return {"passed": True, "description": f"the window is complete and empty: {describe_empty(against)}"}
 
 

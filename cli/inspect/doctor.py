@@ -23,12 +23,12 @@ from sluice.pipelines.errors import (
     SluiceError,
     UsageError,
     check_address_limit,
-    explain_memory_error,
 )
 from sluice.pipelines.model.health import (
     Diagnosis,
     Health,
     of_error,
+    of_unforeseen,
     report_failure,
     report_ok,
     report_skipped,
@@ -106,9 +106,7 @@ class CheckGroup:
         except SluiceError as error:
             self.diagnoses = [of_error(self.title.lower(), error)]
         except Exception as error:  # noqa: BLE001 - a check that ended so must not count as sound
-            problem = f"not checked: unexpected {type(error).__name__}: {error}"
-            memory, bug = explain_memory_error(error), report_failure(self.title.lower(), problem, "report this bug")
-            self.diagnoses = [of_error(self.title.lower(), memory) if memory else bug]
+            self.diagnoses = [of_unforeseen(self.title.lower(), error)]
         finally:
             self.over.set()
 

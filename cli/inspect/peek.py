@@ -17,7 +17,7 @@ from sluice.cli.terminal.record_view import build_document as record_document
 from sluice.cli.terminal.record_view import rows, typed_fields
 from sluice.cli.terminal.record_view import view as record_view
 from sluice.cli.terminal.text_layout import count
-from sluice.pipelines.errors import FeedError, UnknownTopic, UsageError
+from sluice.pipelines.errors import FeedError, UsageError
 from sluice.pipelines.util.documents import document_of
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _find_reader(session: Session, topic: str) -> Feed:
     """A feed that reads the topic, or any feed if all read one Kafka. Raises UsageError, also if feeds read the topic
     in several, and FeedError where no feed is known to read it, and files are wrong."""
     feeds, broken = list(session.files.feeds.values()), session.files.broken
-    reading = [f for f in feeds if _is_read_by(f, topic)]
+    reading = [f for f in feeds if f.topics.takes(topic)]
     if broken and not reading:
         wrong = ", ".join(path.name for path in broken)
         raise FeedError(
@@ -161,17 +161,6 @@ def _find_reader(session: Session, topic: str) -> Feed:
         f"no feed of this project reads {topic}, and --feed is missing",
         remedy="choose a feed of that Kafka with --feed NAME",
     )
-
-
-def _is_read_by(feed: Feed, topic: str) -> bool:
-    from sluice.pipelines.feed.topic_selection import match
-
-    if feed.topics.names:
-        return topic in feed.topics.names
-    try:
-        return bool(match(feed.topics, {topic: ""}))
-    except UnknownTopic:
-        return False
 
 
 def _view(tp: TopicPartition, p: PartitionState, records: Sequence[PeekedRecord]) -> list[RenderableType]:

@@ -121,8 +121,8 @@ def rebuild(session: Session, feed: FeedName, dry_run: DryRun = False, yes: Yes 
     $ sluice table rebuild orders --dry-run
     $ sluice table rebuild orders --yes
     """
+    from sluice.pipelines.operating.feed_tables import rebuild_tables
     from sluice.pipelines.tables.sync import look_or_none
-    from sluice.pipelines.tables.sync import rebuild as build_again
 
     definition = session.feed(feed)
     with _open_tables(session, definition) as (ports, tables):
@@ -137,7 +137,7 @@ def rebuild(session: Session, feed: FeedName, dry_run: DryRun = False, yes: Yes 
                 f"Drop {len(tables.all)} tables of {feed} with their snapshots, and make them again?"
             )
         with session.terminal.progress() as meter:
-            done = build_again(definition, ports, tables, meter)
+            done = rebuild_tables(definition, ports, tables, meter)
         session.terminal.show(*_sync_view(tables.rows.name, done))
         session.terminal.print_document(
             {"applied": True} | _build_document(feed, tables.rows.name, done.head) | _build_changes(done)

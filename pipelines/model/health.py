@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.errors import SluiceError, explain_memory_error
 
 
 class Health(StrEnum):
@@ -45,6 +45,13 @@ def report_failure(title: str, found: str, remedy: str) -> Diagnosis:
 
 def report_skipped(title: str, found: str, remedy: str = "") -> Diagnosis:
     return Diagnosis(Health.SKIPPED, title, found, remedy)
+
+
+def of_unforeseen(title: str, error: Exception) -> Diagnosis:
+    """The failure of a check by an error that no code expects: a lack of memory, or a bug."""
+    if memory := explain_memory_error(error):
+        return of_error(title, memory)
+    return report_failure(title, f"unforeseen {type(error).__name__}", "report it, and the command")
 
 
 def of_error(title: str, error: SluiceError) -> Diagnosis:

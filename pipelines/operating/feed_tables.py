@@ -12,7 +12,7 @@ from sluice.pipelines.model.tables import TableHead
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.tables.check import TableComparison, compare, comparison, load_both, trusted_mark
 from sluice.pipelines.tables.pending import since
-from sluice.pipelines.tables.sync import Synced, sync
+from sluice.pipelines.tables.sync import Synced, rebuild, sync
 from sluice.pipelines.tables.table_windows import FeedTables
 
 
@@ -49,6 +49,11 @@ def sync_tables(
     done = sync(ledger, ports.lake, tables, report, expire_before=before, repair=repair)
     standing = [table for _, table in tables.of_parts if repair and table.look()]
     return done, tuple(address for table in standing for address in table.misread())
+
+
+def rebuild_tables(feed: Feed, ports: Ports, tables: FeedTables, report: Reporter = lambda progress: None) -> Synced:
+    """Drop the feed's tables and make them again from the ledger. Raises as `rebuild`."""
+    return rebuild(Ledger(ports.lake, feed.name, ports.clock), ports.lake, tables, report)
 
 
 def compare_tables(feed: Feed, ports: Ports, tables: FeedTables) -> list[tuple[str, TableComparison]]:

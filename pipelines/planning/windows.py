@@ -523,9 +523,14 @@ def count_marker_searches(state: State, window: int, settings: WindowSettings) -
     return max(state.by_marker.get(time, 0) for time in (window, settings.end_of(window)))
 
 
+def count_against(state: State, window: int, settings: WindowSettings) -> int:
+    """Returns the number of partitions in which a boundary of the window was decided against a record's stamp."""
+    return max(state.against.get(time, 0) for time in (window, settings.end_of(window)))
+
+
 def describe_against(state: State, window: int, settings: WindowSettings) -> str:
     """Returns a note if a boundary of the window was decided against a record's stamp; else empty."""
-    number = max(state.against.get(time, 0) for time in (window, settings.end_of(window)))
+    number = count_against(state, window, settings)
     return (
         f"in {many(number, 'partition')}, records stamped ahead of their neighbours moved no boundary of the window"
         if number

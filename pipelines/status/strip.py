@@ -137,7 +137,7 @@ def _standing(
     if standing is Standing.LANDED and is_retired(state, window, settings):
         standing = Standing.RETIRED
     batch = {Standing.RUNNING: outside.running, Standing.FAILED: outside.failed}.get(standing, {}).get(window)
-    losses, against = windows.find_losses(state, window, settings), windows.describe_against(state, window, settings)
+    losses, against = windows.find_losses(state, window, settings), windows.count_against(state, window, settings)
     return WindowStanding(window, standing, done, span, pending, batch, losses, bool(against), settings.name(window))
 
 

@@ -17,13 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from sluice.pipelines.errors import TableDiffers, TableMoved, TableRefused
-from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.table_section import find_invalid_names, unfit
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, State
 from sluice.pipelines.model.receipts import PartKind, Progress, Reporter
 from sluice.pipelines.model.tables import FEED, LEDGER, WINDOWS, Remedy, TableChange, TableHead, TableOperation
-from sluice.pipelines.ports import Lake, Ports, Table
+from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import published_files
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.tables.check import check_faults, check_owner, compare, differs, trusted_mark
@@ -103,11 +102,10 @@ def sync(
     return done
 
 
-def rebuild(feed: Feed, ports: Ports, tables: FeedTables, report: Reporter = lambda progress: None) -> Synced:
+def rebuild(ledger: Ledger, lake: Lake, tables: FeedTables, report: Reporter = lambda progress: None) -> Synced:
     """Drop the feed's tables and make them again from the ledger: without changes by other clients, and without older
     snapshots. No landed file is removed. Raises TableDiffers for a table that is not of this ledger, and as `sync`.
     """
-    ledger, lake = Ledger(ports.lake, feed.name, ports.clock), ports.lake
     state, readable = ledger.read(), list[tuple[PartKind, Table]]()
     for table in tables.all:
         if (head := look_or_none(table)) is not None:

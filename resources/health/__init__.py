@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from sluice.pipelines.errors import SluiceError, explain_memory_error
-from sluice.pipelines.model.health import Diagnosis, of_error, report_failure
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.model.health import Diagnosis, of_error, of_unforeseen, report_failure
 
 SECONDS = 20.0
 """Time limit of a check."""
@@ -70,6 +70,4 @@ class _Look:
                 report_failure(self.title, f"{error.strerror or error}{where}", "fix that and repeat")
             )
         except Exception as error:  # noqa: BLE001 - the other checks still report
-            memory = explain_memory_error(error)
-            unforeseen = report_failure(self.title, f"unforeseen {type(error).__name__}", "report it, and the command")
-            self.diagnoses.append(of_error(self.title, memory) if memory else unforeseen)
+            self.diagnoses.append(of_unforeseen(self.title, error))

@@ -330,7 +330,7 @@ class S3Client(StoreClient):
         """Returns expected failures as signals, all others as named errors."""
         where = f"{self.home.root}/{key}" if key else self.home.root
         if not isinstance(error, boto.ClientError):
-            return _no_answer(error, where, self.mask(str(error)))
+            return _explain_silence(error, where, self.mask(str(error)))
         code = _code(error)
         signal = _SIGNALS.get(_status(error)) or _SIGNALS.get(code)
         if signal and code != "NoSuchBucket":
@@ -339,7 +339,7 @@ class S3Client(StoreClient):
         if code in _EXPIRED:  # the next client looks for renewed credentials
             _client.cache_clear()
             _session.cache_clear()
-        return _refusal(error, where, self.mask(error.response.get("Error", {}).get("Message", "")))
+        return _translate_refusal(error, where, self.mask(error.response.get("Error", {}).get("Message", "")))
 
 
 class MultipartUpload(Upload):
@@ -495,10 +495,10 @@ def _when_again(retries: int, attempts: int, response: Any, caught_exception: Ex
 
 def _may_pass(error: Exception) -> bool:
     if not isinstance(error, boto.ClientError):
-        return isinstance(_no_answer(error, "", ""), LakeUnavailable)
+        return isinstance(_explain_silence(error, "", ""), LakeUnavailable)
     code, status = _code(error), _status(error)
     expected = status < 300 or status in _SIGNALS or code in _SIGNALS or code in _CONFLICTS
-    return not expected and isinstance(_refusal(error, "s3://bucket", ""), LakeUnavailable)
+    return not expected and isinstance(_translate_refusal(error, "s3://bucket", ""), LakeUnavailable)
 
 
 def _plain(access: Access) -> dict[str, Any]:
@@ -545,7 +545,7 @@ _REGION = {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalform
 _UNKNOWN_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidClientTokenId"}
 
 
-def _refusal(error: boto.ClientError, where: str, detail: str) -> SluiceError:
+def _translate_refusal(error: boto.ClientError, where: str, detail: str) -> SluiceError:
     """The error for a refusal, by the store's own code."""
     code, status = _code(error), _status(error)
     message = f"{code}: {detail}" if detail else code
@@ -601,7 +601,7 @@ def _refusal(error: boto.ClientError, where: str, detail: str) -> SluiceError:
     )
 
 
-def _no_answer(error: Exception, where: str, detail: str) -> SluiceError:
+def _explain_silence(error: Exception, where: str, detail: str) -> SluiceError:
     """Returns the error for a request without a response, or one that was never sent."""
     match error:
         case boto.NoCredentialsError() | boto.PartialCredentialsError() | boto.CredentialRetrievalError():

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import compress, pairwise
 from pathlib import Path
 from threading import Lock
@@ -351,12 +351,11 @@ class IcebergTable:
     def _catalog(self) -> Catalog:
         properties = {k: v for k, v in self._properties.items() if k != "name"}
         with extras.name_missing(), _IMPORTING:
-            import requests
-            from pyiceberg.catalog import load_catalog, rest
+            from pyiceberg.catalog import load_catalog
 
             if "sql" in properties.get("type", "") or "sql" in properties.get("uri", "").partition(":")[0]:
                 import pyiceberg.catalog.sql  # noqa: F401 - else `load_catalog` imports it, without the lock
-            rest.Session = limit_session(requests.Session, CATALOG_SECONDS)  # type: ignore[attr-defined]
+            _limit_rest_catalogs(CATALOG_SECONDS)
         logging.getLogger("pyiceberg").setLevel(logging.ERROR)
         name = self._properties.get("name", "sluice")
         if (path := properties.get("uri", "").removeprefix("sqlite:///")) and path != properties.get("uri", ""):
@@ -655,6 +654,15 @@ def _producer(transaction: Transaction, table: Table, operation: TableOperation,
             return Summary(Operation(str(operation)), **summary.additional_properties)
 
     return Replacing(operation=Operation.OVERWRITE, transaction=transaction, io=table.io, snapshot_properties=about)
+
+
+@lru_cache(maxsize=1)
+def _limit_rest_catalogs(seconds: float) -> None:
+    """Limit the requests of PyIceberg's REST catalogs, which have no public way to it, once in a process."""
+    import requests
+    from pyiceberg.catalog import rest
+
+    rest.Session = limit_session(requests.Session, seconds)  # type: ignore[attr-defined]
 
 
 def _build_options(feed: Feed) -> dict[str, Any]:

@@ -274,6 +274,12 @@ def test_peek_lists_invalid_feeds_if_no_feed_reads_the_topic(sluice: Sluice, pro
     assert "KafkaUnavailable" in sluice("peek", "orders:0:0", "--json").out
 
 
+def test_peek_finds_the_feed_one_of_whose_patterns_matches(sluice: Sluice, project: Path) -> None:
+    other = FEED.replace("127.0.0.1:9", "127.0.0.1:10").replace("orders", "{include: ['pay.*', 'refund.*']}")
+    (project / "feeds" / "another.yaml").write_text(other.replace("start", "group: other\nstart"))
+    assert "127.0.0.1:10:" in sluice("peek", "payments:0:0").err
+
+
 def test_peek_requires_feed_option_if_feeds_use_two_clusters(sluice: Sluice, project: Path) -> None:
     other = FEED.replace("127.0.0.1:9", "127.0.0.1:10").replace("start", "group: other\nstart")
     (project / "feeds" / "another.yaml").write_text(other)

@@ -56,7 +56,7 @@ def test_broken_table_is_reported_and_its_remedy_works(tmp_path: Path, monkeypat
         assert not compared.right
         assert compared.find_remedy("orders") == "sluice table rebuild orders"
         with open_tables(world.feed, world.lake) as tables:
-            rebuild(world.feed, world.ports, tables)
+            rebuild(world.ledger, world.lake, tables)
         assert sorted(spark.read_rows(QUERY)) == world.read_landed()
         world.land((B, 0, 50))
         world.sync()

@@ -62,7 +62,7 @@ def test_table_with_rows_deleted_by_spark_is_made_again(kind: str, tmp_path: Pat
                 world.sync(repair=repair)
             assert refusal.value.remedy.endswith("sluice table rebuild orders")
         with open_tables(world.feed, world.lake) as tables:
-            rebuild(world.feed, world.ports, tables)
+            rebuild(world.ledger, world.lake, tables)
         assert sorted(spark.read_rows(f"SELECT partition, offset FROM {name}")) == world.read_landed()
     world.check_same()
     assert world.run_audit().problems == ()

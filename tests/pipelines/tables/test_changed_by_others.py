@@ -131,7 +131,7 @@ def _follow(world: TableWorld, remedy: str) -> None:
         world.sync(repair=remedy == REPAIR)
         return
     with open_tables(world.feed, world.lake) as tables:
-        rebuild(world.feed, world.ports, tables)
+        rebuild(world.ledger, world.lake, tables)
 
 
 def _check_right(world: TableWorld) -> None:

@@ -65,7 +65,7 @@ def test_table_with_times_that_go_back_gets_rows_and_is_reported_until_it_is_reb
     problems = table_problems(world.reopen_ledger(), world.lake, world.open_table())
     assert [p.remedy for p in problems] == [refusal.value.remedy]
     with open_tables(world.feed, world.lake) as tables:
-        rebuild(world.feed, world.ports, tables)
+        rebuild(world.ledger, world.lake, tables)
     _check_times(world)
     world.check_same()
     assert comparison(world.reopen_ledger(), world.lake, world.open_table()).right
