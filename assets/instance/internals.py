@@ -1,8 +1,8 @@
 """Dagster's internals without a public API: the parent of a run, its steps, and its planned partitions.
 
 `PRIVATE` lists the private names that Sluice imports, with their reasons; `storage` uses private methods besides. If a
-version lacks one, its pages show less, and runs continue. `tests/test_internals.py` lists all names, and checks that
-they become fewer. Tests ask the instance, and GraphQL as the UI does, whether all of this still works.
+version lacks one, its pages show less, and runs continue. `tests/test_internals.py` derives all names from the
+source. Tests ask the instance, and GraphQL as the UI does, whether all of this still works.
 """
 
 from __future__ import annotations
@@ -35,10 +35,6 @@ PRIVATE = {
     # the command line
     "InMemoryJob": "_core.definitions.job_base",
     "execute_run_iterator": "_core.execution.api",
-    # output of steps in files alone; without these, the terminal repeats it
-    "CapturedLogContext": "_core.storage.compute_log_manager",
-    "InstanceRef": "_core.instance.ref",
-    "LocalComputeLogManager": "_core.storage.local_compute_log_manager",
     # migrations that a process reads once; without it, a run starts later
     "ScriptDirectory": "_core.storage.sql",
 }

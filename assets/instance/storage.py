@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import dagster as dg
 from alembic.config import Config
@@ -270,43 +270,38 @@ def _open_file(url: str) -> Iterator[Callable[[], AbstractContextManager[Connect
             lock.release()
 
 
-_LocalLogs: Any = internals.find_private("LocalComputeLogManager") or object
-_LogContext: Any = internals.find_private("CapturedLogContext")
+class _Captured(NamedTuple):
+    """The places of a step's output besides Dagster's files, as its event of the capture has them."""
+
+    external_url: str | None = None
+    external_stdout_url: str | None = None
+    external_stderr_url: str | None = None
+    shell_cmd: object = None
 
 
 def open_quietly(home: Path) -> dg.DagsterInstance:
-    """Opens the instance in that folder. If it has Dagster's own local logs, these are quiet.
+    """Opens the instance in that folder. If it has Dagster's own local logs, these do not repeat on the terminal.
 
     Processes open it in turn: of two that create SQLite files at once, Dagster leaves files that no process can open.
     """
-    refs = internals.find_private("InstanceRef")
     with locking(home / "sluice.lock", required=False):
-        if refs is None or _LogContext is None:
-            return dg.DagsterInstance.from_config(str(home))
-        ref = refs.from_dir(str(home))
-        logs = ref.compute_logs_data
-        if logs.class_name == _LocalLogs.__name__:
-            ref = ref._replace(compute_logs_data=type(logs)(__name__, QuietLogs.__name__, logs.config_yaml))
-        return dg.DagsterInstance.from_ref(ref)
+        instance = dg.DagsterInstance.from_config(str(home))
+    logs: Any = instance.compute_log_manager
+    if hasattr(logs, "get_captured_local_path"):
+        logs.capture_logs = partial(_capture_quietly, logs)
+    return instance
 
 
-class QuietLogs(_LocalLogs):  # type: ignore[misc]
-    """Dagster's local logs of stdout and stderr, without repeating every line on the terminal."""
-
-    @classmethod
-    def from_config_value(cls, inst_data: Any, config_value: Any) -> QuietLogs:
-        """Dagster's own method would make its own class."""
-        return cls(inst_data=inst_data, **config_value)
-
-    @contextmanager
-    def capture_logs(self, log_key: Sequence[str]) -> Iterator[Any]:
-        out, err = (self.get_captured_local_path(log_key, end) for end in ("out", "err"))
-        for path in map(Path, (out, err)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-        with _redirect(sys.stdout, out), _redirect(sys.stderr, err):
-            yield _LogContext(log_key)
-        Path(self.get_captured_local_path(log_key, "complete")).touch()
+@contextmanager
+def _capture_quietly(logs: Any, log_key: Sequence[str]) -> Iterator[_Captured]:
+    """Write stdout and stderr to the files in which Dagster's local logs are."""
+    out, err, complete = (Path(logs.get_captured_local_path(log_key, end)) for end in ("out", "err", "complete"))
+    for path in (out, err):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    with _redirect(sys.stdout, str(out)), _redirect(sys.stderr, str(err)):
+        yield _Captured()
+    complete.touch()
 
 
 @contextmanager

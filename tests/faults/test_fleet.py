@@ -229,6 +229,32 @@ def test_a_run_over_many_feeds_is_canceled_in_dagster(fleet: list[Field]) -> Non
         field.verify()
 
 
+def test_a_failed_run_over_many_feeds_is_executed_again_in_dagster(fleet: list[Field]) -> None:
+    """From its failure: the feeds only that failed."""
+    broken = fleet[1]
+    with run_producers(fleet):
+        time.sleep(2)
+        replace(broken, settings={"kafka": AWAY}).write_feed()
+        with dagster_ui.run_desk(fleet[0].root) as servers:
+            run = servers.launch(fleet_job(SHARED))
+            assert servers.wait_for_run(run) is dg.DagsterRunStatus.FAILURE, servers.read_log(run)
+            assert f"1 failed: {broken.name}" in servers.read_log(run), servers.read_log(run)
+            assert list_committed(fleet) == [f.name for f in fleet if f is not broken]
+            commits = count_commits(fleet)
+            broken.write_feed()
+            retry, _ = servers.retry(run)
+            assert servers.wait_for_run(retry) is dg.DagsterRunStatus.SUCCESS, servers.read_log(retry)
+            fleet[0].account.log(f"the run was executed again, and landed {broken.name} alone")
+            assert count_commits(fleet) == commits | {broken.name: 1}
+    assert list_failed(finish_run(fleet, start_run(fleet), "the run after it")) == []
+    for field in fleet:
+        field.verify()
+
+
+def count_commits(fleet: list[Field]) -> dict[str, int]:
+    return {f.name: sum(e["kind"] == "commit" for e in _read_entries(f)) for f in fleet}
+
+
 def test_a_backfill_of_many_feeds_in_dagster(fleet: list[Field]) -> None:
     """One run over some hours of all feeds. The feed without Kafka fails alone, and lands when it is re-executed."""
     now = int(time.time() * 1000)
