@@ -134,13 +134,8 @@ class Fleet:
         done = len(self.results) - len(errors)
         classes = [f"{name}={type(self.results[name].crash or error).__name__}" for name, error in failed.items()]
         passing = [name for name, error in failed.items() if is_transient(error)]
-        names_by_tag = {
-            FAILED_TAG: failed,
-            ERRORS_TAG: classes,
-            PASSES_TAG: passing,
-            LEFT_TAG: not_reached,
-            AT_WORK_TAG: (),
-        }
+        names_by_tag = {FAILED_TAG: failed, ERRORS_TAG: classes, PASSES_TAG: passing}
+        names_by_tag |= {LEFT_TAG: not_reached, AT_WORK_TAG: ()}
         standing = context.instance.get_run_by_id(context.run.run_id)
         tags = {DONE_TAG: str(done)} | ({MORE_TAG: "1"} if any(r.stopped for r in self.results.values()) else {})
         for tag, names in names_by_tag.items():
@@ -154,14 +149,11 @@ class Fleet:
         if not failed:
             context.log.info("; ".join(parts))
             return
+        # Spaces: no feed has such a name.
+        counts = {"feeds done": done, "feeds failed": len(failed), "feeds left": len(not_reached)}
         raise dg.Failure(
             f"{'; '.join(parts)}. Re-execute from failure runs these only",
-            metadata={
-                "feeds done": done,
-                "feeds failed": len(failed),
-                "feeds left": len(not_reached),
-            }  # no feed has a space
-            | {name: f"{type(error).__name__}: {error}"[:500] for name, error in failed.items()},
+            metadata=counts | {name: f"{type(error).__name__}: {error}"[:500] for name, error in failed.items()},
         )
 
 
