@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from sluice.pipelines.contract.catalogue import CatalogueEntry, Kwarg, Takes
-from sluice.pipelines.contract.literals import TypeFamily, family, member, parse_bound
-from sluice.pipelines.schema.schema import Kind, Type
+from sluice.pipelines.contract.literals import member, parse_bound
+from sluice.pipelines.schema.schema import Kind, Type, TypeFamily
 from sluice.pipelines.util.units import sanitize
 
 MOST_VALUES = 10_000
@@ -71,7 +71,7 @@ def _column(entry: CatalogueEntry, name: object, types: Types) -> None:
         raise Wrong("should be a column's name")
     if name not in types:
         raise _unknown_column(name, types)
-    if family(types[name]) not in entry.families:
+    if types[name].kind.family not in entry.families:
         families = ", ".join(f for f in TypeFamily if f in entry.families)
         raise Wrong(
             f"`{sanitize(name)}` is {types[name].kind}, which this expectation does not support",
@@ -154,8 +154,8 @@ def _comparable(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) 
 
 
 def _measure(t: Type) -> str:
-    if family(t) is not TypeFamily.NUMBER:
-        return str(family(t))
+    if t.kind.family is not TypeFamily.NUMBER:
+        return str(t.kind.family)
     return {Kind.FLOAT32: "floats", Kind.FLOAT64: "floats", Kind.DECIMAL: "decimals"}.get(t.kind, "whole numbers")
 
 

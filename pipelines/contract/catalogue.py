@@ -12,10 +12,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
-from sluice.pipelines.contract.literals import TypeFamily
 from sluice.pipelines.contract.sentences import sentence
 from sluice.pipelines.model.receipts import EXAMPLES
-from sluice.pipelines.schema.schema import EXTRA, KAFKA, Field, Kind, Schema, Type
+from sluice.pipelines.schema.schema import EXTRA, KAFKA, Field, Kind, Schema, Type, TypeFamily
 
 if TYPE_CHECKING:
     from sluice.pipelines.contract.expectation import Expectation

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.contract.expectation import Severity
-from sluice.pipelines.contract.literals import PER_UNIT, TypeFamily, family, unit_of
-from sluice.pipelines.schema.schema import KAFKA, Field, Kind, Schema, Type
+from sluice.pipelines.contract.literals import PER_UNIT, unit_of
+from sluice.pipelines.schema.schema import KAFKA, Field, Kind, Schema, Type, TypeFamily
 from sluice.pipelines.util.units import many
 
 ENOUGH = 200
@@ -86,7 +86,7 @@ def _of_column(f: Field, column: pa.ChunkedArray) -> Iterator[Proposal]:
         values = values.filter(pc.is_finite(values))
     if len(values) < ENOUGH:
         return
-    match family(f.type):
+    match f.type.kind.family:
         case TypeFamily.NUMBER:
             yield from _of_numbers(f, values)
         case TypeFamily.TEXT:

@@ -17,37 +17,12 @@ import math
 import re
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
-from enum import StrEnum
 
-from sluice.pipelines.schema.schema import Kind, Type
+from sluice.pipelines.schema.schema import Kind, Type, TypeFamily
 
 Value = int | float | Decimal | str | bool
 
 
-class TypeFamily(StrEnum):
-    """Groups of column types that expectations treat alike."""
-
-    NUMBER = "numbers"
-    TIME = "timestamps"
-    DAY = "dates"
-    TEXT = "strings"
-    TRUTH = "booleans"
-    BYTES = "binary"
-    NESTED = "lists, structs, maps and json"
-
-
-_FAMILIES = {
-    Kind.BOOL: TypeFamily.TRUTH,
-    Kind.STRING: TypeFamily.TEXT,
-    Kind.BINARY: TypeFamily.BYTES,
-    Kind.DATE: TypeFamily.DAY,
-    Kind.TIMESTAMP: TypeFamily.TIME,
-    Kind.EPOCH: TypeFamily.TIME,
-    Kind.JSON: TypeFamily.NESTED,
-    Kind.LIST: TypeFamily.NESTED,
-    Kind.STRUCT: TypeFamily.NESTED,
-    Kind.MAP: TypeFamily.NESTED,
-}
 _DIGITS = 38
 _EXACT = Context(prec=2 * _DIGITS + 100)
 _LARGEST_SINGLE = Decimal("3.4028234663852886e38")
@@ -57,11 +32,6 @@ _TIME = re.compile(
     r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)?(Z|[+-]\d{2}:\d{2})?)?", re.ASCII
 )
 _DECIMAL = re.compile(r"[+-]?(\d{1,38}(\.\d{0,38})?|\.\d{1,38})([eE][+-]?\d{1,2})?", re.ASCII)
-
-
-def family(t: Type) -> TypeFamily:
-    """The family that a type belongs to."""
-    return _FAMILIES.get(t.kind, TypeFamily.NUMBER)
 
 
 def unit_of(t: Type) -> str:
@@ -74,7 +44,7 @@ def parse_bound(t: Type, value: object) -> int | float | Decimal:
 
     Raises ValueError, which names the accepted forms.
     """
-    match family(t):
+    match t.kind.family:
         case TypeFamily.TIME:
             return _nanoseconds(value)
         case TypeFamily.DAY:
@@ -88,7 +58,7 @@ def parse_bound(t: Type, value: object) -> int | float | Decimal:
 
 def member(t: Type, value: object) -> Value:
     """A value that the column can hold, as with `bound`, but times in the column's unit. Raises ValueError."""
-    match family(t):
+    match t.kind.family:
         case TypeFamily.TEXT:
             return _text(value)
         case TypeFamily.TRUTH:

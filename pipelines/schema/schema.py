@@ -31,30 +31,56 @@ EXTRA = "_extra"
 KAFKA = "kafka_"
 
 
-class Kind(StrEnum):
-    """The kind of a type: its name, or the word that it begins with if it has parameters."""
+class TypeFamily(StrEnum):
+    """Groups of kinds that expectations treat alike."""
 
-    INT8 = "int8"
-    INT16 = "int16"
-    INT32 = "int32"
-    INT64 = "int64"
-    UINT8 = "uint8"
-    UINT16 = "uint16"
-    UINT32 = "uint32"
-    UINT64 = "uint64"
-    FLOAT32 = "float32"
-    FLOAT64 = "float64"
-    BOOL = "bool"
-    STRING = "string"
-    BINARY = "binary"
-    DATE = "date"
-    JSON = "json"
-    DECIMAL = "decimal"
-    TIMESTAMP = "timestamp"
-    EPOCH = "epoch"
-    LIST = "list"
-    STRUCT = "struct"
-    MAP = "map"
+    NUMBER = "numbers"
+    TIME = "timestamps"
+    DAY = "dates"
+    TEXT = "strings"
+    TRUTH = "booleans"
+    BYTES = "binary"
+    NESTED = "lists, structs, maps and json"
+
+
+class Kind(StrEnum):
+    """The kind of a type: its name, or the word that it begins with if it has parameters.
+
+    `family` is its group, `arrow` the function of pyarrow that makes its type, and `delta` its name in Delta's log; the
+    latter are empty where the type's parameters are needed.
+    """
+
+    INT8 = "int8", TypeFamily.NUMBER, "int8", "byte"
+    INT16 = "int16", TypeFamily.NUMBER, "int16", "short"
+    INT32 = "int32", TypeFamily.NUMBER, "int32", "integer"
+    INT64 = "int64", TypeFamily.NUMBER, "int64", "long"
+    # Delta's integers are signed. Its tables hold no larger ones (`feed/table_section.py`).
+    UINT8 = "uint8", TypeFamily.NUMBER, "uint8", "short"
+    UINT16 = "uint16", TypeFamily.NUMBER, "uint16", "integer"
+    UINT32 = "uint32", TypeFamily.NUMBER, "uint32"
+    UINT64 = "uint64", TypeFamily.NUMBER, "uint64"
+    FLOAT32 = "float32", TypeFamily.NUMBER, "float32", "float"
+    FLOAT64 = "float64", TypeFamily.NUMBER, "float64", "double"
+    BOOL = "bool", TypeFamily.TRUTH, "bool_", "boolean"
+    STRING = "string", TypeFamily.TEXT, "string", "string"
+    BINARY = "binary", TypeFamily.BYTES, "binary", "binary"
+    DATE = "date", TypeFamily.DAY, "date32", "date"
+    JSON = "json", TypeFamily.NESTED, "string", "string"
+    DECIMAL = "decimal", TypeFamily.NUMBER
+    TIMESTAMP = "timestamp", TypeFamily.TIME, "", "timestamp"
+    EPOCH = "epoch", TypeFamily.TIME, "", "timestamp"
+    LIST = "list", TypeFamily.NESTED
+    STRUCT = "struct", TypeFamily.NESTED
+    MAP = "map", TypeFamily.NESTED
+
+    family: TypeFamily
+    arrow: str
+    delta: str
+
+    def __new__(cls, name: str, family: TypeFamily, arrow: str = "", delta: str = "") -> Kind:
+        kind = str.__new__(cls, name)
+        kind._value_, kind.family, kind.arrow, kind.delta = name, family, arrow, delta
+        return kind
 
 
 _ALIASES = {"float": Kind.FLOAT32, "double": Kind.FLOAT64, "int": Kind.INT32, "long": Kind.INT64, "boolean": Kind.BOOL}
@@ -468,17 +494,11 @@ def arrow_type(t: Type) -> pa.DataType:
             return pa.decimal128(t.precision, t.scale)
         case Kind.TIMESTAMP | Kind.EPOCH:
             return pa.timestamp("ms" if t.unit == "s" else t.unit, "UTC")
-        case Kind.DATE:
-            return pa.date32()
-        case Kind.JSON:
-            return pa.string()
         case Kind.LIST:
             return pa.list_(pa.field("element", arrow_type(t.fields[0].type)))
         case Kind.MAP:
             return pa.map_(pa.string(), arrow_type(t.fields[0].type))
         case Kind.STRUCT:
             return pa.struct([pa.field(f.name, arrow_type(f.type)) for f in t.fields])
-        case Kind.BOOL:
-            return pa.bool_()
         case kind:
-            return getattr(pa, str(kind))()
+            return getattr(pa, kind.arrow)()

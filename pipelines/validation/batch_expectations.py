@@ -36,14 +36,13 @@ from sluice.pipelines.contract.catalogue import (
     text,
 )
 from sluice.pipelines.contract.expectation import Expectation
-from sluice.pipelines.contract.literals import TypeFamily
 from sluice.pipelines.errors import Breach, ContractBroken
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.model.plans import Request
 from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.schema.schema import Kind, Type
+from sluice.pipelines.schema.schema import Kind, Type, TypeFamily
 from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.duckdb_table import MEMORY, Counted, StagedTable
 
@@ -280,7 +279,7 @@ def _read_bound(t: Type, value: object) -> Any:
 
 
 def _is_time(t: Type) -> bool:
-    return literals.family(t) is TypeFamily.TIME
+    return t.kind.family is TypeFamily.TIME
 
 
 def _check_median(e: Expectation, table: StagedTable) -> Result:
@@ -388,9 +387,7 @@ def _format_value(value: Any, t: Type) -> str:
         if _is_time(t):
             return _format_moment(value * literals.PER_UNIT[literals.unit_of(t)])
         return (
-            str(date(1970, 1, 1) + timedelta(days=value))
-            if literals.family(t) is TypeFamily.DAY
-            else format_number(value)
+            str(date(1970, 1, 1) + timedelta(days=value)) if t.kind.family is TypeFamily.DAY else format_number(value)
         )
     except OverflowError:
         return f"{value:,} since 1970"

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines.contract.literals import TypeFamily, Value, family
+from sluice.pipelines.contract.literals import Value
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.model.receipts import EXAMPLES, PartKind, Receipt
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.schema.schema import KAFKA, Kind, Type
+from sluice.pipelines.schema.schema import KAFKA, Kind, Type, TypeFamily
 from sluice.pipelines.util import scratch
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class Counted:
 
 def _to_duckdb(column: pa.Array, t: Type) -> pa.Array:
     """The column as DuckDB gets it: a plain array, without types that DuckDB would round."""
-    match family(t):
+    match t.kind.family:
         case TypeFamily.TIME:
             return pc.cast(column, pa.int64())
         case TypeFamily.DAY:
@@ -228,4 +228,4 @@ def _to_duckdb(column: pa.Array, t: Type) -> pa.Array:
 def _select_value(c: str, t: Type) -> str:
     if t.kind in _FLOATS:
         return f"case when isnan({c}) then null else {c} end as {c}"
-    return f"nullif({c}, false) as {c}" if family(t) is TypeFamily.NESTED else c
+    return f"nullif({c}, false) as {c}" if t.kind.family is TypeFamily.NESTED else c

@@ -14,24 +14,6 @@ from sluice.pipelines.lake.parquet import Bounds, read_bounds
 from sluice.pipelines.schema.schema import Kind, Type
 from sluice.pipelines.schema.wider import parse_type
 
-_NAMES = {
-    Kind.INT8: "byte",
-    Kind.INT16: "short",
-    Kind.INT32: "integer",
-    Kind.INT64: "long",
-    # signed, and wide enough
-    Kind.UINT8: "short",
-    Kind.UINT16: "integer",
-    Kind.FLOAT32: "float",
-    Kind.FLOAT64: "double",
-    Kind.BOOL: "boolean",
-    Kind.STRING: "string",
-    Kind.JSON: "string",
-    Kind.BINARY: "binary",
-    Kind.DATE: "date",
-    Kind.TIMESTAMP: "timestamp",
-    Kind.EPOCH: "timestamp",
-}
 _BOUNDED = {"byte", "short", "integer", "long", "date", "timestamp"}
 """The types of columns that have bounds in each file that lands."""
 _EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - in UTC, as Delta's log spells times
@@ -58,7 +40,7 @@ def _spell_type(t: Type) -> str | dict[str, Any]:
         case Kind.STRUCT:
             return {"type": "struct", "fields": [_make_field(f.name, f.type) for f in t.fields]}
         case kind:
-            return _NAMES[kind]
+            return kind.delta
 
 
 def grown(have: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -158,27 +158,33 @@ class Binaries(Texts):
         return self._fill_by(fill.binaries, values, spans, (self.data, self.ends))
 
 
-_COLUMNS: dict[Kind, type[ColumnBuilder]] = {
-    **dict.fromkeys(_INTEGERS, Integers),
-    Kind.EPOCH: Integers,
-    Kind.FLOAT32: Floats,
-    Kind.FLOAT64: Floats,
-    Kind.DECIMAL: Decimals,
-    Kind.BOOL: Truths,
-    Kind.STRING: EscapedTexts,
-    Kind.JSON: EscapedTexts,
-    Kind.BINARY: Binaries,
-    Kind.DATE: Times,
-    Kind.TIMESTAMP: Times,
-    Kind.STRUCT: Structs,
-    Kind.LIST: Lists,
-    Kind.MAP: Lists,
+class JsonKind(NamedTuple):
+    """How JSON is read as a kind: the column, and the shape that values have."""
+
+    column: type[ColumnBuilder]
+    shape: int
+
+
+KINDS: dict[Kind, JsonKind] = {
+    **dict.fromkeys((*_INTEGERS, Kind.EPOCH), JsonKind(Integers, scan.NUMBER)),
+    Kind.FLOAT32: JsonKind(Floats, scan.NUMBER),
+    Kind.FLOAT64: JsonKind(Floats, scan.NUMBER),
+    Kind.DECIMAL: JsonKind(Decimals, scan.NUMBER),
+    Kind.BOOL: JsonKind(Truths, scan.TRUTH),
+    Kind.STRING: JsonKind(EscapedTexts, scan.TEXT),
+    Kind.JSON: JsonKind(EscapedTexts, scan.ANYTHING),
+    Kind.BINARY: JsonKind(Binaries, scan.TEXT),
+    Kind.DATE: JsonKind(Times, scan.TEXT),
+    Kind.TIMESTAMP: JsonKind(Times, scan.TEXT),
+    Kind.STRUCT: JsonKind(Structs, scan.STRUCT),
+    Kind.LIST: JsonKind(Lists, scan.LIST),
+    Kind.MAP: JsonKind(Lists, scan.MAP),
 }
 
 
 def make_column(node: SchemaNode, items: int) -> ColumnBuilder:
     """Returns an empty column for the node, with room for about this number of items."""
-    return _COLUMNS[node.type.kind](node, items)
+    return KINDS[node.type.kind].column(node, items)
 
 
 UNKNOWN, WIDE_TEXT = 60, 61
