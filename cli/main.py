@@ -73,7 +73,7 @@ def _tell_error(error: Exception, words: list[str], terminal: CommandOutput) -> 
     if "--debug" in words:
         terminal.traceback()
     terminal.fail(problem)
-    terminal.print_document(problem.fields() | {"exit_code": problem.exit_code})
+    terminal.print_document(problem, exit_code=problem.exit_code)
     return problem.exit_code
 
 

@@ -371,17 +371,13 @@ def _build_outlook_metadata(outlook: Outlook) -> Metadata:
     """Returns a feed's lag and pace, without unknown values."""
     values = {
         "lag_offsets": outlook.lag,
-        "lag_seconds": _convert_ms(outlook.age),
-        "catch_up_seconds": _convert_ms(outlook.eta),
+        "lag_seconds": outlook.lag_seconds,
+        "catch_up_seconds": outlook.catch_up_seconds,
         "landing_offsets_per_second": _round_rate(outlook.landing),
         "production_offsets_per_second": _round_rate(outlook.production),
         "ranges_at_risk": len(outlook.at_risk),
     }
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _convert_ms(ms: int | None) -> float | None:
-    return None if ms is None else ms / 1000
 
 
 def _round_rate(rate: float | None) -> float | None:

@@ -193,7 +193,7 @@ def _describe_wishes(plan: "Republish", ports: Ports) -> dict[str, Any]:
         "republish": plan.id,
         "to": w.to,
         "kind": str(w.kind),
-        "offsets": plan.span,
+        "offsets": plan.offsets,
         "partition_by": w.function or str(w.by),
         "keep_timestamps": w.keep_timestamps,
         **({"where": w.where} if w.where else {}),
@@ -203,15 +203,17 @@ def _describe_wishes(plan: "Republish", ports: Ports) -> dict[str, Any]:
 
 def _describe_sent(sent: "Sent") -> dict[str, Any]:
     to = sent.plan.wishes.to
-    rows = [dg.TableRecord({"partition": f"{to}:{p}", "records": n}) for p, n in sorted(sent.partitions.items())]
+    rows = [
+        dg.TableRecord({"partition": f"{to}:{p}", "records": n}) for p, n in sorted(sent.records_by_partition.items())
+    ]
     columns = [dg.TableColumn("partition", "string"), dg.TableColumn("records", "int")]
     return {
         "records": sent.records,
-        "records_in_all": sent.in_all,
-        "done_before": sent.before,
+        "records_in_all": sent.records_in_all,
+        "done_before": sent.done_before,
         "bytes": sent.bytes,
         "transactions": sent.transactions,
-        "seconds": round(sent.seconds, 3),
+        "seconds": sent.took,
         "throttled_seconds": sent.throttled_ms / 1000,
         **({"partitions": dg.MetadataValue.table(rows, dg.TableSchema(columns))} if rows else {}),
         "audit": f"sluice audit {sent.plan.feed} --republished {sent.plan.id}",

@@ -23,6 +23,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import Life, Verdict
 from sluice.pipelines.publishing.publish import describe_outlook
+from sluice.pipelines.util.documents import Derived, Instant, Internal
 from sluice.resources.liveness import process_gone
 from sluice.resources.project import Project
 
@@ -38,16 +39,28 @@ Heartbeats = Callable[[Collection[str]], Mapping[str, Verdict]]
 class UnderWay:
     """A run that has begun and not ended, as far as Dagster knows. `verdict`: None without evidence."""
 
-    run: dg.DagsterRun
-    since: float
+    run: Internal[dg.DagsterRun]
+    since: Internal[float]
     verdict: Verdict | None
 
     @property
-    def id(self) -> str:
+    def id(self) -> Derived[str]:
         return self.run.run_id
 
     @property
-    def window(self) -> str | None:
+    def job(self) -> Derived[str]:
+        return self.run.job_name
+
+    @property
+    def status(self) -> Derived[str]:
+        return self.run.status.value
+
+    @property
+    def began(self) -> Derived[Instant]:
+        return int(self.since * 1000)
+
+    @property
+    def window(self) -> Derived[str | None]:
         return self.run.tags.get(PARTITION_TAG) or self.run.tags.get(RANGE_TAGS[0])
 
     @property

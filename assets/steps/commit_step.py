@@ -229,7 +229,11 @@ def _build_metadata(group: str, result: CommitResult) -> Metadata:
         "status": str(result.status),
         "committed_offsets": sum(m.after for m in result.offsets),
         **({"mark": result.mark} if result.mark >= 0 else {}),
-        **({"dead_letters": result.letters, "dead_letters_to": result.letters_to} if result.letters else {}),
+        **(
+            {"dead_letters": result.dead_letters, "dead_letters_to": result.dead_letters_to}
+            if result.dead_letters
+            else {}
+        ),
         "frontier": table(rows, {"partition": "string", "before": "string", "after": "int"}),
     }
 

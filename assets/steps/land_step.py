@@ -216,8 +216,8 @@ class LandStep:
         context = self.context
         context.log.warning("%s → %s", open_windows.text, open_windows.remedy(self.feed.name))
         if self.session.alone:
-            context.instance.add_run_tags(context.run.run_id, {OPEN_WINDOWS_TAG: open_windows.name})
-        for window in open_windows.windows(self.feed.window)[:_PLANNED]:
+            context.instance.add_run_tags(context.run.run_id, {OPEN_WINDOWS_TAG: open_windows.window})
+        for window in open_windows.list_starts(self.feed.window)[:_PLANNED]:
             yield _build_open_event(self.feed, self._key, window)
 
     def _report_refusal(self, ports: Ports, refused: BatchRefused, window: int) -> Events:
@@ -330,8 +330,8 @@ class LandStep:
                 context.instance.add_run_tags(context.run.run_id, {MORE_TAG: "1"})
         if landed.start_not_used:
             context.log.warning("%s", landed.start_not_used)
-        for transaction in landed.held:
-            context.log.warning("%s → %s", transaction.text, transaction.remedy)
+        for transaction in landed.held_back:
+            context.log.warning("%s → %s", transaction.message, transaction.remedy)
         if landed.overridden:
             context.log.warning("%s", landed.overridden)
 
@@ -355,7 +355,7 @@ def _build_open_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObse
     open_windows = OpenWindows.of(window, 1, feed.window)
     return dg.AssetObservation(
         key,
-        partition=open_windows.name,
+        partition=open_windows.window,
         description=open_windows.text,
         metadata={"lands_from": dg.MetadataValue.timestamp(open_windows.lands_from / 1000)},
     )

@@ -93,7 +93,7 @@ def _judge(tables: list[tuple[str, TableComparison]], feed: str) -> CheckResult:
     (_, first), *rest = tables
     texts = [_describe(first, feed), *(f"{name}: {_describe(compared, feed)}" for name, compared in rest)]
     return {
-        "passed": all(compared.is_sound and not (compared.misread or compared.faults) for _, compared in tables),
+        "passed": all(compared.sound and not (compared.misread or compared.faults) for _, compared in tables),
         "severity": dg.AssetCheckSeverity.ERROR,
         "description": plain("; ".join(texts)),
         "metadata": _build_metadata(first.head) if first.head else {},
@@ -101,7 +101,7 @@ def _judge(tables: list[tuple[str, TableComparison]], feed: str) -> CheckResult:
 
 
 def _describe(result: TableComparison, feed: str) -> str:
-    if not result.is_sound or result.faults:
+    if not result.sound or result.faults:
         return f"{result.describe()}: {result.find_remedy(feed)}"
     if result.misread:
         return f"{many(len(result.misread), 'file')} with bounds that engines misread: {result.find_remedy(feed)}"

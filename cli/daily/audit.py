@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -19,7 +19,6 @@ from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.terminal.output import bad, facts, good, heading, indent, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def audit(
         with session.open_ports(definition) as ports, session.terminal.progress() as meter:
             compared = republish_audit.audit(definition, ports, republished_as, meter)
         session.terminal.show(*_republish_view(compared))
-        session.terminal.print_document(_build_republish_document(compared))
+        session.terminal.print_document(compared)
         return 0 if compared.holds else 1
     scope = AuditScope(options.rescan, options.hashes, options.strict, options.everything)
     with (
@@ -114,9 +113,8 @@ def audit(
     report, rescanned = proof.report, options.rescan or options.strict
     rounded = definition.shape.rounded if rescanned else ()
     session.terminal.show(*view(proof, rescanned=rescanned, rounded=rounded))
-    document = build_document(report) | {"rounded": list(rounded)}
-    session.terminal.print_document(document | ({"strict": _build_more(proof.strict)} if proof.strict else {}))
-    return 0 if report.is_reconciled else 1
+    session.terminal.print_document(report, rounded=rounded, strict=proof.strict)
+    return 0 if report.reconciled else 1
 
 
 # -- for people
@@ -124,8 +122,8 @@ def audit(
 
 def view(proof: FeedProof, *, rescanned: bool, rounded: Sequence[str]) -> list[RenderableType]:
     report, more, unkept = proof.report, proof.strict, proof.unkept
-    labels = label_partitions(a.key for a in report.accounts)
-    rows = [_build_row(labels[a.key], a) for a in report.accounts]
+    labels = label_partitions(a.key for a in report.partitions)
+    rows = [_build_row(labels[a.key], a) for a in report.partitions]
     names = (
         "partition",
         "origin",
@@ -142,20 +140,20 @@ def view(proof: FeedProof, *, rescanned: bool, rounded: Sequence[str]) -> list[R
     columns = [n for n in names if n not in _OPTIONAL or any(r[names.index(n)] != "0" for r in rows)]
     cells = [[r[names.index(n)] for n in columns] for r in rows]
     out: list[RenderableType] = [
-        heading(f"Audit of {report.feed}", f"{count(report.parts)} files, {count(report.rows)} rows"),
+        heading(f"Audit of {report.feed}", f"{count(report.files)} files, {count(report.rows)} rows"),
     ]
     if cells:
         out.append(table(columns, limit_rows(cells), right=" ".join(columns[1:])))
     for p in report.problems:
         out += [bad(str(p)), *([f"  → {p.remedy}"] if p.remedy else [])]
-    if again := sum(a.relanded for a in report.accounts):
-        fixed = sum(a.fixed for a in report.accounts)
+    if again := sum(a.relanded for a in report.partitions):
+        fixed = sum(a.fixed for a in report.partitions)
         out.append(
             Text(f"  {count(again)} of the landed records had been in quarantine, {count(fixed)} of them fixed.")
         )
     if report.foreign:
         out += _format_foreign(report.foreign)
-    ended = [(a, at) for a in report.accounts if (at := a.ended) is not None]
+    ended = [(a, at) for a in report.partitions if (at := a.ended) is not None]
     for a, at in ended[:SHOWN]:
         text = f"records beyond {count(a.known_end)}, if there were any, are unknown"
         out.append(warn(f"{labels[a.key]}: its log was replaced, accepted on {show_instant(at)}: {text}"))
@@ -206,7 +204,7 @@ def _format_proven(report: AuditReport) -> list[Text]:
         return []
     first, last = (show_instant(at)[:10] for at in report.proven)
     when = f"on {first}" if first == last else f"from {first} to {last}"
-    looked = f"{count(report.looked)} of {many(report.batches, 'batch', 'batches')}"
+    looked = f"{count(report.looked_at)} of {many(report.batches, 'batch', 'batches')}"
     out = [Text(f"  Checked {looked}; earlier audits proved the others {when}. --all checks everything.")]
     if report.unlisted:
         whose, since = many(report.unlisted, "batch", "batches"), show_instant(report.seen)[:10]
@@ -216,8 +214,8 @@ def _format_proven(report: AuditReport) -> list[Text]:
 
 def _format_strict(more: Strict) -> list[RenderableType]:
     """Describe further checks, and records that could not be checked."""
-    counts = f"the committed offsets of {many(more.commits, 'partition')} and {many(more.windows, 'window')}"
-    entries = many(more.recorded, "commit entry", "commit entries")
+    counts = f"the committed offsets of {many(more.committed_offsets, 'partition')} and {many(more.windows, 'window')}"
+    entries = many(more.commit_entries, "commit entry", "commit entries")
     summary = f"  Compared with the ledger: {counts}; with earlier publications: {entries}."
     out: list[RenderableType] = [Text(summary)]
     for u in more.unseen:
@@ -240,51 +238,14 @@ def _build_row(name: str, a: PartitionAccount) -> list[str]:
 
 
 def _format_verdict(report: AuditReport, rescanned: bool) -> RenderableType:
-    if not report.is_reconciled:
+    if not report.reconciled:
         return bad(f"not reconciled: {many(len(report.problems), 'problem')}")
-    if not report.accounts:
+    if not report.partitions:
         return good(f"no offset is accounted for yet: nothing has landed → sluice run {report.feed}")
     before = f", {count(report.compared_before)} by earlier audits" if report.compared_before else ""
     compared = f"; {count(report.compared)} records compared with Kafka, value by value{before}" if rescanned else ""
     missing = f", {count(report.not_comparable)} no longer in Kafka" if report.not_comparable else ""
     return good(f"reconciled: every offset from origin to frontier in exactly one class{compared}{missing}")
-
-
-# -- for programs
-
-_KEY = "topic=key.topic partition=key.partition topic_id=key.topic_id"
-
-
-def build_document(report: AuditReport) -> dict[str, Any]:
-    counts = "rows compared compared_before not_comparable batches looked_at=looked unlisted"
-    return document_of(report, f"feed reconciled=is_reconciled files=parts {counts}") | {
-        "proven": report.proven and dict(zip(("first", "last"), map(show_instant, report.proven), strict=True)),
-        "partitions": [_account(a) for a in report.accounts],
-        "problems": [
-            {"invariant": p.invariant, "text": p.text}
-            | {name: text for name, text in (("file", p.file), ("remedy", p.remedy)) if text}
-            for p in report.problems
-        ],
-        "gaps": [document_of(g, f"{_KEY} offsets ranges compacted") for g in report.gaps],
-        "foreign": list(report.foreign),
-    }
-
-
-def _build_more(more: Strict) -> dict[str, Any]:
-    unseen = f"{_KEY} ranges records why"
-    return document_of(more, "committed_offsets=commits commit_entries=recorded windows") | {
-        "unseen": [document_of(u, unseen) for u in more.unseen],
-        "expired": [str(k) for k in more.expired],
-    }
-
-
-def _account(a: PartitionAccount) -> dict[str, Any]:
-    return {
-        **document_of(a, f"{_KEY} origin frontier committed"),
-        **document_of(a.counts, "landed quarantined dropped"),
-        "no_record": document_of(a.counts, "control aborted compacted"),
-        **document_of(a, "lost skipped retired relanded fixed holes reserved files bytes"),
-    }
 
 
 # -- a republish
@@ -299,7 +260,7 @@ def _republish_view(report: RepublishAudit) -> Iterator[RenderableType]:
     )
     if report.findings:
         rows = [[f.old, f.new, f.text] for f in report.findings]
-        yield table(["old", "new", "problem"], limit_rows(rows, report.found))
+        yield table(["old", "new", "problem"], limit_rows(rows, report.findings_in_all))
     if report.gone:
         yield warn(f"{wishes.to} no longer has {many(report.gone, 'record')}: not compared")
     if report.hidden:
@@ -309,11 +270,4 @@ def _republish_view(report: RepublishAudit) -> Iterator[RenderableType]:
     if report.holds:
         yield good("every row was sent once, in order, and compared values are equal")
     else:
-        yield bad(f"the target differs from the lake: {many(report.found, 'finding')}")
-
-
-def _build_republish_document(report: RepublishAudit) -> dict[str, Any]:
-    plan = "feed=plan.feed republish=plan.id to=plan.wishes.to kind=plan.wishes.kind"
-    return document_of(report, f"{plan} holds rows compared gone hidden replayed findings_in_all=found") | {
-        "findings": [{"old": f.old or None, "new": f.new or None, "text": f.text} for f in report.findings],
-    }
+        yield bad(f"the target differs from the lake: {many(report.findings_in_all, 'finding')}")

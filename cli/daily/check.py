@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -16,7 +16,6 @@ from sluice.cli.options import window_options
 from sluice.cli.terminal.output import bad, facts, heading, limit_rows, safe, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions, size
 from sluice.pipelines.status.window_state import Standing
-from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_about, show_instant
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def check(session: Session, feed: FeedName, window: WindowArgument = None, key: 
     with session.open_ports(definition) as ports, session.terminal.progress() as meter:
         result = check_window(definition, ports, start, by, meter)
     session.terminal.show(*_view(result))
-    session.terminal.print_document(build_document(result) | {"exit_code": result.exit_code})
+    session.terminal.print_document(result)
     return result.exit_code
 
 
@@ -77,23 +76,25 @@ def check(session: Session, feed: FeedName, window: WindowArgument = None, key: 
 
 
 def _view(c: WindowCheck) -> Iterator[RenderableType]:
-    yield heading(f"{c.feed} {c.standing.name}", f"to {c.settings.name(c.settings.end_of(c.window))}, in arrival order")
+    yield heading(
+        f"{c.feed} {c.standing.window}", f"to {c.settings.name(c.settings.end_of(c.standing.start))}, in arrival order"
+    )
     yield from _list_verdict(c)
     yield facts(*_list_figures(c))
     if c.rows:
         yield from _view_repeats(c.rows)
-    if c.rows and c.rows.twice:
-        yield bad(f"{many(len(c.rows.twice), 'record')} landed twice, such as {c.rows.twice[0]}")
+    if c.rows and c.rows.landed_twice:
+        yield bad(f"{many(len(c.rows.landed_twice), 'record')} landed twice, such as {c.rows.landed_twice[0]}")
         yield Text(f"  → sluice audit {c.feed} --all", style="bold")
     yield _view_partitions(c)
 
 
 def _list_verdict(c: WindowCheck) -> Iterator[Text]:
-    name = f"window {c.standing.name}"
+    name = f"window {c.standing.window}"
     if c.complete:
         yield window_options.describe_complete(c.standing, f": {_count_offsets(c)}")
     else:
-        yield warn(f"{name} is {'still open' if c.standing.standing is Standing.OPEN else 'not complete'}")
+        yield warn(f"{name} is {'still open' if c.standing.state is Standing.OPEN else 'not complete'}")
     for reason in c.reasons:
         yield Text(f"  {safe(reason.text)}")
         yield Text.assemble(("  → ", "bold"), safe(reason.remedy))
@@ -102,7 +103,7 @@ def _list_verdict(c: WindowCheck) -> Iterator[Text]:
 
 
 def _count_offsets(c: WindowCheck) -> str:
-    offsets, partitions = (c.standing.span or 0) + c.standing.losses.former, {a.key.tp for a in c.accounts}
+    offsets, partitions = (c.standing.offsets or 0) + c.standing.losses.former, {a.key.tp for a in c.partitions}
     return f"{many(offsets, 'offset')} of {many(len(partitions), 'partition')} accounted for"
 
 
@@ -117,8 +118,8 @@ def _list_figures(c: WindowCheck) -> Iterator[tuple[str, str | Text]]:
         ("aborted", counts.aborted),
         ("compacted away", counts.compacted),
         ("dropped", counts.dropped),
-        ("lost", sum(a.lost for a in c.accounts)),
-        ("skipped", sum(a.skipped for a in c.accounts)),
+        ("lost", sum(a.lost for a in c.partitions)),
+        ("skipped", sum(a.skipped for a in c.partitions)),
     )
     yield "not landed", ", ".join(f"{count(n)} {name}" for name, n in others if n) or "nothing else"
     if not c.rows:
@@ -139,7 +140,7 @@ def _describe_quarantine(c: WindowCheck) -> str:
     if not c.counts.quarantined:
         return "none"
     records: Counter[str] = Counter()
-    for group in c.quarantine:
+    for group in c.reasons_of_quarantine:
         records[str(group.kind)] += group.records
     kinds = "; ".join(f"{count(n)} {kind}" for kind, n in records.most_common(_NAMED))
     more = f"; {many(len(records) - _NAMED, 'more reason')}" if len(records) > _NAMED else ""
@@ -156,15 +157,16 @@ def _show_coordinate(coordinate: Coordinate) -> str:
 def _describe_outside(c: WindowCheck, o: Outside, stamped: str, side: str) -> str:
     if not o.records:
         return "none"
-    hours = ", ".join(f"{c.settings.name(w)}: {count(n)}" for w, n in [*o.windows.items()][:_NAMED])
+    hours = ", ".join(f"{w}: {count(n)}" for w, n in [*o.windows.items()][:_NAMED])
     more = ", …" if len(o.windows) > _NAMED else ""
-    distance = f"up to {show_about(o.furthest_ms)} {side} ({o.furthest}), the median is {show_about(o.median)}"
+    furthest, median = (show_about(round(1000 * s)) for s in (o.furthest_seconds, o.median_seconds))
+    distance = f"up to {furthest} {side} ({o.furthest}), the median is {median}"
     return f"{many(o.records, 'record')} {stamped} ({hours}{more})\n{distance}"
 
 
 def _view_repeats(rows: WindowRows) -> Iterator[RenderableType]:
     r = rows.repeats
-    if not r.rows:
+    if not r.records:
         return
     about = "" if r.exact else "about "
     by = ", ".join(r.by) or "the Kafka key"
@@ -172,7 +174,7 @@ def _view_repeats(rows: WindowRows) -> Iterator[RenderableType]:
         ("keys", _describe_keys(r, about, by)),
         ("updates", _describe_updates(r, about)),
         ("copies", _describe_copies(r, about)),
-        *(() if rows.twice else [("landed twice", "never: no offset is in two rows")]),
+        *(() if rows.landed_twice else [("landed twice", "never: no offset is in two rows")]),
     )
     for copies in r.copies:
         yield Text(f"    {about}{count(copies.records)} likely: {copies.cause.text}")
@@ -184,7 +186,7 @@ def _view_repeats(rows: WindowRows) -> Iterator[RenderableType]:
 
 
 def _describe_keys(r: Repeats, about: str, by: str) -> str:
-    keyless = f"; {many(r.rows - r.keyed, 'record')} without one" if r.keyed < r.rows else ""
+    keyless = f"; {many(r.records - r.keyed, 'record')} without one" if r.keyed < r.records else ""
     sampled = "" if r.exact else " (a sample of the keys)"
     return f"{about}{count(r.keys)} different by {by} in {many(r.keyed, 'record')}{keyless}{sampled}"
 
@@ -192,7 +194,7 @@ def _describe_keys(r: Repeats, about: str, by: str) -> str:
 def _describe_updates(r: Repeats, about: str) -> str:
     if not r.updates:
         return "none: no key has two values"
-    example = f", such as {r.example[0]} and {r.example[1]}" if r.example else ""
+    example = f", such as {r.update[0]} and {r.update[1]}" if r.update else ""
     return f"{about}{count(r.updates)}: further values of a key, no duplicates{example}"
 
 
@@ -203,12 +205,12 @@ def _describe_copies(r: Repeats, about: str) -> str:
 
 
 def _view_partitions(c: WindowCheck) -> RenderableType:
-    labels = label_partitions(a.key for a in c.accounts)
-    rows = [_build_row(c, a, labels[a.key]) for a in c.accounts[:_PARTITIONS]]
+    labels = label_partitions(a.key for a in c.partitions)
+    rows = [_build_row(c, a, labels[a.key]) for a in c.partitions[:_PARTITIONS]]
     names = ("partition", "from", "to", "landed", "quarantined", "other", "pending")
     return table(
         names,
-        limit_rows(rows, len(c.accounts)),
+        limit_rows(rows, len(c.partitions)),
         right="from to landed quarantined other pending",
         optional="other quarantined",
     )
@@ -221,93 +223,3 @@ def _build_row(c: WindowCheck, a: PartitionAccount, label: str) -> tuple[str, ..
     other = a.accounted_offsets - a.counts.records
     numbers = (a.start, a.end, a.counts.landed, a.counts.quarantined, other, a.pending)
     return label, *map(count, numbers)
-
-
-# -- for programs
-
-
-def build_document(c: WindowCheck) -> dict[str, Any]:
-    counts, rows = c.counts, c.rows
-    of_rows = {
-        "late": rows and _build_outside(c, rows.late),
-        "early": rows and _build_outside(c, rows.early),
-        "untimed": rows and rows.untimed,
-        "earliest": rows and _build_coordinate(rows.earliest),
-        "latest": rows and _build_coordinate(rows.latest),
-        "repeats": rows and _build_repeats(rows.repeats),
-        "landed_twice": rows and [_build_coordinate(p) for p in rows.twice],
-    }
-    return {
-        "feed": c.feed,
-        **window_options.build_document(c.standing),
-        "complete": c.complete,
-        "empty": c.empty,
-        "passed": c.passed,
-        "reasons": [r._asdict() for r in c.reasons],
-        "unchecked": list(c.unchecked),
-        "clocks": c.clocks,
-        "landed": counts.landed,
-        "quarantined": counts.quarantined,
-        "dropped": counts.dropped,
-        "control": counts.control,
-        "aborted": counts.aborted,
-        "compacted": counts.compacted,
-        "reasons_of_quarantine": [{**g.kind._asdict(), "records": g.records, "first": g.first} for g in c.quarantine],
-        **of_rows,
-        "partitions": [_build_partition(c, a) for a in c.accounts],
-        "bytes": sum(f.bytes for f in c.files),
-        "files": [document_of(f, "kind address topic partition start end rows bytes sha256") for f in c.files],
-    }
-
-
-def _build_coordinate(coordinate: Coordinate | None) -> dict[str, Any] | None:
-    if coordinate is None:
-        return None
-    stamp = None if coordinate.timestamp is None else show_instant(coordinate.timestamp)
-    return {
-        "topic": coordinate.key.topic,
-        "partition": coordinate.key.partition,
-        "offset": coordinate.offset,
-        "timestamp": stamp,
-    }
-
-
-def _build_outside(c: WindowCheck, o: Outside) -> dict[str, Any]:
-    return {
-        "records": o.records,
-        "median_seconds": o.median / 1000,
-        "furthest_seconds": o.furthest_ms / 1000,
-        "furthest": _build_coordinate(o.furthest),
-        "windows": {c.settings.name(w): n for w, n in o.windows.items()},
-    }
-
-
-def _build_repeats(r: Repeats) -> dict[str, Any]:
-    return {
-        "by": list(r.by) or None,
-        "exact": r.exact,
-        "records": r.rows,
-        "keyed": r.keyed,
-        "keys": r.keys,
-        "updates": r.updates,
-        "update": [_build_coordinate(p) for p in r.example] if r.example else None,
-        "copies": [
-            {
-                "cause": str(c.cause),
-                "likely": c.cause.text,
-                "records": c.records,
-                "examples": [[_build_coordinate(p) for p in pair] for pair in c.examples],
-            }
-            for c in r.copies
-        ],
-    }
-
-
-def _build_partition(c: WindowCheck, a: PartitionAccount) -> dict[str, Any]:
-    first, last = c.rows.ends.get(a.key, (None, None)) if c.rows else (None, None)
-    names = (
-        "topic=key.topic partition=key.partition topic_id=key.topic_id start end landed=counts.landed"
-        " quarantined=counts.quarantined dropped=counts.dropped control=counts.control aborted=counts.aborted"
-        " compacted=counts.compacted lost skipped retired pending"
-    )
-    return document_of(a, names) | {"first": _build_coordinate(first), "last": _build_coordinate(last)}

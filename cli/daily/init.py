@@ -141,19 +141,17 @@ def init(
     warnings = [*beyond, *([warn(warning)] if warning else [])]
     session.terminal.show(*_view(look, name, root, written, format_, fits), *warnings)
     session.terminal.print_document(
-        {
-            "feed": name,
-            "written": written,
-            "text": text,
-            "topic": chosen,
-            "partitions": look.partitions,
-            "offsets": look.records,
-            "format": format_.value,
-            "columns": look.sample.columns if format_.value == "json" else None,
-            "extra": look.sample.left_out if format_.value == "json" else None,
-            "sampled": look.sample.values,
-            "fit": fits,
-        }
+        feed=name,
+        written=written,
+        text=text,
+        topic=chosen,
+        partitions=look.partitions,
+        offsets=look.records,
+        format=format_.value,
+        columns=look.sample.columns if format_.value == "json" else None,
+        extra=look.sample.left_out if format_.value == "json" else None,
+        sampled=look.sample.values,
+        fit=fits,
     )
     if fits == 0 and look.sample.values:
         raise typer.Exit(1)

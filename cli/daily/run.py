@@ -179,8 +179,13 @@ def run(
     for error in broken:
         session.terminal.fail(error)
     code = choose_exit_code((*broken, *(e for f in of_feeds for e in f.errors)))
-    document = run_view.build_document(of_feeds, took, broken, profile=how.profile)
-    session.terminal.print_document(document | {"exit_code": code})
+    if how.profile:
+        for feed in of_feeds:
+            feed.runs = [replace(r, profile=run_profile.build_profile(r.batches)) for r in feed.runs]
+    failed, unreached = run_view.list_failed(of_feeds), run_view.list_unreached(of_feeds)
+    session.terminal.print_document(
+        feeds=of_feeds, failed=failed, left=unreached, broken=broken, took=round(took, 3), exit_code=code
+    )
     archive_classes()
     return code
 
@@ -244,9 +249,9 @@ def _run_all(session: Session, feeds: Sequence[FeedRuns], skip: Skip | None, vie
 
     A request that the feed's limits cut is run again until it is complete. A wrong request ends its feed's runs.
     """
-    by_name = {f.name: f for f in feeds}
+    by_name = {f.feed: f for f in feeds}
     for number, turn in enumerate(zip_longest(*(f.requests for f in feeds)), 1):
-        requests = {f.name: r for f, r in zip(feeds, turn, strict=True) if r is not None and not f.has_wrong_request}
+        requests = {f.feed: r for f, r in zip(feeds, turn, strict=True) if r is not None and not f.has_wrong_request}
         while requests:
             for run in execute(session, requests, skip, _measure_wait()):
                 by_name[run.feed].runs.append(run)
@@ -262,11 +267,11 @@ class _RunView:
         self._began, self._one = time.monotonic(), feeds[0] if len(feeds) == 1 else None
         self._in_lines = False
         if self._one:
-            limits = session.feed(self._one.name).limits
+            limits = session.feed(self._one.feed).limits
             is_cut = (limits.records or limits.bytes) and self._one.requests[0].kind is not RequestKind.CATCH_UP
             self._in_lines = in_lines or len(self._one.requests) > 1 or bool(is_cut)
         if self._one and self._in_lines:
-            self._terminal.show(heading(f"Run of {self._one.name}", many(len(self._one.requests), "request")))
+            self._terminal.show(heading(f"Run of {self._one.feed}", many(len(self._one.requests), "request")))
 
     def show(self, run: TimedRun, number: int) -> None:
         """Show a run for the request with this number (from 1)."""
@@ -274,7 +279,7 @@ class _RunView:
             return
         self._terminal.show(*(run_view.line(run) if self._in_lines else run_view.view(run)))
         if self._profile:
-            self._terminal.show(*run_profile.view(run.batches, run.stages))
+            self._terminal.show(*run_profile.view(run.batches, run.seconds))
         if self._in_lines:
             took = time.monotonic() - self._began
             self._terminal.show(*run_view.remaining(run, number, len(self._one.requests), took))
@@ -287,8 +292,8 @@ class _RunView:
         elif self._in_lines:
             self._terminal.show(run_view.totals(self._one))
         for feed in self._feeds:
-            where = "" if self._one else f"{feed.name}: "
-            self._terminal.show(*window_options.open_window_lines(feed.name, feed.open_windows, where=where))
+            where = "" if self._one else f"{feed.feed}: "
+            self._terminal.show(*window_options.open_window_lines(feed.feed, feed.open_windows, where=where))
         for error in () if self._one else run_view.errors_with_feeds(self._feeds):
             self._terminal.fail(error)
 

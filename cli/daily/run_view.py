@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -22,17 +22,18 @@ from sluice.cli.terminal.text_layout import count, format_percent, label_partiti
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.errors import NotReached, SluiceError, TableDiffers, UsageError, WindowIncomplete, WindowOpen
-from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.receipts import DriftKind, Met, Scheduler, find_scheduler
+from sluice.pipelines.model.receipts import Drift, DriftKind, Met, Scheduler, find_scheduler
 from sluice.pipelines.status.batch_facts import BatchFacts
-from sluice.pipelines.util.documents import document_of
+from sluice.pipelines.util.documents import AsText, Derived, Flat, Internal
 from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.drift import describe_drift
 
 if TYPE_CHECKING:
+    from sluice.cli.shared.run_profile import RunProfile
     from sluice.pipelines.batch.result import BatchResult, Landed, Skip
     from sluice.pipelines.committing.commit import CommitResult, CommittedMove
+    from sluice.pipelines.contract.catalogue import ExpectationOutcome
     from sluice.pipelines.planning.windows import OpenWindows
     from sluice.pipelines.status.window_state import WindowStanding
     from sluice.running import RunResult
@@ -47,20 +48,60 @@ _EXPECTATIONS_SHOWN = 10
 
 @dataclass(frozen=True)
 class TimedRun:
-    """One run of a feed. `stages` are seconds, in order.
+    """One run of a feed. `seconds` are those of its stages, in order.
 
-    `contract` is the contract that its rows were checked against; `met` are batches of other runs; `window` is the
-    state of the requested window after the run; `skip` are the pending offsets that it was to skip.
+    `rules` is the contract that its rows were checked against; `other_batches` are those of other runs; `window` is the
+    state of the requested window after the run; `skip` are the pending offsets that it was to skip. `profile` shows
+    where the time went.
     """
 
-    feed: str
-    request: Request
-    result: RunResult
-    stages: Mapping[str, float]
-    contract: Contract | None = None
-    met: tuple[Met, ...] = ()
+    feed: Internal[str]
+    request: AsText[Request]
+    result: Internal[RunResult]
+    seconds: Mapping[str, float]
+    rules: Internal[Contract | None] = None
+    other_batches: tuple[Met, ...] = ()
     window: WindowStanding | None = None
-    skip: Skip | None = None
+    skip: Internal[Skip | None] = None
+    profile: RunProfile | None = None
+
+    @property
+    def run(self) -> Derived[str]:
+        return self.result.run_id
+
+    @property
+    def drift(self) -> Derived[tuple[Drift, ...]]:
+        return self.facts.drift
+
+    @property
+    def contract(self) -> Derived[list[ExpectationOutcome]]:
+        return self.facts.outcomes
+
+    @property
+    def brokers_noted(self) -> Derived[list[str]]:
+        return self.facts.broker_notes
+
+    @property
+    def landed(self) -> Derived[Flat[Landed]]:
+        from sluice.pipelines.batch.result import Landed
+
+        return self.result.landed or Landed((), (), ())
+
+    @property
+    def committed(self) -> Derived[CommitResult | None]:
+        return self.result.committed
+
+    @property
+    def uncommitted(self) -> Derived[SluiceError | None]:
+        return self.result.uncommitted
+
+    @property
+    def table(self) -> Derived[SluiceError | None]:
+        return self.result.table
+
+    @property
+    def error(self) -> Derived[Flat[SluiceError | None]]:
+        return self.result.error
 
     @property
     def batches(self) -> tuple[BatchResult, ...]:
@@ -68,7 +109,7 @@ class TimedRun:
 
     @cached_property
     def facts(self) -> BatchFacts:
-        return run_profile.facts_of(self.batches, self.contract)
+        return run_profile.facts_of(self.batches, self.rules)
 
     @property
     def is_cut(self) -> bool:
@@ -87,10 +128,10 @@ class FeedRuns:
     `open_windows` are requested windows whose grace period has not ended.
     """
 
-    name: str
-    requests: Sequence[Request] = ()
+    feed: str
+    requests: Internal[Sequence[Request]] = ()
     open_windows: OpenWindows | None = None
-    error: SluiceError | None = None
+    error: Flat[SluiceError | None] = None
     runs: list[TimedRun] = field(default_factory=list)
 
     @property
@@ -114,14 +155,17 @@ class FeedRuns:
 
 def view(run: TimedRun) -> list[RenderableType]:
     landed, committed = run.result.landed, run.result.committed
-    out: list[RenderableType] = [heading(f"Run of {run.feed}", str(run.request)), *other_batches.view(run.met)]
+    out: list[RenderableType] = [
+        heading(f"Run of {run.feed}", str(run.request)),
+        *other_batches.view(run.other_batches),
+    ]
     groups = [[b] for b in run.batches] if len(run.batches) <= _BATCHES_SHOWN else [run.batches]
     out += [_partition_table(run_profile.facts_of(batches)) for batches in groups]
     if landed is not None:
         out += _list_notices(run, landed)
         if not run.batches and not landed.refusals and run.result.error is None:
-            out.append(good("nothing stable is pending" if landed.held else "nothing is pending"))
-        out += [line for h in landed.held for line in outlooks.show_problem(h.text, h.remedy)]
+            out.append(good("nothing stable is pending" if landed.held_back else "nothing is pending"))
+        out += [line for h in landed.held_back for line in outlooks.show_problem(h.message, h.remedy)]
     if run.batches:
         out.append(facts(*_list_summary(run)))
     elif committed is not None and str(committed.status) == "committed":
@@ -209,7 +253,7 @@ def _describe_breaches(run: BatchFacts) -> Iterator[str]:
 
 
 def _list_summary(run: TimedRun) -> Iterator[tuple[str, str]]:
-    speed = rate(run.facts.counts.total, run.stages.get("land", 0.0), "offsets")
+    speed = rate(run.facts.counts.total, run.seconds.get("land", 0.0), "offsets")
     yield "landed", f"{_describe_amount(run.facts)} ({speed})"
     if run.facts.counts.quarantined:
         yield "quarantined", _describe_quarantine(run.feed, run.facts)
@@ -223,8 +267,8 @@ def _list_summary(run: TimedRun) -> Iterator[tuple[str, str]]:
     yield "published", _describe_batches([b.batch for b in published])
     if run.result.committed is not None:
         yield from _commit_facts(run.result.committed)
-    stages = ", ".join(f"{name} {spent:.1f}" for name, spent in run.stages.items() if spent >= 0.05)
-    yield "took", f"{seconds(sum(run.stages.values()))} ({stages})"
+    stages = ", ".join(f"{name} {spent:.1f}" for name, spent in run.seconds.items() if spent >= 0.05)
+    yield "took", f"{seconds(sum(run.seconds.values()))} ({stages})"
     yield ("Dagster run" if find_scheduler(run.result.run_id) is Scheduler.DAGSTER else "run"), run.result.run_id
 
 
@@ -242,7 +286,7 @@ def _describe_adopted(run: TimedRun) -> str:
     """The offset ranges that were not read again; empty if there are none."""
     plans, adopted = [b.plan for b in run.batches], run.facts.adopted_receipts
     ranges = f"{len(adopted)} of {many(sum(len(p.offset_ranges) for p in plans), 'offset range')}"
-    offsets = f"{sum(r.offset_range.span for r in adopted):,} of {sum(p.span for p in plans):,} offsets"
+    offsets = f"{sum(r.offset_range.span for r in adopted):,} of {sum(p.offsets for p in plans):,} offsets"
     return f"{ranges} adopted: {offsets} not read again" if adopted else ""
 
 
@@ -264,8 +308,8 @@ def _commit_facts(commit: CommitResult) -> Iterator[tuple[str, str]]:
             "not committed",
             f"{partitions}{more}: landing has not reached it yet",
         )
-    if commit.letters:
-        yield "dead letters", f"{count(commit.letters)} to {commit.letters_to}"
+    if commit.dead_letters:
+        yield "dead letters", f"{count(commit.dead_letters)} to {commit.dead_letters_to}"
 
 
 def _describe_commit(commit: CommitResult) -> str:
@@ -306,8 +350,8 @@ def line(run: TimedRun) -> list[RenderableType]:
     status = good(str(run.request)) if run.result.error is None else bad(str(run.request))
     if run.window:
         status = window_options.verdict(run.window)
-    status.append(f"  {_describe_landed(run)}, {seconds(sum(run.stages.values()))}", style="dim")
-    return [*other_batches.view(run.met), status, *_list_shortfalls(run)]
+    status.append(f"  {_describe_landed(run)}, {seconds(sum(run.seconds.values()))}", style="dim")
+    return [*other_batches.view(run.other_batches), status, *_list_shortfalls(run)]
 
 
 def _describe_landed(run: TimedRun) -> str:
@@ -323,7 +367,7 @@ def remaining(run: TimedRun, number: int, requests: int, took: float) -> list[Re
     """Describe the rest of the request with this number (from 1), with an estimate of the time."""
     if run.is_cut and run.result.landed:
         pending, offsets = run.result.landed.left, run.facts.counts.total
-        eta = seconds(pending / offsets * sum(run.stages.values())) if offsets else "an unknown time"
+        eta = seconds(pending / offsets * sum(run.seconds.values())) if offsets else "an unknown time"
         return [Text(f"  the feed's limits ended the run: {many(pending, 'offset')} remain, about {eta}", style="dim")]
     if number < requests:
         eta = seconds(took / number * (requests - number))
@@ -336,7 +380,7 @@ def totals(feed: FeedRuns) -> RenderableType:
     total = BatchFacts([r for run in feed.runs for r in run.facts.receipts])
     lines = [("landed", _describe_sum(feed.runs))]
     if total.counts.quarantined:
-        lines.append(("quarantined", _describe_quarantine(feed.name, total)))
+        lines.append(("quarantined", _describe_quarantine(feed.feed, total)))
     return facts(*lines)
 
 
@@ -348,7 +392,7 @@ def _describe_sum(runs: Sequence[TimedRun]) -> str:
 
 
 def feeds_view(feeds: Sequence[FeedRuns], took: float) -> list[RenderableType]:
-    rows = [(f.name, _format_outcome(f), _describe_feed(f)) for f in feeds]
+    rows = [(f.feed, _format_outcome(f), _describe_feed(f)) for f in feeds]
     total = f"{many(len(feeds), 'feed')} in {seconds(took)}"
     wrong = [(list_failed(feeds), "failed"), (list_unreached(feeds), "not reached")]
     parts = [f"{len(names)} {what}: {', '.join(names)}" for names, what in wrong if names]
@@ -365,7 +409,7 @@ def _format_outcome(feed: FeedRuns) -> Text:
     if feed.runs[-1].result.table:
         return warn("done, table not up to date")
     landed = feed.runs[-1].result.landed
-    return warn("done, some on hold") if landed and landed.held else good("done")
+    return warn("done, some on hold") if landed and landed.held_back else good("done")
 
 
 def _describe_feed(feed: FeedRuns) -> str:
@@ -375,21 +419,21 @@ def _describe_feed(feed: FeedRuns) -> str:
 
 
 def _list_feed_notices(feed: FeedRuns) -> list[RenderableType]:
-    where, landed = f"{feed.name}: ", [r.result.landed for r in feed.runs if r.result.landed]
-    held_back = landed[-1].held if landed else ()
+    where, landed = f"{feed.feed}: ", [r.result.landed for r in feed.runs if r.result.landed]
+    held_back = landed[-1].held_back if landed else ()
     out: list[RenderableType] = [
-        line for h in held_back for line in outlooks.show_problem(h.text, h.remedy, where=where)
+        line for h in held_back for line in outlooks.show_problem(h.message, h.remedy, where=where)
     ]
     out += [loss for of_run in landed for loss in _list_losses(of_run, where)]
     return [*out, *_list_left(feed.runs[-1], where), *_list_shortfalls(feed.runs[-1], where)] if feed.runs else out
 
 
 def list_failed(feeds: Sequence[FeedRuns]) -> list[str]:
-    return [f.name for f in feeds if f.errors and not f.is_left]
+    return [f.feed for f in feeds if f.errors and not f.is_left]
 
 
 def list_unreached(feeds: Sequence[FeedRuns]) -> list[str]:
-    return [f.name for f in feeds if f.is_left]
+    return [f.feed for f in feeds if f.is_left]
 
 
 def errors_with_feeds(feeds: Sequence[FeedRuns]) -> Iterator[SluiceError]:
@@ -398,98 +442,10 @@ def errors_with_feeds(feeds: Sequence[FeedRuns]) -> Iterator[SluiceError]:
     for feed in feeds:
         for error in feed.errors:
             key = type(error).__name__, error.message, error.remedy
-            alike.setdefault(key, (error, {}))[1][feed.name] = None
+            alike.setdefault(key, (error, {}))[1][feed.feed] = None
     for error, names in alike.values():
         ordered, more = list(names), len(names) - _FEEDS_SHOWN
         text = ", ".join(ordered) if more <= 1 else f"{', '.join(ordered[:_FEEDS_SHOWN])} and {more} more"
         error = copy(error)
         error.message = f"{text}: {error.message}"
         yield error
-
-
-# -- for programs
-
-
-def build_document(
-    feeds: Sequence[FeedRuns], took: float, broken: Sequence[SluiceError], *, profile: bool = False
-) -> dict[str, Any]:
-    """The document of the command. `broken` are errors of other feeds' files."""
-    return {
-        "feeds": [
-            {"feed": f.name, "runs": [run_document(r, profile=profile) for r in f.runs]}
-            | window_options.open_windows_document(f.open_windows)
-            | (f.error.fields() if f.error else {})
-            for f in feeds
-        ],
-        "failed": list_failed(feeds),
-        "left": list_unreached(feeds),
-        "broken": [e.fields() for e in broken],
-        "took": round(took, 3),
-    }
-
-
-def run_document(run: TimedRun, *, profile: bool = False) -> dict[str, Any]:
-    landed, committed, error = run.result.landed, run.result.committed, run.result.error
-    return {
-        "request": str(run.request),
-        **({"window": window_options.build_document(run.window)} if run.window else {}),
-        "run": run.result.run_id,
-        "seconds": {name: round(spent, 3) for name, spent in run.stages.items()},
-        "batches": [_build_batch(b) for b in run.batches],
-        "other_batches": other_batches.build_document(run.met),
-        "drift": [document_of(d) for d in run.facts.drift],
-        "contract": [
-            {"expectation": text(o.expectation)} | document_of(o, "severity passed observed checked unexpected first")
-            for o in run.facts.outcomes
-        ],
-        "brokers_noted": run.facts.broker_notes,
-        "refusals": [r.error.fields() for r in landed.refusals] if landed else [],
-        "losses": [_build_range(loss.key, loss.range) for loss in landed.losses] if landed else [],
-        "skipped": [_build_range(passed.key, passed.range) for passed in landed.skipped] if landed else [],
-        "held_back": [h.document() for h in landed.held] if landed else [],
-        "left": landed.left if landed else 0,
-        "start_not_used": landed.start_not_used if landed else "",
-        "boundary_reads": landed.boundary_reads if landed else 0,
-        "frontiers": [_partition(k) | {"offset": o} for k, o in sorted(landed.frontiers.items())] if landed else [],
-        "committed": _commit_document(committed) if committed else None,
-        "uncommitted": run.result.uncommitted.fields() if run.result.uncommitted else None,
-        "table": run.result.table.fields() if run.result.table else None,
-        **(error.fields() if error else {}),
-        **({"profile": run_profile.build_document(run.batches)} if profile else {}),
-    }
-
-
-def _build_batch(batch: BatchResult) -> dict[str, Any]:
-    partitions = sorted(BatchFacts(batch.receipts).group(lambda r: r.offset_range.key).items())
-    partition = " ".join(f"{name}=offset_range.{name}" for name in ("topic", "partition", "start", "end"))
-    return {
-        **document_of(batch, "batch published=number plan=plan.hash"),
-        "request": str(batch.plan.request),
-        "engines": [document_of(e) for e in batch.traffic.engines],
-        "adopted_offset_ranges": batch.adopted,
-        "replaced_files": len(batch.plan.replaces) if batch.number is not None else 0,
-        "bytes": batch.bytes,
-        **document_of(batch.counts),
-        "partitions": [
-            _partition(key) | document_of(p, "ranges files=part_count bytes") | document_of(p.counts)
-            for key, p in partitions
-        ],
-        "failures": [document_of(f, f"{partition} error message remedy") for f in batch.failures],
-    }
-
-
-def _commit_document(commit: CommitResult) -> dict[str, Any]:
-    return document_of(commit, "status mark dead_letters=letters") | {
-        "dead_letters_to": commit.letters_to or None,
-        "offsets": [_partition(m.key) | {"before": m.before, "after": m.after} for m in commit.offsets],
-        "left_out": [_partition(k) for k in commit.left_out],
-        "put_by_others": [_partition(m.key) | {"expected": m.before, "offset": m.after} for m in commit.put_by_others],
-    }
-
-
-def _partition(key: Key) -> dict[str, Any]:
-    return document_of(key, "topic partition")
-
-
-def _build_range(key: Key, r: Range) -> dict[str, Any]:
-    return _partition(key) | {"start": r.start, "end": r.end}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -22,9 +22,8 @@ from sluice.pipelines.errors import (
 from sluice.pipelines.model.receipts import Life, Scheduler, describe_run, find_scheduler
 from sluice.pipelines.operating.feed_status import FeedStatus, list_ledgers_without_files, read_status, try_read_status
 from sluice.pipelines.status.window_state import Standing, describe_pending
-from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.parallel import map_parallel
-from sluice.pipelines.util.units import many, show_about, show_duration, show_instant
+from sluice.pipelines.util.units import many, show_about, show_instant
 
 if TYPE_CHECKING:
     from sluice.cli.terminal.output import CommandOutput
@@ -80,13 +79,7 @@ def status(
         *(line for e in broken.values() for line in format_error(e)),
         *(warn(f"ledgers without a feed file in {lake}: {', '.join(names)}") for lake, names in others.items()),
     )
-    session.terminal.print_document(
-        {
-            "feeds": [build_document(f) for f in statuses],
-            "broken": [e.fields() for e in broken.values()],
-            "ledgers_without_files": others,
-        }
-    )
+    session.terminal.print_document(feeds=statuses, broken=[*broken.values()], ledgers_without_files=others)
     return choose_exit_code(e for e in (*broken.values(), *(f.error for f in statuses)) if e)
 
 
@@ -229,14 +222,14 @@ def _state(status: FeedStatus) -> Text:
         return (bad if worst.severe else warn)(LABELS.get(worst.kind, worst.kind))
     if status.error:
         return warn(status.error.message.splitlines()[0])
-    if status.last is None:
+    if status.last_batch is None:
         return Text("nothing landed yet", style="dim")
     if outlook and outlook.falls_behind:
         return warn("falling behind")
     if outlook and outlook.lag and outlook.eta is not None:
         return Text(f"{show_about(outlook.eta)} to land")
-    if status.held:
-        return warn(f"{count(sum(h.offsets for h in status.held))} held back")
+    if status.held_back:
+        return warn(f"{count(sum(h.offsets for h in status.held_back))} held back")
     return good("caught up") if status.lag == 0 else Text("")
 
 
@@ -248,7 +241,7 @@ def _format_living(status: FeedStatus) -> Text:
 
 
 def _format_batch(status: FeedStatus, *, brief: bool = False) -> str:
-    batch = status.last
+    batch = status.last_batch
     if batch is None:
         return "–"
     landed = f"{count(batch.rows)} rows" if batch.published is not None else str(batch.status)
@@ -263,9 +256,21 @@ def _format_detail(status: FeedStatus, terminal: CommandOutput) -> list[Renderab
     labels = label_partitions(p.key for p in status.partitions)
     rows = [
         (
-            *(labels[p.key], count(p.origin), count(p.frontier), count(p.committed), count(p.end), count(p.lag)),
+            *(
+                labels[p.key],
+                count(p.origin),
+                count(p.frontier),
+                count(p.committed),
+                count(p.last_stable_offset),
+                count(p.lag),
+            ),
             outlooks.short(p.age) if p.lag else "",
-            "; ".join(filter(None, (_format_above(p.holes), f"{count(p.unstable)} not stable" if p.unstable else ""))),
+            "; ".join(
+                filter(
+                    None,
+                    (_format_above(p.landed_above_frontier), f"{count(p.unstable)} not stable" if p.unstable else ""),
+                )
+            ),
         )
         for p in status.partitions
     ]
@@ -273,10 +278,10 @@ def _format_detail(status: FeedStatus, terminal: CommandOutput) -> list[Renderab
     outlook = status.outlook
     age, unstable = outlook.age if outlook else None, sum(p.unstable for p in status.partitions)
     out: list[RenderableType] = [heading(status.feed, outlooks.behind(status.lag, age, unstable))]
-    young = [h for h in status.held if not h.overdue]
+    young = [h for h in status.held_back if not h.overdue]
     problems = [
         *(line for f in status.findings for line in outlooks.show_problem(f.text, f.remedy, severe=f.severe)),
-        *(line for h in young for line in outlooks.show_problem(h.text, h.remedy)),
+        *(line for h in young for line in outlooks.show_problem(h.message, h.remedy)),
     ]
     out += [*problems, Text()] if problems else []
     out += [
@@ -306,7 +311,7 @@ def _format_above(ranges: tuple[tuple[int, int], ...]) -> str:
 
 def _format_windows(status: FeedStatus, terminal: CommandOutput) -> list[RenderableType]:
     """The strip, and a line for each of the newest windows that wait for something."""
-    waiting = [w for w in status.windows if w.standing not in _NO_WORD]
+    waiting = [w for w in status.windows if w.state not in _NO_WORD]
     return [
         heading("Windows", window_options.title(status.settings, status.windows)),
         *window_options.calendar(status.windows, status.settings, fancy=terminal.fancy, width=terminal.width),
@@ -319,54 +324,13 @@ _NO_WORD = (Standing.LANDED, Standing.RETIRED, Standing.OPEN, Standing.PENDING)
 
 
 def _format_standing(status: FeedStatus, w: WindowStanding) -> Text:
-    if w.standing is Standing.FAILED and w.batch in status.refused:
-        return bad(f"window {w.name}: refused batch {w.batch}; {describe_pending(w.pending)}")
+    if w.state is Standing.FAILED and w.batch in status.refused:
+        return bad(f"window {w.window}: refused batch {w.batch}; {describe_pending(w.pending)}")
     line = window_options.verdict(w)
-    if w.standing in (Standing.PARTIAL, Standing.FROM_ORIGIN):
-        line.append(f"\n    → to complete it: sluice run {status.feed} --window {w.name}", style="default")
+    if w.state in (Standing.PARTIAL, Standing.FROM_ORIGIN):
+        line.append(f"\n    → to complete it: sluice run {status.feed} --window {w.window}", style="default")
     return line
 
 
 _TOLD = 5
 """How many windows get a line of their own."""
-
-
-# -- for programs
-
-
-def build_document(status: FeedStatus) -> dict[str, Any]:
-    return document_of(status, "feed lag uncommitted") | {
-        "partitions": [
-            document_of(
-                p,
-                "topic=key.topic partition=key.partition topic_id=key.topic_id origin frontier committed"
-                " last_stable_offset=end lag lag_seconds unstable landed_above_frontier=holes",
-            )
-            for p in status.partitions
-        ],
-        "window": show_duration(status.settings.length),
-        "timezone": status.settings.timezone,
-        "windows": [window_options.build_document(w) for w in status.windows],
-        "outlook": outlooks.build_document(status.outlook, status.losses) if status.outlook else None,
-        "held_back": [h.document() for h in status.held],
-        "start_not_used": status.start_not_used,
-        "engine": document_of(status.engine, "kind master") if status.engine else None,
-        "live_batches": [b.build_document() | _build_liveness(status, b.id) for b in status.live],
-        "last_batch": status.last.build_document() if status.last else None,
-        "findings": [
-            document_of(f, "about kind text remedy severe")
-            | {"since": None if f.since is None else show_instant(f.since)}
-            for f in status.findings
-        ],
-        "problem": status.error.fields() if status.error else None,
-    }
-
-
-def _build_liveness(status: FeedStatus, batch: int) -> dict[str, Any]:
-    """The owner's last sign, the reason of a refusal, the verdict on the run, and commands for a dead one."""
-    (standing,) = other_batches.build_document([status.met[batch]])
-    return {
-        "heartbeat_seconds": status.heartbeats[batch] / 1000 if batch in status.heartbeats else None,
-        "refused": status.refused[batch].fields() if batch in status.refused else None,
-        **{name: standing[name] for name in ("owner_is", "evidence", "ways")},
-    }

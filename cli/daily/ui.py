@@ -89,7 +89,7 @@ def ui(
             *(warn(f"not shown: {e.message}\n  → {e.remedy}") for e in broken),
         )
         pids = {n: s.process.pid for n, s in servers.items()}
-        session.terminal.print_document({"address": address, "pids": pids, "broken": [e.fields() for e in broken]})
+        session.terminal.print_document(address=address, pids=pids, broken=broken)
         _watch(servers, changes, address, session.terminal)
 
 

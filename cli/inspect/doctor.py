@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +36,7 @@ from sluice.pipelines.model.health import (
 )
 from sluice.pipelines.model.receipts import Progress, Scheduler
 from sluice.pipelines.util import extras
+from sluice.pipelines.util.documents import Internal
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -80,12 +81,7 @@ def doctor(
     with session.terminal.progress() as meter:
         _look(groups, lambda done: meter(Progress("looking at", done, len(groups), _under_way(groups))))
     session.terminal.show(*(line for group in groups for line in _view(group)), _sum(groups))
-    session.terminal.print_document(
-        {
-            "healthy": not _count(groups, Health.FAILED),
-            "groups": [{"title": g.title, "feeds": g.feeds, "checks": [*map(asdict, g.diagnoses)]} for g in groups],
-        }
-    )
+    session.terminal.print_document(healthy=not _count(groups, Health.FAILED), groups=groups)
     return WRONG if _count(groups, Health.FAILED) else 0
 
 
@@ -94,19 +90,19 @@ class CheckGroup:
     """Checks that run together, for these feeds or for all. `over` is set when they end."""
 
     title: str
-    look: Callable[[], list[Diagnosis]]
+    look: Internal[Callable[[], list[Diagnosis]]]
     feeds: tuple[str, ...] = ()
-    seconds: float = SECONDS
-    diagnoses: list[Diagnosis] = field(default_factory=list)
-    over: threading.Event = field(default_factory=threading.Event)
+    seconds: Internal[float] = SECONDS
+    checks: list[Diagnosis] = field(default_factory=list)
+    over: Internal[threading.Event] = field(default_factory=threading.Event)
 
     def run(self) -> None:
         try:
-            self.diagnoses = self.look()
+            self.checks = self.look()
         except SluiceError as error:
-            self.diagnoses = [of_error(self.title.lower(), error)]
+            self.checks = [of_error(self.title.lower(), error)]
         except Exception as error:  # noqa: BLE001 - a check that ended so must not count as sound
-            self.diagnoses = [of_unforeseen(self.title.lower(), error)]
+            self.checks = [of_unforeseen(self.title.lower(), error)]
         finally:
             self.over.set()
 
@@ -258,7 +254,7 @@ def _look(groups: Sequence[CheckGroup], report: Callable[[int], None]) -> None:
         for group in waiting:
             if time.monotonic() - started > group.seconds:
                 text = f"no end within {group.seconds:.0f} s"
-                group.diagnoses = [report_failure(group.title.lower(), text, "repeat; if it hangs again, report it")]
+                group.checks = [report_failure(group.title.lower(), text, "repeat; if it hangs again, report it")]
                 group.over.set()
 
 
@@ -278,7 +274,7 @@ _MARKS: dict[Health, Callable[[str], Text]] = {
 
 def _view(group: CheckGroup) -> Iterator[RenderableType]:
     yield heading(group.title, ", ".join(group.feeds))
-    for one in group.diagnoses:
+    for one in group.checks:
         yield Text("  ") + _MARKS[one.health](f"{one.title}: {one.found}")
         if one.remedy:
             yield f"    → {one.remedy}"
@@ -293,7 +289,4 @@ def _sum(groups: Sequence[CheckGroup]) -> Text:
 
 
 def _count(groups: Sequence[CheckGroup], health: Health) -> int:
-    return sum(one.health is health for group in groups for one in group.diagnoses)
-
-
-# -- for programs
+    return sum(one.health is health for group in groups for one in group.checks)

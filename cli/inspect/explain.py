@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -15,7 +14,6 @@ from sluice.cli.terminal.output import good, heading
 from sluice.cli.terminal.record_view import build_document as record_document
 from sluice.cli.terminal.record_view import rows, typed_fields, typed_view
 from sluice.cli.terminal.record_view import view as record_view
-from sluice.pipelines.util.documents import document_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,27 +50,18 @@ def explain(session: Session, feed: FeedName, coordinates: RecordArgument) -> No
     definition = session.feed(feed)
     with session.open_ports(definition) as ports:
         trace = trace_record(definition, ports, tp, offset)
-    sent = (good(f"republish {m.republish} sent {m.tp}:{m.offset} to {m.to}:{m.to_offset}") for m in trace.sent)
+    sent = (good(f"republish {m.republish} sent {m.from_} to {m.to}") for m in trace.sent)
     session.terminal.show(*_view(trace.explanation, trace.row), *sent)
-    moved = [
-        {"republish": m.republish, "from": f"{m.tp}:{m.offset}", "to": f"{m.to}:{m.to_offset}"} for m in trace.sent
-    ]
-    session.terminal.print_document(_build_document(trace.explanation, trace.row) | {"republished": moved})
+    record = None if trace.row is None else typed_fields(trace.row) or record_document(rows(trace.row)[0])
+    session.terminal.print_document(trace.explanation, record=record, republished=trace.sent)
 
 
 def _view(explanation: Explanation, row: pa.Table | None) -> list[RenderableType]:
     out: list[RenderableType] = [
-        heading(f"{explanation.tp}:{explanation.offset}", str(explanation.found)),
+        heading(f"{explanation.tp}:{explanation.offset}", str(explanation.class_)),
         f"  {explanation.text}",
     ]
     if row is None:
         return out
     fields = typed_fields(row)
     return [*out, typed_view(fields) if fields else record_view(rows(row))]
-
-
-def _build_document(explanation: Explanation, row: pa.Table | None) -> dict[str, Any]:
-    coordinates = document_of(explanation, "topic=tp.topic partition=tp.partition offset")
-    record = None if row is None else typed_fields(row) or record_document(rows(row)[0])
-    rest = {k: v for k, v in asdict(explanation).items() if k not in ("tp", "offset", "found")}
-    return {**coordinates, "class": str(explanation.found), **rest, "record": record}

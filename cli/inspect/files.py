@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,11 +10,9 @@ from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options.window_options import WindowOptions
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.util.documents import document_of
 
 if TYPE_CHECKING:
-    from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.publishing.published_files import File
+    pass
 
 _FILE = "address topic partition start end rows bytes sha256 first"
 
@@ -51,15 +48,11 @@ def files(
         starts = windows.parse(definition.window, ports.clock())
         listed = list_files(definition, ports.lake, starts, kind, partial=partial)
     session.terminal.lines(f.address for f in order_files(listed))
-    session.terminal.print_document(build_document(definition, starts, kind, listed))
-
-
-def build_document(feed: Feed, windows: Sequence[int], kind: PartKind, listed: Sequence[File]) -> dict[str, Any]:
-    return {
-        "feed": feed.name,
-        "windows": [*map(feed.window.name, windows)],
-        "kind": str(kind),
-        "rows": sum(f.rows for f in listed),
-        "bytes": sum(f.bytes for f in listed),
-        "files": [{"window": feed.window.name(f.window)} | document_of(f, _FILE) for f in listed],
-    }
+    session.terminal.print_document(
+        feed=feed,
+        windows=[*map(definition.window.name, starts)],
+        kind=kind,
+        rows=sum(f.rows for f in listed),
+        bytes=sum(f.bytes for f in listed),
+        files=listed,
+    )

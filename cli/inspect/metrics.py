@@ -148,7 +148,7 @@ def _publish(
         {"name": f.name, "labels": dict(zip(FAMILIES[f.name].labels, f.labels, strict=True)), "value": f.value}
         for f in figures
     ]
-    session.terminal.print_document({"figures": documents})
+    session.terminal.print_document(figures=documents)
 
 
 def _serve(session: Session, take: Callable[[], list[Figure]], host: str, port: int, pause: float) -> int:
@@ -161,7 +161,7 @@ def _serve(session: Session, take: Callable[[], list[Figure]], host: str, port: 
         session.terminal.show(
             good(f"metrics are at {address}"), f"  updated every {show_duration(int(pause * 1000))}; Ctrl-C stops it"
         )
-        session.terminal.print_document({"address": address})
+        session.terminal.print_document(address=address)
         while True:
             time.sleep(pause)
             try:

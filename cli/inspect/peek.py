@@ -18,7 +18,6 @@ from sluice.cli.terminal.record_view import rows, typed_fields
 from sluice.cli.terminal.record_view import view as record_view
 from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.errors import FeedError, UsageError
-from sluice.pipelines.util.documents import document_of
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -94,14 +93,11 @@ def peek(
         peeked = peek_records(source, ports, tp, offset, number or SHOWN, writers)
         records = list(_list_records(peeked))
     session.terminal.show(*_view(tp, peeked.partition, records))
-    log = document_of(
-        peeked.partition, "topic=tp.topic partition=tp.partition log_start last_stable_offset high_watermark"
-    )
     documents = [
         record_document(row) | ({} if fields is None else {"fields": fields}) | {"state": state or "stable"}
         for row, state, fields in records
     ]
-    session.terminal.print_document(log | {"records": documents})
+    session.terminal.print_document(peeked.partition, records=documents)
 
 
 def _follow(session: Session, feed: Feed, tp: TopicPartition, offset: int, number: int | None) -> None:
@@ -128,7 +124,7 @@ def _follow(session: Session, feed: Feed, tp: TopicPartition, offset: int, numbe
 
 def _list_records(peeked: Peeked) -> Iterator[PeekedRecord]:
     """The records as documents have them, with their columns by the feed's schema."""
-    partition, fields = document_of(peeked.partition, "topic partition"), dict[int, dict[str, Any]]()
+    partition, fields = peeked.partition.tp._asdict(), dict[int, dict[str, Any]]()
     for row in (table.slice(i, 1) for table in peeked.typed for i in range(table.num_rows)):
         own = typed_fields(row) or {}
         if not own["kafka_tombstone"]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -16,18 +16,16 @@ from sluice.cli.options.request_options import WorkOptions
 from sluice.cli.shared import other_batches
 from sluice.cli.shared import outlook_text as outlooks
 from sluice.cli.terminal.output import format_error, good, heading, limit_rows, table, warn
-from sluice.cli.terminal.text_layout import count, list_ranges, size
+from sluice.cli.terminal.text_layout import count, size
 from sluice.pipelines.errors import SluiceError, choose_exit_code
-from sluice.pipelines.model.kafka import Key, PartitionState
 from sluice.pipelines.model.plans import SEVERAL, Assignor, Plan, Request, Task
 from sluice.pipelines.model.receipts import Fate, Met
-from sluice.pipelines.util.documents import document_of
+from sluice.pipelines.util.documents import AsText, Flat
 from sluice.pipelines.util.units import many, show_window
 
 if TYPE_CHECKING:
-    from sluice.pipelines.batch.preview import Preview
+    from sluice.pipelines.batch.preview import Preview, PreviewedPartition
     from sluice.pipelines.planning.assignment import Comparison
-    from sluice.pipelines.planning.plan import PendingRanges
 
 Compare = Annotated[bool, typer.Option("--compare", help="Compare the tasks of each `fetch.assignor`.")]
 
@@ -51,26 +49,31 @@ def plan(session: Session, feed: FeedName, options: WorkOptions, compare: Compar
 
     definition = session.feed(feed)
     typed = options.requests(session, definition)
-    requests, open_windows = typed.requests, window_options.open_windows_document(typed.open_windows)
+    requests = typed.requests
     with session.terminal.working("querying Kafka"), session.open_ports(definition) as ports:
         previewed = [previews.preview(definition, ports, request) for request in requests]
         compared = [previews.compare(definition, ports, request) if compare else () for request in previewed]
     if options.windows.start or len(requests) > 1:
         session.terminal.show(*_format_briefly(feed, requests, previewed))
-        plans = [
-            build_document(s, feed, a) | _build_comparison(c)
-            for a, s, c in zip(requests, previewed, compared, strict=True)
-        ]
-        session.terminal.print_document({"feed": feed, "plans": plans} | open_windows)
+        plans = [PlanResult(feed, *planned) for planned in zip(requests, previewed, compared, strict=True)]
+        session.terminal.print_document(feed=feed, plans=plans, open_windows=typed.open_windows)
     else:
         session.terminal.show(
             *view(previewed[0], feed, requests[0]), *_format_comparison(compared[0], definition.fetch.assignor)
         )
         session.terminal.print_document(
-            build_document(previewed[0], feed, requests[0]) | _build_comparison(compared[0]) | open_windows
+            PlanResult(feed, requests[0], previewed[0], compared[0]), open_windows=typed.open_windows
         )
     session.terminal.show(*window_options.open_window_lines(feed, typed.open_windows))
     return choose_exit_code(e for request in previewed for e in problems(request))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    feed: str
+    request: AsText[Request]
+    preview: Flat[Preview]
+    assignors: tuple[Comparison, ...]
 
 
 def problems(preview: Preview) -> list[SluiceError]:
@@ -82,14 +85,14 @@ def view(preview: Preview, feed: str, request: Request) -> list[RenderableType]:
     out = [heading(f"Plan of {feed}", f"{request}, cluster {preview.survey.cluster_id}"), _format_partitions(preview)]
     if preview.plan is not None:
         out += _format_work(preview.plan)
-    out += other_batches.view(preview.met, dry_run=True)
+    out += other_batches.view(preview.other_batches, dry_run=True)
     out += [warn(preview.start_not_used)] if preview.start_not_used else []
     out += [Text(f"boundaries: {many(reads, 'read')} of logs", "dim")] if (reads := preview.boundary_reads) else []
     out += [line for error in problems(preview) for line in format_error(error)]
     return [
         *out,
         *_format_verdict(preview),
-        *(line for h in preview.on_hold for line in outlooks.show_problem(h.text, h.remedy)),
+        *(line for h in preview.held_back for line in outlooks.show_problem(h.message, h.remedy)),
     ]
 
 
@@ -99,7 +102,7 @@ def _format_briefly(feed: str, requests: Sequence[Request], plans: Sequence[Prev
     for request, preview in zip(requests, plans, strict=True):
         plan, wrong = preview.plan, problems(preview)
         problem = wrong[0].message + (f" … and {len(wrong) - 1} more" if len(wrong) > 1 else "") if wrong else ""
-        amount = (count(plan.span), size(plan.estimated_bytes), str(len(plan.tasks))) if plan else ("0", "–", "0")
+        amount = (count(plan.offsets), size(plan.estimated_bytes), str(len(plan.tasks))) if plan else ("0", "–", "0")
         until = f" to {show_window(request.until)}" if request.until else ""
         rows.append((show_window(request.window or 0) + until, *amount, problem))
     names = ("window", "pending", "about", "tasks", "")
@@ -111,48 +114,34 @@ def _format_briefly(feed: str, requests: Sequence[Request], plans: Sequence[Prev
 def _of_all(plans: Sequence[Preview]) -> list[Met]:
     """Each batch of a dead run once, by the run that would do something about it, if one would."""
     by_batch: dict[int, Met] = {}
-    for other in (m for s in plans for m in s.met):
+    for other in (m for s in plans for m in s.other_batches):
         if other.fate is not Fate.LEFT or other.batch not in by_batch:
             by_batch[other.batch] = other
     return list(by_batch.values())
 
 
 def _format_partitions(preview: Preview) -> RenderableType:
-    pending = {o.key: o for o in preview.pending}
     rows = [
         (
-            *(
-                str(key),
-                str(p.leader),
-                count(p.log_start),
-                count(_find_position(preview, key)),
-                count(p.last_stable_offset),
-            ),
-            *(count(o.span if (o := pending.get(key)) else 0), _format_notes(preview, key, p, pending.get(key))),
+            str(p.state.tp),
+            str(p.state.leader),
+            count(p.state.log_start),
+            count(p.position),
+            count(p.state.last_stable_offset),
+            count(sum(r.span for r in p.pending)),
+            _format_notes(p),
         )
-        for key, p in sorted(preview.survey.partitions.items())
+        for p in preview.partitions
     ]
     names = ("partition", "leader", "log start", "position", "last stable", "pending", "")
     return table(names, limit_rows(rows), right="leader log position stable pending", optional="leader log")
 
 
-def _find_position(preview: Preview, key: Key) -> int | None:
-    """Next offset to read: the frontier, or the origin that a run would pin."""
-    new = preview.survey.find_new_origin(key)
-    if new is not None:
-        return new.offset
-    return preview.survey.state.frontier(key) if key in preview.survey.state.origins else None
-
-
-def _format_notes(preview: Preview, key: Key, p: PartitionState, pending: PendingRanges | None) -> str:
-    new = preview.survey.find_new_origin(key)
-    unstable = p.high_watermark - p.last_stable_offset
-    parts = [
-        new.why if new else "",
-        f"{count(unstable)} not stable yet" if unstable else "",
-        *(f"lost {r}" for r in (pending.lost if pending else ())),
-    ]
-    return ", ".join(p for p in parts if p)
+def _format_notes(p: PreviewedPartition) -> str:
+    unstable = p.state.high_watermark - p.state.last_stable_offset
+    notes = [p.origin.why] if p.origin and p.origin.new else []
+    notes += [f"{count(unstable)} not stable yet"] if unstable else []
+    return ", ".join([*notes, *(f"lost {r}" for r in p.lost)])
 
 
 def _format_work(plan: Plan) -> list[RenderableType]:
@@ -168,7 +157,7 @@ def _format_work(plan: Plan) -> list[RenderableType]:
         for t in plan.tasks
     ]
     names = ("task", "leader", "ranges", "offsets", "about", "reads")
-    note = f"{count(plan.span)} offsets, about {size(plan.estimated_bytes)}, plan {plan.hash[:12]}"
+    note = f"{count(plan.offsets)} offsets, about {size(plan.estimated_bytes)}, plan {plan.hash[:12]}"
     note += f", replacing {many(len(plan.replaces), 'file')}" if plan.request.replace else ""
     return [
         heading("Tasks", note),
@@ -201,10 +190,6 @@ def _format_comparison(compared: Sequence[Comparison], own: Assignor) -> list[Re
     return [heading("Assignors", note), table(names, rows, right="tasks largest balance leaders moved")]
 
 
-def _build_comparison(compared: Sequence[Comparison]) -> dict[str, Any]:
-    return {"assignors": [asdict(c) for c in compared]} if compared else {}
-
-
 def _format_verdict(preview: Preview) -> list[RenderableType]:
     if problems(preview):
         return (
@@ -214,47 +199,6 @@ def _format_verdict(preview: Preview) -> list[RenderableType]:
         )
     if preview.plan is not None:
         return []
-    if preview.met:
+    if preview.other_batches:
         return [good("nothing else is pending")]
-    return [good(f"nothing {'stable ' if preview.on_hold else ''}is pending: a run would land nothing")]
-
-
-def build_document(preview: Preview, feed: str, request: Request) -> dict[str, Any]:
-    pending = {o.key: o for o in preview.pending}
-    return {
-        "feed": feed,
-        "cluster": preview.survey.cluster_id,
-        "request": str(request),
-        "hash": preview.plan.hash if preview.plan else None,
-        "offsets": preview.plan.span if preview.plan else 0,
-        "estimated_bytes": preview.plan.estimated_bytes if preview.plan else 0,
-        "replaces": list(preview.plan.replaces) if preview.plan else [],
-        "partitions": [_partition(preview, k, p, pending.get(k)) for k, p in sorted(preview.survey.partitions.items())],
-        "tasks": [
-            document_of(t, "index leader estimated_bytes")
-            | {"offset_ranges": [document_of(s, "topic partition start end estimated_bytes") for s in t.offset_ranges]}
-            for t in (preview.plan.tasks if preview.plan else ())
-        ],
-        "refusals": [r.error.fields() for r in preview.refusals],
-        "blocked": preview.blocked.fields() if preview.blocked else None,
-        "held_back": [h.document() for h in preview.on_hold],
-        "start_not_used": preview.start_not_used,
-        "boundary_reads": preview.boundary_reads,
-        "other_batches": other_batches.build_document(preview.met),
-    }
-
-
-def _partition(preview: Preview, key: Key, p: PartitionState, pending: PendingRanges | None) -> dict[str, Any]:
-    new = preview.survey.find_new_origin(key)
-    origin = new or preview.survey.state.origins.get(key)
-    committed = preview.survey.committed.get(key.tp)
-    return {
-        **document_of(key, "topic partition topic_id"),
-        **document_of(p, "leader leader_epoch log_start last_stable_offset high_watermark"),
-        "position": _find_position(preview, key),
-        "origin": {"offset": origin.offset, "why": origin.why, "new": new is not None} if origin else None,
-        "committed": committed.offset if committed else None,
-        "pending": list_ranges(pending.ranges if pending else ()),
-        "lost": list_ranges(pending.lost if pending else ()),
-        "estimated_bytes": pending.estimated_bytes if pending else 0,
-    }
+    return [good(f"nothing {'stable ' if preview.held_back else ''}is pending: a run would land nothing")]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.pipelines.util.documents import document_of
 
 if TYPE_CHECKING:
     pass
@@ -47,17 +46,22 @@ def report(
         output.write_bytes(page.data)
     session.terminal.lines([str(output or page.address)])
     account, facts = page.account, page.account.facts
-    names = "rows=counts.landed quarantined=counts.quarantined quarantined_share dropped=counts.dropped"
     session.terminal.print_document(
-        {
-            **document_of(account, "feed batch=batch.id status=batch.status"),
-            **document_of(facts, f"{names} no_record=counts.no_record bytes files"),
-            "milliseconds": facts.took or None,
-            "expectations": len(facts.outcomes),
-            "broken": sum(not o.passed for o in facts.outcomes),
-            "path": page.address,
-            "output": output and str(output),
-            "rebuilt": page.rebuilt,
-            "size": len(page.data),
-        }
+        feed=account.feed,
+        batch=account.batch.id,
+        status=account.batch.status,
+        rows=facts.counts.landed,
+        quarantined=facts.counts.quarantined,
+        quarantined_share=facts.quarantined_share,
+        dropped=facts.counts.dropped,
+        no_record=facts.counts.no_record,
+        bytes=facts.bytes,
+        files=facts.files,
+        milliseconds=facts.took or None,
+        expectations=len(facts.outcomes),
+        broken=sum(not o.passed for o in facts.outcomes),
+        path=page.address,
+        output=output,
+        rebuilt=page.rebuilt,
+        size=len(page.data),
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -14,7 +15,7 @@ from sluice.cli.app.invocation import FeedName, Session, command, make_group
 from sluice.cli.options.request_options import DryRun, Yes
 from sluice.cli.terminal.output import bad, facts, format_dry_run, good, heading, indent, warn
 from sluice.cli.terminal.text_layout import count
-from sluice.pipelines.util.documents import document_of
+from sluice.pipelines.util.documents import Flat
 from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:
@@ -82,15 +83,11 @@ def sync(
     session.terminal.show(*_sync_view(name, done))
     if misread:
         session.terminal.show(warn(_describe_misread(feed, len(misread), "run it again when no other run is active")))
-    quarantine = {}
+    results = [(name, done)]
     if refused and done.quarantine:
         session.terminal.show(*_sync_view(refused, done.quarantine))
-        quarantine = {
-            "quarantine": _build_document(feed, refused, done.quarantine.head) | _build_changes(done.quarantine)
-        }
-    session.terminal.print_document(
-        _build_document(feed, name, done.head) | _build_changes(done) | {"misread": list(misread)} | quarantine
-    )
+        results.append((refused, done.quarantine))
+    session.terminal.print_document(_build_result(feed, results), misread=misread)
 
 
 def _rewrite_misread(session: Session, feed: Feed, misread: tuple[str, ...]) -> Text:
@@ -131,7 +128,7 @@ def rebuild(session: Session, feed: FeedName, dry_run: DryRun = False, yes: Yes 
                 session.terminal.show(*_format_standing(feed, table.name, look_or_none(table)))
         if dry_run:
             session.terminal.show(format_dry_run())
-            return session.terminal.print_document({"applied": False, "tables": [t.name for t in tables.all]})
+            return session.terminal.print_document(applied=False, tables=[t.name for t in tables.all])
         if not yes:
             session.terminal.confirm(
                 f"Drop {len(tables.all)} tables of {feed} with their snapshots, and make them again?"
@@ -139,9 +136,7 @@ def rebuild(session: Session, feed: FeedName, dry_run: DryRun = False, yes: Yes 
         with session.terminal.progress() as meter:
             done = rebuild_tables(definition, ports, tables, meter)
         session.terminal.show(*_sync_view(tables.rows.name, done))
-        session.terminal.print_document(
-            {"applied": True} | _build_document(feed, tables.rows.name, done.head) | _build_changes(done)
-        )
+        session.terminal.print_document(_build_result(feed, [(tables.rows.name, done)]), applied=True)
 
 
 @command(group)
@@ -162,7 +157,7 @@ def status(session: Session, feed: FeedName) -> None:
         statuses = read_table_statuses(definition, ports, tables)
     for table in statuses:
         session.terminal.show(*_format_standing(feed, table.name, table.head), *_format_lacking(feed, table))
-    session.terminal.print_document(_join_documents([_build_status(feed, table) for table in statuses]))
+    session.terminal.print_document(_build_result(feed, [(table.name, table) for table in statuses]))
 
 
 def _format_lacking(feed: str, table: TableStatus) -> Iterator[RenderableType]:
@@ -170,21 +165,8 @@ def _format_lacking(feed: str, table: TableStatus) -> Iterator[RenderableType]:
     if table.comparison:
         yield warn("another client wrote the newest snapshot: all files were compared with the ledger")
         yield from verdict(feed, table.comparison)
-    elif table.head or table.files:
-        yield _format_pending(feed, table.batches, table.files, table.removed)
-
-
-def _build_status(feed: str, table: TableStatus) -> dict[str, Any]:
-    more = difference(table.comparison) if table.comparison else {}
-    pending = document_of(table, "batches files gone=removed")
-    trusted = table.comparison is None
-    return _build_document(feed, table.name, table.head) | more | {"pending": pending, "trusted": trusted}
-
-
-def _join_documents(documents: list[dict[str, Any]]) -> dict[str, Any]:
-    """The document of the table, with that of the quarantine's in it if there is one."""
-    first, *rest = documents
-    return first | ({"quarantine": rest[0]} if rest else {})
+    elif table.head or table.pending.files:
+        yield _format_pending(feed, table.pending.batches, table.pending.files, table.pending.gone)
 
 
 @command(group)
@@ -206,9 +188,7 @@ def check(session: Session, feed: FeedName) -> int:
         results = compare_tables(definition, ports, tables)
     for name, compared in results:
         session.terminal.show(*_format_standing(feed, name, compared.head), *verdict(feed, compared))
-    session.terminal.print_document(
-        _join_documents([_build_document(feed, name, c.head) | difference(c) for name, c in results])
-    )
+    session.terminal.print_document(_build_result(feed, results))
     return 0 if all(compared.right for _, compared in results) else 1
 
 
@@ -273,15 +253,15 @@ def verdict(feed: str, comparison: TableComparison) -> Iterator[RenderableType]:
         return
     if comparison.same:
         yield good(f"the ledger and the table have the same {many(len(comparison.live), 'file')} and rows")
-    elif comparison.is_sound:
+    elif comparison.sound:
         yield _format_pending(feed, len(comparison.batches), len(comparison.pending), len(comparison.stale))
     else:
         yield bad(f"{comparison.describe()}: {comparison.find_remedy(feed)}")
-    if comparison.is_sound and comparison.faults:
+    if comparison.sound and comparison.faults:
         yield bad(f"{comparison.describe()}: {comparison.find_remedy(feed)}")
     if comparison.misread:
         yield bad(_describe_misread(feed, len(comparison.misread), f"sluice table sync {feed} --repair"))
-    wrong = tuple(f"{address}: {rows} rows, not {landed}" for address, rows, landed in comparison.rows)
+    wrong = tuple(f"{address}: {rows} rows, not {landed}" for address, rows, landed in comparison.rows_differ)
     for what, files in (
         ("missing", comparison.missing),
         ("not in the ledger", comparison.foreign),
@@ -293,30 +273,23 @@ def verdict(feed: str, comparison: TableComparison) -> Iterator[RenderableType]:
             yield indent(f"{what}:", *files[:SHOWN], *more)
 
 
-def _build_document(feed: str, name: str, head: TableHead | None) -> dict[str, Any]:
-    summary = {"feed": feed, "table": name.removeprefix("table "), "exists": head is not None}
-    if head is None:
-        return summary
-    newest = {"snapshot": head.snapshot, "at": None if head.at is None else show_instant(head.at)}
-    return summary | newest | document_of(head, "rows files snapshots mark")
+@dataclass(frozen=True, slots=True)
+class TableResult:
+    """The state or the changes of a table, and of the table of quarantined records."""
+
+    feed: str
+    table: str
+    exists: bool
+    result: Flat[Synced | TableStatus | TableComparison]
+    quarantine: TableResult | None
 
 
-def _build_changes(done: Synced) -> dict[str, Any]:
-    return document_of(done, "created commits added removed expired cleaned windows")
-
-
-def difference(comparison: TableComparison) -> dict[str, Any]:
-    """A comparison for programs."""
-    return {
-        "same": comparison.same,
-        "sound": comparison.is_sound,
-        "pending": list(comparison.pending),
-        "stale": list(comparison.stale),
-        "missing": list(comparison.missing),
-        "foreign": list(comparison.foreign),
-        "rows_differ": [{"file": a, "table": t, "ledger": n} for a, t, n in comparison.rows],
-        "deletes": comparison.deletes,
-        "twice": list(comparison.twice),
-        "faults": [f.text for f in comparison.faults],
-        "misread": list(comparison.misread),
-    }
+def _build_result(
+    feed: str, results: Sequence[tuple[str, Synced | TableStatus | TableComparison]]
+) -> TableResult | None:
+    """Returns the result of the first table, with that of the next one in it. The result of none is None."""
+    if not results:
+        return None
+    (name, result), *others = results
+    quarantine = _build_result(feed, others)
+    return TableResult(feed, name.removeprefix("table "), result.head is not None, result, quarantine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,7 @@ from sluice.cli.options.window_options import OneWindow
 from sluice.pipelines.errors import WindowIncomplete
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.status.window_state import WindowStanding, describe_pending
+from sluice.pipelines.util.documents import Flat
 from sluice.pipelines.util.units import show_duration
 
 if TYPE_CHECKING:
@@ -56,16 +58,24 @@ def wait(
             if not ready:
                 break
     session.terminal.show(*map(window_options.verdict, looked))
-    document = {"feed": feed, "complete": ready, **window_options.build_document(standing)}
-    if len(starts) > 1:
-        document["windows"] = [window_options.build_document(s) for s in looked]
-    if ready:
-        session.terminal.print_document(document | {"exit_code": 0})
-        return 0
-    error = _build_timeout(feed, standing, limit or 0)
-    session.terminal.fail(error)
-    session.terminal.print_document(document | error.fields() | {"exit_code": error.exit_code})
-    return error.exit_code
+    error = None if ready else _build_timeout(feed, standing, limit or 0)
+    if error:
+        session.terminal.fail(error)
+    code = error.exit_code if error else 0
+    session.terminal.print_document(WaitResult(feed, ready, standing, error, looked, code))
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class WaitResult:
+    """The state of the last window that was waited for, and of all `windows`."""
+
+    feed: str
+    complete: bool
+    window: Flat[WindowStanding]
+    error: Flat[WindowIncomplete | None]
+    windows: list[WindowStanding]
+    exit_code: int
 
 
 def _wait_for(look: LookAtWindow, report: Reporter, until: float | None) -> tuple[WindowStanding, bool]:
@@ -75,12 +85,12 @@ def _wait_for(look: LookAtWindow, report: Reporter, until: float | None) -> tupl
         remaining = POLL if until is None else until - time.monotonic()
         if ready or remaining <= 0:
             return standing, ready
-        report(Progress("wait", standing.done, standing.span or 0, describe_pending(standing.pending)))
+        report(Progress("wait", standing.accounted, standing.offsets or 0, describe_pending(standing.pending)))
         time.sleep(min(POLL, remaining))
 
 
 def _build_timeout(feed: str, standing: WindowStanding, limit: int) -> WindowIncomplete:
-    name = standing.name
+    name = standing.window
     return WindowIncomplete(
         f"window {name} is not complete after {show_duration(limit)}",
         remedy=f"land it with sluice run {feed} --window {name}, or see sluice status {feed} for active runs",

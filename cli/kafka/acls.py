@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -60,10 +59,8 @@ def acls(
         *map(copyable, who.commands(helpful)),
     )
     session.terminal.print_document(
-        {
-            "feed": feed,
-            "principal": who.principal,
-            "rights": [asdict(r) for r in rights],
-            "commands": {"required": who.commands(needed), "optional": who.commands(helpful)},
-        }
+        feed=feed,
+        principal=who.principal,
+        rights=rights,
+        commands={"required": who.commands(needed), "optional": who.commands(helpful)},
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -23,16 +24,17 @@ from sluice.pipelines.model.consumer_groups import (
     ZOOKEEPER,
     Counting,
     GroupMember,
+    ListedGroup,
     OffsetExpiry,
     format_kind,
 )
-from sluice.pipelines.model.kafka import CommittedOffset, Range, union
-from sluice.pipelines.util.documents import document_of
+from sluice.pipelines.model.kafka import Range, union
+from sluice.pipelines.util.documents import Flat
 from sluice.pipelines.util.units import show_duration, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.operating.describe_group import GroupEvent, GroupListing, GroupOffset, GroupReport
+    from sluice.pipelines.operating.describe_group import GroupListing, GroupOffset, GroupReport
 
 group = make_group(
     "Show the consumer groups of a feed's Kafka.",
@@ -81,23 +83,26 @@ def list_(session: Session, feed: OfFeed = None) -> None:
     owners, hidden = listing.owners, listing.hidden
     session.terminal.show(*_list_view(listing, describe_store(definition)))
     session.terminal.print_document(
-        {
-            "bootstrap": definition.kafka.bootstrap,
-            "groups": [
-                {
-                    "group": g.name,
-                    "state": g.state,
-                    "kind": g.kind or None,
-                    "protocol_type": g.protocol_type or None,
-                    "coordinator": g.coordinator,
-                    "feed": owners.get(g.name),
-                }
-                for g in listing.groups
-            ],
-            "not_there": [{"group": g, "feed": owners[g]} for g in listing.missing if g not in hidden],
-            "hidden": [{"group": g, "feed": owners[g], "remedy": e.remedy} for g, e in hidden.items()],
-        }
+        bootstrap=definition.kafka.bootstrap,
+        groups=[OwnedGroup(g, owners.get(g.group)) for g in listing.groups],
+        not_there=[MissingGroup(g, owners[g]) for g in listing.missing if g not in hidden],
+        hidden=[MissingGroup(g, owners[g], e.remedy) for g, e in hidden.items()],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedGroup:
+    group: Flat[ListedGroup]
+    feed: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MissingGroup:
+    """A feed's group that is not listed. With a `remedy`, this client may not see it."""
+
+    group: str
+    feed: str
+    remedy: str = ""
 
 
 def _choose_feed(session: Session) -> Feed:
@@ -113,10 +118,10 @@ def _list_view(listing: GroupListing, store: str) -> list[RenderableType]:
     listed, owners, hidden = listing.groups, listing.owners, listing.hidden
     rows: list[tuple[str | Text, ...]] = [
         (
-            g.name,
+            g.group,
             _state(g.state),
             (g.protocol_type or "–") if g.kind in ("", "classic") else format_kind(g.kind),
-            owners.get(g.name, ""),
+            owners.get(g.group, ""),
             "ZooKeeper" if g.coordinator < 0 else f"broker {g.coordinator}",
         )
         for g in listed
@@ -130,7 +135,7 @@ def _list_view(listing: GroupListing, store: str) -> list[RenderableType]:
     out += [table(names, [*rows, *missing], optional="coordinator protocol")] if rows or missing else [Text("  none")]
     newer = sorted({g.kind for g in listed} & set(KINDS) - {"classic"})
     out += [Text(), facts(*((format_kind(kind), KINDS[kind]) for kind in newer))] if newer else []
-    busy = [g.name for g in listed if g.name in owners and g.state not in _FREE]
+    busy = [g.group for g in listed if g.group in owners and g.state not in _FREE]
     return [
         *out,
         *(warn(f"{g}, for which {owners[g]} commits, has members: sluice groups describe {g}") for g in busy),
@@ -165,7 +170,7 @@ def describe(session: Session, name: GroupName = None, feed: OfFeed = None) -> N
     with session.terminal.working("querying Kafka"), session.open_groups(source) as groups:
         report = describe_group(source, wanted, session.files.feeds.values(), session.open_ports, groups)
     session.terminal.show(*_view(report))
-    session.terminal.print_document(_build_document(report))
+    session.terminal.print_document(report)
 
 
 @command(group)
@@ -201,9 +206,10 @@ def watch(
     deadline = None if timeout is None else time.monotonic() + parsing.duration(timeout) / 1000
     with session.open_groups(source) as groups:
         for view, events in follow_group(groups, wanted, now):
-            for line in (_build_event(wanted, event) for event in events):
-                session.terminal.lines([f"{line['at']}  {line['text']}"])
-                session.terminal.print_document(line)
+            for event in events:
+                lasted = "" if event.seconds is None else f" (after {numbers.seconds(event.seconds)})"
+                session.terminal.lines([f"{show_instant(event.at)}  {event.change.text}{lasted}"])
+                session.terminal.print_document(event, group=wanted)
             if awaited and view.state == awaited:
                 return 0
             if deadline is not None and time.monotonic() >= deadline:
@@ -218,17 +224,6 @@ def _state_named(text: str) -> str:
     if match is None:
         raise UsageError(f"unknown state --until {text!r}", remedy=f"use one of {', '.join(STATES)}")
     return match
-
-
-def _build_event(group: str, event: GroupEvent) -> dict[str, Any]:
-    change, lasted = event.change, event.seconds
-    line = {"at": show_instant(event.at), "group": group, "change": change.what}
-    if change.what != "state":
-        return line | {"text": change.text} | ({"member": change.member} if change.member else {})
-    if lasted is None:
-        return line | {"after": change.after, "text": change.text}
-    states = document_of(change, "before after through allowed")
-    return line | {"text": f"{change.text} (after {numbers.seconds(lasted)})"} | states | {"seconds": round(lasted, 3)}
 
 
 def _find_group(session: Session, name: str | None, feed: str | None) -> tuple[Feed, str]:
@@ -252,7 +247,7 @@ def _view(report: GroupReport) -> list[RenderableType]:
     by = ", ".join(part for part in (view.protocol_type, view.assignor) if part and part != view.kind)
     kind = KINDS.get(view.kind, "a protocol that Sluice does not know")
     out: list[RenderableType] = [
-        heading(f"Group {view.name}", f"of feed {report.feed}" if report.feed else "of no feed of this project"),
+        heading(f"Group {view.group}", f"of feed {report.feed}" if report.feed else "of no feed of this project"),
         facts(
             (
                 "state",
@@ -260,24 +255,29 @@ def _view(report: GroupReport) -> list[RenderableType]:
             ),
             *([("protocol", f"{format_kind(view.kind)}{f' ({by})' if by else ''}, {kind}")] if view.exists else []),
             ("coordinator", str(view.coordinator)),
-            *([("offsets", _describe_retention(report.expiry))] if report.rows else []),
+            *([("offsets", _describe_retention(report.expiry))] if report.offsets else []),
         ),
     ]
     if view.members:
         rows = [(m.client_id, m.host, m.instance_id or "–", holds(m)) for m in view.members[:SHOWN_ROWS]]
         out.append(heading("Members", str(len(view.members))))
         out.append(table(("client", "host", "static id", "holds"), limit_rows(rows, len(view.members))))
-    if report.rows:
-        out += [heading("Offsets", f"lag {count(sum(r.lag or 0 for r in report.rows))}"), _format_offsets(report.rows)]
+    if report.offsets:
+        out += [
+            heading("Offsets", f"lag {count(sum(r.lag or 0 for r in report.offsets))}"),
+            _format_offsets(report.offsets),
+        ]
     return [*out, *_format_blocked(report)]
 
 
 def _describe_retention(retention: OffsetExpiry) -> str:
     """How long the group's offsets last, as far as that can be known."""
     time = (
-        "for a time that brokers do not report" if retention.retention is None else show_duration(retention.retention)
+        "for a time that brokers do not report"
+        if retention.retention_ms is None
+        else show_duration(retention.retention_ms)
     )
-    match retention.counting:
+    match retention.counted_from:
         case Counting.NOTHING:
             return "kept until they are deleted"
         case Counting.NEVER:
@@ -292,10 +292,10 @@ def _describe_retention(retention: OffsetExpiry) -> str:
 
 def holds(member: GroupMember) -> str:
     """Formats assigned partitions: `orders:0-2, payments:1`."""
-    if member.assignment is None:
+    if member.partitions is None:
         return "–"
     by_topic: dict[str, list[Range]] = {}
-    for tp in member.assignment:
+    for tp in member.partitions:
         by_topic.setdefault(tp.topic, []).append(Range(tp.partition, tp.partition + 1))
     texts = []
     for topic, partitions in by_topic.items():
@@ -305,14 +305,13 @@ def holds(member: GroupMember) -> str:
 
 
 def _format_offsets(rows: Sequence[GroupOffset]) -> RenderableType:
-    with_holders, with_notes = any(r.holder for r in rows), any(r.note for r in rows)
+    with_holders, with_notes = any(r.holder for r in rows), any(r.put_there_by for r in rows)
     lines = []
     for r in rows[:SHOWN_ROWS]:
-        at = (None, None) if r.committed is None else (r.committed.offset, r.committed.leader_epoch)
-        epoch = "–" if at[1] in (None, -1) else str(at[1])
-        cells = [str(r.tp), count(at[0]), count(r.end), count(r.lag), epoch]
+        epoch = str(r.commit.leader_epoch) if r.commit and r.commit.leader_epoch >= 0 else "–"
+        cells = [str(r.tp), count(r.committed), count(r.log_end), count(r.lag), epoch]
         cells += [r.holder.client_id if r.holder else "–"] if with_holders else []
-        lines.append((*cells, *([r.note] if with_notes else [])))
+        lines.append((*cells, *([r.put_there_by] if with_notes else [])))
     names = ("partition", "committed", "log end", "lag", "epoch", *(["held by"] if with_holders else []))
     names += ("set by",) if with_notes else ()
     return table(names, limit_rows(lines, len(rows)), right="committed log lag epoch")
@@ -338,48 +337,3 @@ def _format_blocked(report: GroupReport) -> list[RenderableType]:
             f"{runs} To run both, set another group for one of them: `group:` in feeds/{report.feed}.yaml.",
         ),
     ]
-
-
-# -- describe, for programs
-
-
-def _build_document(report: GroupReport) -> dict[str, Any]:
-    view, retention = report.view, report.expiry
-    return {
-        "group": view.name,
-        "state": view.state,
-        "kind": view.kind if view.exists else None,
-        "protocol_type": view.protocol_type or None,
-        "assignor": view.assignor or None,
-        "coordinator": {"id": view.coordinator.id, "address": view.coordinator.address},
-        "feed": report.feed,
-        "members": None
-        if view.members is None
-        else [
-            document_of(m, "member_id client_id host instance_id")
-            | {"partitions": None if m.assignment is None else [tp._asdict() for tp in m.assignment]}
-            for m in view.members
-        ],
-        "offsets": [_build_row(r) for r in report.rows],
-        "expiry": {
-            "counted_from": retention.counting,
-            "retention_ms": retention.retention,
-            "not_before": retention.not_before,
-        },
-    }
-
-
-def _build_row(r: GroupOffset) -> dict[str, Any]:
-    at = r.committed or CommittedOffset(-1)
-    return {
-        "topic": r.tp.topic,
-        "partition": r.tp.partition,
-        "committed": at.offset if r.committed else None,
-        "leader_epoch": at.leader_epoch if at.leader_epoch >= 0 else None,
-        "metadata": at.metadata,
-        "put_there_by": r.note or None,
-        "log_end": r.end,
-        "lag": r.lag,
-        "held_by": r.holder.member_id if r.holder else None,
-        "wanted": r.wanted,
-    }

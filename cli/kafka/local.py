@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -106,7 +105,7 @@ def grant(session: Session, feed: FeedName) -> None:
     secured.grant(kafka, rights)
     rows = [(r.operation, r.what, r.need) for r in rights]
     session.terminal.show(good("rights of user sluice"), table(("right", "on", "what for"), rows))
-    session.terminal.print_document({"user": "sluice", "rights": [asdict(r) for r in rights]})
+    session.terminal.print_document(user="sluice", rights=rights)
 
 
 @command(group)
@@ -123,7 +122,7 @@ def renew(session: Session) -> None:
     with session.terminal.working("renewing certificates"):
         kafka.renew()
     session.terminal.show(good("certificates renewed"))
-    session.terminal.print_document(_build_document(kafka.status()))
+    session.terminal.print_document(kafka.status())
 
 
 @command(group)
@@ -141,7 +140,7 @@ def stop(session: Session) -> None:
         project.local_registry.stop()
     status = cluster.status()
     session.terminal.show(good(f"stopped; its data stays in {status.root}"))
-    session.terminal.print_document(_build_document(status))
+    session.terminal.print_document(status)
 
 
 @command(group)
@@ -158,7 +157,7 @@ def status(session: Session) -> int:
     folder = project.kafka_folder
     if not (folder / "cluster.json").exists():
         session.terminal.show(bad("no local Kafka"), "  → sluice kafka start")
-        session.terminal.print_document({"root": str(folder), "answering": False, "brokers": []})
+        session.terminal.print_document(root=folder, answering=False, brokers=[])
         return 1
     return 0 if _show(session, project, LocalKafka.attach(folder)) else 1
 
@@ -189,9 +188,7 @@ def _show(session: Session, project: Project, kafka: LocalKafka) -> bool:
         *(["", "  Feeds without security settings use these:"] if section else []),
         *map(copyable, section),
     )
-    session.terminal.print_document(
-        _build_document(status) | ({"registry": registry_server.url} if registry_server.running else {})
-    )
+    session.terminal.print_document(status, registry=registry_server.url if registry_server.running else None)
     return status.answering
 
 
@@ -204,8 +201,3 @@ def _list_addresses(kafka: LocalKafka, status: ClusterStatus) -> list[tuple[str,
         ("users", "admin (all rights), sluice (rights granted with sluice kafka grant FEED)"),
         ("Java tools", f"--command-config {kafka.secured.java_properties()}"),
     ]
-
-
-def _build_document(status: ClusterStatus) -> dict[str, Any]:
-    brokers = [{**asdict(b), "log": str(b.log), "running": b.running} for b in status.brokers]
-    return {**asdict(status), "root": str(status.root), "brokers": brokers}

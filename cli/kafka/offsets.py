@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         OffsetsContext,
         OffsetStanding,
     )
-    from sluice.pipelines.operating.move_offsets import Move, OffsetTarget, Spot
+    from sluice.pipelines.operating.move_offsets import Move, OffsetTarget
 
 group = make_group(
     "Show, move, save and restore the committed offsets of a feed's group.",
@@ -91,12 +91,7 @@ def show(session: Session, feed: FeedName) -> int:
     with session.terminal.working("querying Kafka"), open_context(session, session.feed(feed)) as context:
         standings = list_standings(context)
     session.terminal.show(*_show_view(context, standings))
-    session.terminal.print_document(
-        {
-            **context.to_document(),
-            "offsets": [_build_spot(s.spot) | {"stands": s.stands, "expected": s.expected} for s in standings],
-        }
-    )
+    session.terminal.print_document(context.owner, offsets=standings)
     return 3 if any(s.refused for s in standings) else 0
 
 
@@ -202,13 +197,8 @@ def export(
         except OSError as error:
             raise UsageError(f"{file} cannot be written: {error.strerror}", remedy="choose a new file") from None
         session.terminal.show(good(f"{many(len(lines), 'offset')} of group {context.name} in {file}"))
-    session.terminal.print_document(
-        {
-            **context.to_document(),
-            "file": file,
-            "offsets": [tp._asdict() | {"offset": at} for tp, at in committed.items()],
-        }
-    )
+    offsets = [tp._asdict() | {"offset": at} for tp, at in committed.items()]
+    session.terminal.print_document(context.owner, file=file, offsets=offsets)
 
 
 @command(group, name="import")
@@ -259,17 +249,7 @@ def before(
     with session.terminal.working("querying Kafka"), open_context(session, definition, other) as context:
         rows = list_offsets_before(context, at, tuple(map(parsing.parse_partition, only or ())))
     session.terminal.show(*_format_before(context, at, rows))
-    documents = [
-        {
-            **r.spot.tp._asdict(),
-            "offset": r.offset,
-            "timestamp": r.hit.timestamp if r.hit else None,
-            "committed": r.spot.before,
-            "note": r.note,
-        }
-        for r in rows
-    ]
-    session.terminal.print_document({**context.to_document(), "time": at, "offsets": documents})
+    session.terminal.print_document(context.owner, time=at, offsets=rows)
 
 
 def _format_before(context: OffsetsContext, at: int, rows: Sequence[OffsetBefore]) -> list[RenderableType]:
@@ -278,8 +258,8 @@ def _format_before(context: OffsetsContext, at: int, rows: Sequence[OffsetBefore
             str(r.spot.tp),
             count(r.offset),
             show_instant(r.hit.timestamp) if r.hit else "–",
-            count(r.spot.before),
-            "–" if r.spot.before is None else f"{r.spot.before - r.offset:+,}",
+            count(r.spot.committed),
+            "–" if r.spot.committed is None else f"{r.spot.committed - r.offset:+,}",
             r.note,
         )
         for r in rows
@@ -319,10 +299,7 @@ def diff(
         rows = compare_offsets(context, source_name)
     differ = [row for row in rows if row.offset != row.other]
     session.terminal.show(*_diff_view(context, source_name, rows, differ))
-    documents = [{**r.tp._asdict(), "offset": r.offset, "other": r.other} for r in rows]
-    session.terminal.print_document(
-        {**context.to_document(), "with": source_name, "same": not differ, "offsets": documents}
-    )
+    session.terminal.print_document(context.owner, with_=source_name, same=not differ, offsets=rows)
     return 1 if differ else 0
 
 
@@ -353,7 +330,11 @@ def _show_view(context: OffsetsContext, standings: Sequence[OffsetStanding]) -> 
     from sluice.pipelines.operating.move_offsets import Stands
 
     rows = [
-        (str(s.spot.tp), *map(count, _list_numbers(s.spot)[1:]), _describe_stand(context, s))
+        (
+            str(s.spot.tp),
+            *map(count, (s.spot.committed, s.spot.frontier, s.spot.log_end, s.spot.lag)),
+            _describe_stand(context, s),
+        )
         for s in standings[:SHOWN_ROWS]
     ]
     names = ("partition", "committed", "frontier", "log end", "lag", "")
@@ -366,19 +347,13 @@ def _show_view(context: OffsetsContext, standings: Sequence[OffsetStanding]) -> 
     ]
 
 
-def _list_numbers(spot: Spot) -> tuple[int | None, ...]:
-    kafka = spot.kafka
-    lag = None if spot.before is None else max(0, kafka.high_watermark - spot.before)
-    return kafka.log_start, spot.before, spot.frontier, kafka.high_watermark, lag
-
-
 def _describe_stand(context: OffsetsContext, s: OffsetStanding) -> str | Text:
     from sluice.pipelines.operating.move_offsets import Stands
 
     match s.stands:
         case Stands.ANOTHER:
             return warn(f"not the log in the ledger: see sluice plan {context.feed.name}")
-        case Stands.UNPLANNED if s.spot.committed is None:
+        case Stands.UNPLANNED if s.spot.commit is None:
             return f"not landed yet: begins at `start: {context.feed.start}`"
         case Stands.UNPLANNED:
             return "not landed yet: the feed begins here"
@@ -407,7 +382,7 @@ def _describe_stand(context: OffsetsContext, s: OffsetStanding) -> str | Text:
 def _list_remedies(context: OffsetsContext, moved: Sequence[OffsetStanding]) -> list[RenderableType]:
     feed = context.feed.name
     ways = [("commit the frontier anyway", f"sluice accept {feed} moved --reason …")]
-    if any((s.spot.before or 0) > (s.spot.frontier or 0) for s in moved):
+    if any((s.spot.committed or 0) > (s.spot.frontier or 0) for s in moved):
         ways.append(("skip the offsets in between", f"sluice accept {feed} moved --adopt --reason …"))
     ways.append(("restore the frontier", f"sluice offsets reset {feed} --to-frontier --reason …"))
     text = "Landing continues, but the next commit will be refused. Choose one:"
@@ -461,14 +436,12 @@ def _reset(session: Session, feed: Feed, aim: OffsetTarget | Path, options: Move
         moved = f"{many(len(moves), 'offset')} of group {context.name} moved and read back{where}"
         session.terminal.show("", good(moved))
     session.terminal.print_document(
-        {
-            **context.to_document(),
-            "target": str(target),
-            "applied": done is not None,
-            "entry": done.entry if done else None,
-            "offsets": [_build_spot(m.spot) | {"after": m.after, "note": m.note or None} for m in moves],
-            "problem": refused.fields() if refused else None,
-        }
+        context.owner,
+        target=str(target),
+        applied=done is not None,
+        entry=done.entry if done else None,
+        offsets=moves,
+        problem=refused,
     )
     return refused.exit_code if refused else 0
 
@@ -476,7 +449,7 @@ def _reset(session: Session, feed: Feed, aim: OffsetTarget | Path, options: Move
 def _view_moves(context: OffsetsContext, plan: MovePlan) -> list[RenderableType]:
     moves = plan.moves
     rows = [
-        (str(m.tp), count(m.spot.before), "→", count(m.after), count(m.spot.frontier), _move_note(context, m))
+        (str(m.tp), count(m.spot.committed), "→", count(m.after), count(m.spot.frontier), _move_note(context, m))
         for m in moves[:SHOWN_ROWS]
     ]
     names = ("partition", "before", "", "after", "frontier", "")
@@ -512,9 +485,3 @@ def _explain_moves(context: OffsetsContext, moves: Sequence[Move]) -> list[Rende
         *(_list_warnings(context) if context.feed.commit is CommitMode.NONE else []),
         *([Text(), indent(*out)] if out else []),
     ]
-
-
-def _build_spot(spot: Spot) -> dict[str, Any]:
-    names = ("log_start", "committed", "frontier", "log_end", "lag")
-    numbers = dict(zip(names, _list_numbers(spot), strict=True))
-    return spot.tp._asdict() | numbers | {"last_stable_offset": spot.kafka.last_stable_offset}

@@ -16,7 +16,7 @@ from sluice.cli.options.request_options import DryRun, Only, Yes
 from sluice.cli.terminal import output
 from sluice.cli.terminal.output import SHOWN_ROWS, good, heading, indent, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count
-from sluice.pipelines.errors import SluiceError, UsageError
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.kafka import CommittedOffset, PartitionState, TopicPartition
 from sluice.pipelines.util.units import many
 
@@ -79,7 +79,16 @@ def migrate(
     session.terminal.show(*_format_result(definition, plan, done))
     if refused is not None:
         session.terminal.fail(refused)
-    session.terminal.print_document(_build_document(definition, plan, done, refused))
+    session.terminal.print_document(
+        feed=feed,
+        group=definition.group,
+        from_=plan.source,
+        to=plan.target,
+        applied=done,
+        moved=len(plan.of(migrating.MigrationAction.MOVE)) if done else 0,
+        offsets=plan.rows,
+        problem=refused,
+    )
     return refused.exit_code if refused else 0
 
 
@@ -151,30 +160,3 @@ def _note(row: OffsetMigration, done: bool) -> str | Text:
 
 def _at(committed: CommittedOffset | None) -> int | None:
     return committed.offset if committed else None
-
-
-def _build_document(feed: Feed, plan: Migration, done: bool, refused: SluiceError | None) -> dict[str, Any]:
-    from sluice.pipelines.operating.migrate_offsets import MigrationAction
-
-    return {
-        "feed": feed.name,
-        "group": feed.group,
-        "from": plan.source,
-        "to": plan.target,
-        "applied": done,
-        "moved": len(plan.of(MigrationAction.MOVE)) if done else 0,
-        "offsets": [
-            {
-                "topic": r.tp.topic,
-                "partition": r.tp.partition,
-                "source": _at(r.source),
-                "target": _at(r.target),
-                "log_start": r.log_start,
-                "log_end": r.log_end,
-                "step": r.step,
-                "lost": r.lost,
-            }
-            for r in plan.rows
-        ],
-        "problem": refused.fields() if refused else None,
-    }

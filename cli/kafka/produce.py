@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -148,7 +148,7 @@ def produce(
         writer, records = session.project.writer(definition), events.records
         sent = send(writer, stream, mix, how, lambda done: meter(Progress("send", done, records)))
     session.terminal.show(*view(sent, topics), f"  seed {mix.seed}")
-    session.terminal.print_document({"feed": feed, "topics": topics, "seed": mix.seed, **asdict(sent)})
+    session.terminal.print_document(sent, feed=feed, topics=topics, seed=mix.seed)
 
 
 def _check_meant(session: Session, feed: Feed, records: int, bootstrap: str | None) -> None:

@@ -19,7 +19,6 @@ from sluice.cli.terminal.output import copyable, facts, good, heading, limit_row
 from sluice.cli.terminal.text_layout import count, rate, seconds, size
 from sluice.pipelines.errors import Failed, Unknown, UsageError
 from sluice.pipelines.republishing import CODEC_NAMES
-from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.operating.republish import RepublishPreview, RepublishRequest
     from sluice.pipelines.ports import Engine
     from sluice.pipelines.republishing.lanes import LaneSender, Sent
-    from sluice.pipelines.republishing.republish_plan import Republish, Wishes
+    from sluice.pipelines.republishing.republish_plan import Wishes
 
 
 def register(app: typer.Typer) -> None:
@@ -187,10 +186,7 @@ def _send(session: Session, work: LaneSender, engine: Engine | None) -> None:
             session.terminal.note(f"committed records stay, and no record is sent twice; continue with: {again}")
             raise
     session.terminal.show(*_format_sent(sent))
-    counts = document_of(sent, "done_before=before records records_in_all=in_all bytes transactions")
-    partitions = {"partitions": {str(p): n for p, n in sorted(sent.partitions.items())}}
-    times = {"took": round(sent.seconds, 3), "throttled": sent.throttled_ms / 1000}
-    session.terminal.print_document({"applied": True, **_build_plan(plan), **counts, **partitions, **times})
+    session.terminal.print_document(sent, applied=True)
 
 
 # -- as typed
@@ -227,47 +223,36 @@ def _build_request(feed: Feed, now: int, options: PlanOptions) -> RepublishReque
 
 def _preview(session: Session, preview: RepublishPreview, *, dry_run: bool) -> None:
     """Show the plan, and ask for confirmation unless it is a dry run or nothing would be sent."""
-    plan, amounts, done = preview.plan, preview.amounts, preview.done
     session.terminal.show(*_format_plan(preview))
     if not dry_run:
-        if not done and any(rows for rows, _ in amounts):
-            session.terminal.confirm(f"Send these rows to {plan.wishes.to}?")
+        if not preview.done and any(s.rows for s in preview.sources):
+            session.terminal.confirm(f"Send these rows to {preview.plan.wishes.to}?")
         return
-    session.terminal.show(*([] if done else [output.format_dry_run("nothing was sent")]))
-    document = {
-        "applied": False,
-        "done": done,
-        **_build_plan(plan),
-        "sources": [
-            {
-                "topic": s.topic,
-                "partition": s.partition,
-                "ranges": [list(r) for r in s.ranges],
-                "rows": rows,
-                "file_bytes": size_,
-            }
-            for s, (rows, size_) in zip(plan.sources, amounts, strict=True)
-        ],
-    }
-    session.terminal.print_document(document)
+    session.terminal.show(*([] if preview.done else [output.format_dry_run("nothing was sent")]))
+    session.terminal.print_document(preview, applied=False)
 
 
 def _format_plan(preview: RepublishPreview) -> Iterator[RenderableType]:
-    plan, amounts, done = preview.plan, preview.amounts, preview.done
+    plan, amounts = preview.plan, preview.sources
     yield heading(f"Republish of {plan.feed}", plan.id)
     yield facts(*_list_facts(plan.wishes))
-    if not any(rows for rows, _ in amounts):
+    if not any(a.rows for a in amounts):
         yield good(f"nothing {plan.wishes.kind} lies there: nothing would be sent")
         return
     rows = [
-        [f"{s.topic}:{s.partition}", ", ".join(map(str, s.ranges)), count(n), size(file_bytes)]
-        for s, (n, file_bytes) in zip(plan.sources, amounts, strict=True)
+        [
+            f"{s.source.topic}:{s.source.partition}",
+            ", ".join(map(str, s.source.ranges)),
+            count(s.rows),
+            size(s.file_bytes),
+        ]
+        for s in amounts
     ]
-    total = ["in all", "", count(sum(n for n, _ in amounts)), size(sum(b for _, b in amounts))]
+    total = ["in all", "", count(sum(a.rows for a in amounts)), size(sum(a.file_bytes for a in amounts))]
     yield table(["from", "offsets", "rows", "files"], [*limit_rows(rows), total], right="rows files", optional="files")
     fewer = "only some rows" if plan.wishes.where else "only some offsets of one"
     yield Text(f"  Rows and files are counted by offset range: if {fewer} are requested, fewer are sent.")
-    if done:
+    if preview.done:
         yield good("already sent; use another name with --id to send it again")
 
 
@@ -290,35 +275,24 @@ def _list_facts(wishes: Wishes) -> list[tuple[str, str]]:
 def _format_sent(sent: Sent) -> Iterator[RenderableType]:
     plan = sent.plan
     yield heading(f"Republish of {plan.feed}", plan.id)
-    if sent.before:
-        yield good(f"already done: {many(sent.in_all, 'record')} in {plan.wishes.to}")
+    if sent.done_before:
+        yield good(f"already done: {many(sent.records_in_all, 'record')} in {plan.wishes.to}")
         return
     yield good(f"{many(sent.records, 'record')} sent to {plan.wishes.to}")
     yield facts(
         ("bytes", f"{size(sent.bytes)} before compression"),
         ("transactions", count(sent.transactions)),
-        ("took", f"{seconds(sent.seconds)}, {rate(sent.records, sent.seconds)}"),
+        ("took", f"{seconds(sent.took)}, {rate(sent.records, sent.took)}"),
     )
     if sent.throttled_ms:
         yield warn(
             f"throttled by brokers for {seconds(sent.throttled_ms / 1000)}: a quota (producer_byte_rate or"
             " request_percentage) limits it; kafka-configs shows it"
         )
-    if sent.in_all != sent.records:
-        yield Text(f"  With earlier runs of this republish: {many(sent.in_all, 'record')}.")
-    rows = [[f"{plan.wishes.to}:{p}", count(n)] for p, n in sorted(sent.partitions.items())]
+    if sent.records_in_all != sent.records:
+        yield Text(f"  With earlier runs of this republish: {many(sent.records_in_all, 'record')}.")
+    rows = [[f"{plan.wishes.to}:{p}", count(n)] for p, n in sorted(sent.records_by_partition.items())]
     if rows:
         yield table(["partition", "records"], limit_rows(rows), right="records")
     yield Text("  To find a record:")
     yield copyable(f"sluice explain {plan.feed} TOPIC:PARTITION:OFFSET")
-
-
-# -- for programs
-
-
-def _build_plan(plan: Republish) -> dict[str, Any]:
-    w = plan.wishes
-    wishes = document_of(w, "to to_partitions=partitions kind partition_by=by keep_timestamps headers")
-    optional = {"where": w.where or None, "function": w.function or None}
-    sizes = document_of(plan, "offsets=span lanes") | {"schema_id": w.schema_id or None}
-    return document_of(plan, "feed id") | wishes | optional | sizes

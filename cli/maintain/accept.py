@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -15,7 +15,6 @@ from sluice.cli.terminal import output
 from sluice.cli.terminal.output import facts, good, heading, warn
 from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -160,7 +159,9 @@ def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: Dr
                 _confirm(session, definition, foreseen, options.reason)
         done = foreseen if dry_run else decide(ports)
     session.terminal.show(*view(definition, done, options.reason, dry_run=dry_run))
-    session.terminal.print_document({"applied": not dry_run, **build_document(definition, done, options.reason)})
+    session.terminal.print_document(
+        done, applied=not dry_run, feed=feed, reason=options.reason, next=done.next or done.entry + 1
+    )
     return 0
 
 
@@ -229,34 +230,4 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
     aside = [("set aside", f"{many(len(done.aside), 'file')} in {done.aside_folder}")] if done.aside else []
     if dry_run:
         return [*out, facts(*aside), output.format_dry_run()]
-    return [*out, facts(("ledger entry", str(done.number)), *aside), good(f"runs can continue: sluice run {feed.name}")]
-
-
-# -- for programs
-
-_PARTITION = "topic=key.topic partition=key.partition"
-_RANGE = f"{_PARTITION} start=range.start end=range.end"
-_ENTERED = (
-    "topic=enters.key.topic partition=enters.key.partition left=leaves.incarnation entered=enters.key.incarnation "
-    "origin=enters.offset"
-)
-
-
-def build_document(feed: Feed, done: Accepted, reason: str) -> dict[str, Any]:
-    return {
-        "feed": feed.name,
-        "event": str(done.event),
-        "reason": reason,
-        "entry": done.number,
-        "lost": [document_of(r, _RANGE) for r in done.lost],
-        "skipped": [document_of(r, _RANGE) for r in done.skipped],
-        "retired": [document_of(r, _RANGE) for r in done.retired],
-        "entered": [document_of(i, _ENTERED) for i in done.entered],
-        "moved": [document_of(m, f"{_PARTITION} offset") for m in done.moved],
-        "unseen": [document_of(u, f"{_PARTITION} offset") for u in done.unseen],
-        "begun": [document_of(o, f"{_PARTITION} origin=offset why") for o in done.begun],
-        "abandoned": list(done.abandoned),
-        "next": done.next or done.number + 1,
-        "aside": list(done.aside),
-        "gone": [document_of(r, _RANGE) for r in done.gone],
-    }
+    return [*out, facts(("ledger entry", str(done.entry)), *aside), good(f"runs can continue: sluice run {feed.name}")]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import RenderableType
@@ -17,10 +17,17 @@ from sluice.cli.options import window_options
 from sluice.cli.options.request_options import DryRun
 from sluice.cli.options.window_options import WindowOptions
 from sluice.cli.shared import other_batches
-from sluice.cli.shared.rewrite_summary import FileSums, by_window, format_window, name, table_after
+from sluice.cli.shared.rewrite_summary import (
+    FileSums,
+    WindowSums,
+    by_window,
+    format_window,
+    list_busy,
+    name,
+    table_after,
+)
 from sluice.cli.terminal.output import good, heading, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, rate, seconds, size
-from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -57,7 +64,18 @@ def compact(
     ran = CompactionRun(definition, definition.compaction.target_file_bytes, done, spent, dry_run, given_up)
     session.terminal.show(*view(ran), *(() if dry_run else table_after(session, definition)))
     session.terminal.show(*window_options.open_window_lines(feed, chosen.open_windows))
-    session.terminal.print_document(build_document(ran) | window_options.open_windows_document(chosen.open_windows))
+    session.terminal.print_document(
+        FileSums.of(done.merged),
+        feed=feed,
+        dry_run=dry_run,
+        seconds=round(spent, 3),
+        batches=done.batches,
+        windows=[WindowSums(format_window(definition, w), t) for w, t in by_window(done).items()],
+        busy=list_busy(definition, done.busy),
+        other_batches=(*given_up, *done.met),
+        incomplete=[*map(definition.window.name, done.incomplete)],
+        open_windows=chosen.open_windows,
+    )
 
 
 @dataclass(frozen=True)
@@ -123,22 +141,3 @@ def _format_skipped(feed: Feed, done: Compacted) -> Iterator[Text]:
         names = ", ".join(map(feed.window.name, done.incomplete[:5]))
         more = f" and {len(done.incomplete) - 5} more" if len(done.incomplete) > 5 else ""
         yield warn(f"skipped, not complete: {names}{more}")
-
-
-def build_document(ran: CompactionRun) -> dict[str, Any]:
-    done = ran.done
-    return {
-        "feed": ran.feed.name,
-        "dry_run": ran.dry_run,
-        **_build_sums(FileSums.of(done.merged)),
-        "seconds": round(ran.seconds, 3),
-        "batches": list(done.batches),
-        "windows": [{"window": format_window(ran.feed, w), **_build_sums(t)} for w, t in by_window(done).items()],
-        "busy": [{"window": format_window(ran.feed, w), "batch": b} for w, b in done.busy.items()],
-        "other_batches": other_batches.build_document((*ran.given_up, *done.met)),
-        "incomplete": [*map(ran.feed.window.name, done.incomplete)],
-    }
-
-
-def _build_sums(t: FileSums) -> dict[str, int | None]:
-    return document_of(t, "files files_after bytes bytes_after")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -15,17 +16,19 @@ from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun, Yes
 from sluice.cli.shared import other_batches
-from sluice.cli.shared.rewrite_summary import format_window, name, table_after
+from sluice.cli.shared.rewrite_summary import format_window, table_after
 from sluice.cli.terminal import output
 from sluice.cli.terminal.output import good, heading, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, size
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.receipts import count_files
+from sluice.pipelines.util.documents import AsText
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.maintenance.expiry import Retired, Retirement, RetireRequest
+    from sluice.pipelines.model.plans import OffsetRange
     from sluice.pipelines.model.receipts import Receipt
     from sluice.pipelines.ports import Ports
 
@@ -100,7 +103,7 @@ def _preview(session: Session, feed: Feed, ports: Ports, before: int, *, dry_run
         *view(feed, retirement), *([output.format_dry_run()] if dry_run and retirement.receipts else [])
     )
     if dry_run:
-        session.terminal.print_document({"applied": False, **build_document(feed, retirement)})
+        session.terminal.print_document(_sum_expiry(feed, retirement), applied=False)
     elif retirement.receipts:
         session.terminal.confirm(f"Retire these windows of {feed.name}, and remove {files}?")
 
@@ -114,10 +117,15 @@ def _expire(session: Session, feed: Feed, ports: Ports, request: RetireRequest, 
         done = retire(feed, ports, request, by, heard)
         lines = (*_format_done(feed.name, done), *other_batches.view(heard.met), *table_after(session, feed))
     session.terminal.show(*([] if previewed else view(feed, done.expiry)), *lines)
-    removed = {"entry": done.number, "removed_files": len(done.removed.parts), "removed_pages": len(done.removed.pages)}
-    removed |= {"kept_files": len(done.removed.kept)}
-    others = {"other_batches": other_batches.build_document(heard.met)}
-    session.terminal.print_document({"applied": True, **build_document(feed, done.expiry), **removed, **others})
+    session.terminal.print_document(
+        _sum_expiry(feed, done.expiry),
+        applied=True,
+        entry=done.number,
+        removed_files=len(done.removed.parts),
+        removed_pages=len(done.removed.pages),
+        kept_files=len(done.removed.kept),
+        other_batches=heard.met,
+    )
 
 
 # -- for people
@@ -128,27 +136,54 @@ def view(feed: Feed, retirement: Retirement) -> Iterator[RenderableType]:
     if not retirement.receipts:
         yield good("no landed rows before that time")
     else:
-        rows = [[name(feed, w), *_build_row(receipts)] for w, receipts in _group_windows(feed, retirement)]
+        amounts = _sum_expiry(feed, retirement)
+        amounts_by_name: list[tuple[str, ExpiredRows | ExpiryResult]] = [
+            *((w.window or "outside windows", w) for w in amounts.windows),
+            ("in all", amounts),
+        ]
+        rows = [[title, count(a.files), count(a.rows), size(a.bytes)] for title, a in amounts_by_name]
         names = ("window", "files", "rows", "bytes")
-        yield table(names, [*limit_rows(rows), ["in all", *_build_row(retirement.receipts)]], right="files rows bytes")
+        yield table(names, [*limit_rows(rows[:-1]), rows[-1]], right="files rows bytes")
     if retirement.across:
         yield warn(f"kept: {many(len(retirement.across), 'offset range')} outside windows, across that time")
 
 
-def _build_row(receipts: Sequence[Receipt]) -> list[str]:
-    files, rows, total_bytes = _sum_amounts(receipts)
-    return [count(files), count(rows), size(total_bytes)]
+@dataclass(frozen=True, slots=True)
+class ExpiredRows:
+    """Amounts in one window, or outside of windows."""
+
+    window: str | None
+    files: int
+    rows: int
+    bytes: int
 
 
-def _sum_amounts(receipts: Sequence[Receipt]) -> tuple[int, int, int]:
-    parts = [p for r in receipts for p in r.parts]
-    return count_files(receipts), sum(p.rows for p in parts), sum(p.bytes for p in parts)
+@dataclass(frozen=True, slots=True)
+class ExpiryResult:
+    """All amounts, those of each window, and the offset ranges across the time, which stay."""
+
+    feed: str
+    before: str
+    files: int
+    rows: int
+    bytes: int
+    windows: list[ExpiredRows]
+    across: AsText[list[OffsetRange]]
 
 
-def _group_windows(feed: Feed, retirement: Retirement) -> Iterator[tuple[int | None, list[Receipt]]]:
+def _sum_expiry(feed: Feed, retirement: Retirement) -> ExpiryResult:
     from sluice.pipelines.maintenance.expiry import windows_of
 
-    return windows_of(retirement, feed.window)
+    def add_up(receipts: Sequence[Receipt]) -> tuple[int, int, int]:
+        parts = [p for r in receipts for p in r.parts]
+        return count_files(receipts), sum(p.rows for p in parts), sum(p.bytes for p in parts)
+
+    windows = [
+        ExpiredRows(format_window(feed, w), *add_up(receipts)) for w, receipts in windows_of(retirement, feed.window)
+    ]
+    across = [r.offset_range for r in retirement.across]
+    before = feed.window.name(retirement.before)
+    return ExpiryResult(feed.name, before, *add_up(retirement.receipts), windows, across)
 
 
 def _format_done(feed: str, done: Retired) -> Iterator[Text]:
@@ -162,23 +197,3 @@ def _format_done(feed: str, done: Retired) -> Iterator[Text]:
             f"{many(len(done.removed.kept), 'file')} stay while snapshots of the table refer to them: sluice table sync"
             f" {feed} removes them when those expire"
         )
-
-
-# -- for programs
-
-
-def build_document(feed: Feed, retirement: Retirement) -> dict[str, Any]:
-    return {
-        "feed": feed.name,
-        "before": feed.window.name(retirement.before),
-        **_build_numbers(retirement.receipts),
-        "windows": [
-            {"window": format_window(feed, w), **_build_numbers(receipts)}
-            for w, receipts in _group_windows(feed, retirement)
-        ],
-        "across": [str(r.offset_range) for r in retirement.across],
-    }
-
-
-def _build_numbers(receipts: Sequence[Receipt]) -> dict[str, int]:
-    return dict(zip(("files", "rows", "bytes"), _sum_amounts(receipts), strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -15,7 +15,6 @@ from sluice.cli.terminal.output import good, heading
 from sluice.cli.terminal.text_layout import size
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.receipts import Progress
-from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, parse_duration, show_instant
 
 if TYPE_CHECKING:
@@ -57,7 +56,9 @@ def prune(
             old.append(log)
             meter(Progress("check" if dry_run else "remove", note=f"{many(len(old), 'run')}"))
     session.terminal.show(*view(old, before, dry_run=dry_run))
-    session.terminal.print_document(build_document(old, before, dry_run=dry_run))
+    session.terminal.print_document(
+        dry_run=dry_run, before=show_instant(before), runs=old, bytes=sum(r.bytes for r in old)
+    )
 
 
 def _parse_span(text: str) -> int:
@@ -78,15 +79,3 @@ def view(old: list[RunLog], before: int, *, dry_run: bool) -> list[RenderableTyp
     if dry_run:
         return [title, Text(f"to be removed: the logs of {runs}")]
     return [title, good(f"removed: the logs of {runs}")]
-
-
-# -- for programs
-
-
-def build_document(old: list[RunLog], before: int, *, dry_run: bool) -> dict[str, Any]:
-    return {
-        "dry_run": dry_run,
-        "before": show_instant(before),
-        "runs": [document_of(r, "run job bytes") for r in old],
-        "bytes": sum(r.bytes for r in old),
-    }

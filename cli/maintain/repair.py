@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -18,7 +18,6 @@ from sluice.cli.terminal.output import bad, format_error, good, heading, safe, w
 from sluice.pipelines.errors import UsageError, choose_exit_code
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util import scratch
-from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -82,9 +81,15 @@ def repair(
     session.terminal.show(*(warn(f"to be removed: {t}") if dry_run else good(f"removed: {t}") for t in texts))
     broken = {} if feed else session.files.broken
     session.terminal.show(*(line for e in broken.values() for line in format_error(e)))
-    others = {"broken": [e.fields() for e in broken.values()], "temporary": [str(path) for path in temporary]}
-    session.terminal.print_document(build_document(findings, dry_run=dry_run) | others)
+    repaired = [RepairedFeed(name, list_) for name, list_ in findings.items()]
+    session.terminal.print_document(dry_run=dry_run, feeds=repaired, broken=[*broken.values()], temporary=temporary)
     return max([choose_exit_code(broken.values()), *(_choose_exit_code(f) for f in findings.values())])
+
+
+@dataclass(frozen=True, slots=True)
+class RepairedFeed:
+    feed: str
+    findings: list[RepairFinding]
 
 
 def look(
@@ -149,18 +154,3 @@ def _line(finding: RepairFinding, dry_run: bool) -> Text:
     else:
         line = bad(finding.text) if finding.kind is RepairKind.MISSING else warn(finding.text)
     return beneath(line, finding.why, finding.remedy)
-
-
-# -- for programs
-
-_FINDING = "text done=act evidence=why remedy items"
-
-
-def build_document(findings: dict[str, list[RepairFinding]], *, dry_run: bool) -> dict[str, Any]:
-    return {
-        "dry_run": dry_run,
-        "feeds": [
-            {"feed": name, "found": [{"what": f.kind.name.lower()} | document_of(f, _FINDING) for f in of]}
-            for name, of in findings.items()
-        ],
-    }

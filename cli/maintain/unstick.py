@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -16,7 +16,7 @@ from sluice.cli.options.request_options import DryRun
 from sluice.cli.shared.other_batches import beneath
 from sluice.cli.terminal.output import good, heading, safe, warn
 from sluice.pipelines.errors import Refused, UsageError
-from sluice.pipelines.util.documents import document_of
+from sluice.pipelines.util.documents import Flat
 from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 class EndedRun:
     """A run that was ended, the pools that this freed, and the batches that it had begun."""
 
-    run: UnderWay
+    run: Flat[UnderWay]
     pools: tuple[str, ...]
     batches: tuple[LeftBatch, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Unstuck:
-    """The findings of one call. `freed`: runs that had ended and still held slots; `queued_runs`: how many wait."""
+    """The findings of one call. `slots_freed`: runs that had ended and still held slots; `queued`: how many wait."""
 
     ended: tuple[EndedRun, ...]
-    others: tuple[UnderWay, ...]
-    freed: tuple[str, ...]
+    under_way: tuple[UnderWay, ...]
+    slots_freed: tuple[str, ...]
     queued: int
 
 
@@ -91,7 +91,7 @@ def unstick(
     with open_instance(session.project) as instance, looking:
         result = look(session, instance, run, feed, force=force, dry_run=dry_run)
     session.terminal.show(*view(result, dry_run=dry_run))
-    session.terminal.print_document(build_document(result, dry_run=dry_run))
+    session.terminal.print_document(result, dry_run=dry_run)
 
 
 def look(
@@ -153,10 +153,10 @@ def view(result: Unstuck, *, dry_run: bool) -> list[RenderableType]:
     out: list[RenderableType] = [heading("Runs", "dry run: nothing changes")] if dry_run else []
     for ended in result.ended:
         out += _format_ended(ended, dry_run)
-    if result.freed:
-        out.append(good(f"slots of {many(len(result.freed), 'run')} of ended runs: freed"))
-    out += [_format_other(ended) for ended in result.others]
-    if not result.ended and not result.freed:
+    if result.slots_freed:
+        out.append(good(f"slots of {many(len(result.slots_freed), 'run')} of ended runs: freed"))
+    out += [_format_other(ended) for ended in result.under_way]
+    if not result.ended and not result.slots_freed:
         out.append(good("no dead runs"))
     if result.queued:
         waiting = f"· {many(result.queued, 'run')} queued: Dagster's daemon, which `sluice ui` starts, lets them go"
@@ -190,35 +190,4 @@ def _format_title(run: UnderWay) -> str:
 
 
 def _name(run: UnderWay) -> str:
-    return f"{run.run.job_name} {run.window}" if run.window else run.run.job_name
-
-
-# -- for programs
-
-
-def build_document(result: Unstuck, *, dry_run: bool) -> dict[str, Any]:
-    return {
-        "dry_run": dry_run,
-        "ended": [
-            _run(e.run) | {"pools": list(e.pools), "batches": list(map(_build_batch, e.batches))} for e in result.ended
-        ],
-        "under_way": [_run(run) for run in result.others],
-        "slots_freed": list(result.freed),
-        "queued": result.queued,
-    }
-
-
-def _run(run: UnderWay) -> dict[str, Any]:
-    return {
-        "run": run.id,
-        "job": run.run.job_name,
-        "window": run.window,
-        "status": run.run.status.value,
-        "since": int(run.since * 1000),
-        "dead": run.verdict.dead if run.verdict else None,
-        "evidence": run.verdict.why if run.verdict else None,
-    }
-
-
-def _build_batch(batch: LeftBatch) -> dict[str, Any]:
-    return document_of(batch, "feed batch request kept=progress remedy")
+    return f"{run.job} {run.window}" if run.window else run.job

@@ -38,4 +38,4 @@ def completion(
 
     script = get_completion_script(prog_name="sluice", complete_var=VARIABLE, shell=shell.value)
     session.terminal.lines(script.splitlines())
-    session.terminal.print_document({"shell": shell.value, "script": script})
+    session.terminal.print_document(shell=shell, script=script)

@@ -208,7 +208,7 @@ def demo(session: Session, options: DemoOptions) -> int:
     took = time.monotonic() - began
     closing = Text.assemble(*_format_done(took), ". The S3 server and its data are gone; `sluice demo` keeps them.")
     session.terminal.show(*([closing] if options.lake == LOCAL_S3 else show.list_closing(options, took)))
-    session.terminal.print_document({"project": str(folder), "seconds": took, "steps": show.steps})
+    session.terminal.print_document(project=folder, seconds=took, steps=show.steps)
     return 0
 
 

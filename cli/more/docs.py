@@ -47,7 +47,7 @@ def docs(
     if page is None:
         titles = {name: _find_title(file.read_text("utf-8")) for name, file in pages.items()}
         session.terminal.show(table(("page", "title"), [*titles.items()]))
-        session.terminal.print_document({"pages": titles})
+        session.terminal.print_document(pages=titles)
         return
     name = page.removeprefix("docs/").removesuffix(".md").removesuffix("/README")
     if name not in pages:
@@ -58,7 +58,7 @@ def docs(
         )
     text = pages[name].read_text("utf-8")
     session.terminal.markdown(text)
-    session.terminal.print_document({"page": name, "text": text})
+    session.terminal.print_document(page=name, text=text)
 
 
 def _list_pages() -> dict[str, Traversable]:

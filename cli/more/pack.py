@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -67,4 +66,4 @@ def pack(session: Session, output: Output = None, modules: With = None) -> None:
             ("holds", ", ".join(["sluice", *(modules or ()), *built.distributions])),
         ),
     )
-    session.terminal.print_document(asdict(built) | {"path": str(output or built.path), "python": packing.python()})
+    session.terminal.print_document(built, path=output or built.path, python=packing.python())

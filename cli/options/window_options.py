@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -17,7 +17,7 @@ from sluice.cli.app import completers
 from sluice.cli.options import parsing
 from sluice.cli.terminal.output import bad, good, warn, work
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.status.window_state import PendingPart, Standing, WindowStanding, describe_empty, describe_pending
+from sluice.pipelines.status.window_state import Standing, WindowStanding, describe_empty, describe_pending
 from sluice.pipelines.util.units import DAY, HOUR, many, show_window
 
 if TYPE_CHECKING:
@@ -148,10 +148,6 @@ def open_window_lines(feed: str, open_windows: OpenWindows | None, *, where: str
     return [warn(where + open_windows.text), Text(f"  → {open_windows.remedy(feed)}", style="dim")]
 
 
-def open_windows_document(open_windows: OpenWindows | None) -> dict[str, Any]:
-    return {"open_windows": open_windows.document() if open_windows else None}
-
-
 def _list_between(settings: WindowSettings, start: int, end: int, text: str | None) -> Sequence[int]:
     from sluice.pipelines.planning import windows
 
@@ -172,18 +168,18 @@ def _list_between(settings: WindowSettings, start: int, end: int, text: str | No
 
 def verdict(s: WindowStanding) -> Text:
     """One line: the window's state, and its pending parts."""
-    name = f"window {s.name}"
-    match s.standing:
+    name = f"window {s.window}"
+    match s.state:
         case Standing.LANDED:
             return describe_complete(s)
         case Standing.FROM_ORIGIN:
-            return warn(f"{name} has landed {s.standing}: earlier records of it have not")
+            return warn(f"{name} has landed {s.state}: earlier records of it have not")
         case Standing.RETIRED:
             return warn(f"{name} is retired: its rows were removed; sluice explain shows by whom and why")
         case Standing.OPEN:
             return warn(f"{name} is not closed yet")
         case Standing.HELD | Standing.PARTIAL | Standing.PENDING:
-            return warn(f"{name} is {s.standing}: {describe_pending(s.pending)}")
+            return warn(f"{name} is {s.state}: {describe_pending(s.pending)}")
         case Standing.RUNNING:
             return work(f"{name}: batch {s.batch} is active; {describe_pending(s.pending)}")
         case _:
@@ -192,8 +188,8 @@ def verdict(s: WindowStanding) -> Text:
 
 def describe_complete(s: WindowStanding, accounted: str = "") -> Text:
     """The line for a complete window: empty or `accounted` for, and its losses."""
-    name = f"window {s.name} is complete"
-    if s.is_empty:
+    name = f"window {s.window} is complete"
+    if s.empty:
         return good(f"{name} and empty: {describe_empty(s.against)}")
     lacks = str(s.losses)
     return warn(f"{name}{accounted}, but {lacks}") if lacks else good(f"{name}{accounted}")
@@ -217,7 +213,7 @@ _SIGNS = {
 
 def strip(standings: Sequence[WindowStanding], *, fancy: bool) -> Text:
     """A sign for each window, oldest first; plain ASCII unless `fancy`."""
-    return Text("").join(_sign(s.standing, fancy) for s in standings)
+    return Text("").join(_sign(s.state, fancy) for s in standings)
 
 
 def _sign(standing: Standing, fancy: bool) -> Text:
@@ -233,14 +229,14 @@ def calendar(
     span = next((s for s in _SPANS if s // length <= _count_columns(s, width)), _SPANS[-1])
     rows: dict[int, dict[int, WindowStanding]] = {}
     for s in standings:
-        at = settings.local(s.window)
+        at = settings.local(s.start)
         rows.setdefault(at - at % span, {})[at % span // length] = s
     if span == DAY:
         yield Text(" " * 14 + "".join(_format_hour(i * length) for i in range(span // length)).rstrip(), style="dim")
     for start, row in rows.items():
         day, _, time = show_window(start).partition("T")
         label = day if span >= DAY else f"{day} {time}"
-        signs = (_sign(row[i].standing, fancy) if i in row else Text(" ") for i in range(max(row) + 1))
+        signs = (_sign(row[i].state, fancy) if i in row else Text(" ") for i in range(max(row) + 1))
         yield Text.assemble((f"  {label}  ", "dim"), Text(" ").join(signs))
     yield legend(standings, fancy=fancy)
 
@@ -263,9 +259,9 @@ def _format_hour(at: int) -> str:
 
 def legend(standings: Sequence[WindowStanding], *, fancy: bool) -> Text:
     """The meaning of the signs that occur, with the number of windows each."""
-    empty = sum(s.is_empty for s in standings)
+    empty = sum(s.empty for s in standings)
     notes = {Standing.LANDED: f" ({empty} empty)"} if empty else {}
-    counted = [(s, sum(f.standing is s for f in standings)) for s in Standing]
+    counted = [(s, sum(f.state is s for f in standings)) for s in Standing]
     signs = [_sign(s, fancy).append(f" {n} {s}{notes.get(s, '')}", style="not bold default") for s, n in counted if n]
     return Text("  ") + Text("   ").join(signs)
 
@@ -274,30 +270,3 @@ def title(settings: WindowSettings, standings: Sequence[WindowStanding]) -> str:
     """The title of a strip."""
     zone = "" if settings.timezone else ", times in UTC"
     return f"the last {many(len(standings), 'window')} of {settings.words}{zone}"
-
-
-# -- for programs
-
-
-def build_document(s: WindowStanding) -> dict[str, Any]:
-    return {
-        "window": s.name,
-        "state": str(s.standing),
-        "empty": s.is_empty,
-        "lost": s.losses.lost,
-        "unseen": [str(key) for key in s.losses.unseen],
-        "offsets": s.span,
-        "accounted": s.done,
-        "batch": s.batch,
-        "pending": [_build_pending(o) for o in s.pending],
-    }
-
-
-def _build_pending(o: PendingPart) -> dict[str, Any]:
-    return {
-        "topic": o.key.topic,
-        "partition": o.key.partition,
-        "ranges": None if o.ranges is None else [list(r) for r in o.ranges],
-        "held_at": o.held_at,
-        "held_by": asdict(o.held_by) if o.held_by else None,
-    }

@@ -29,6 +29,7 @@ from sluice.cli.terminal.text_layout import count, format_percent
 from sluice.pipelines.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError
 from sluice.pipelines.model.kafka import Range, TopicPartition
 from sluice.pipelines.util import extras, scratch
+from sluice.pipelines.util.documents import AsText
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.contract.expectation import Contract
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.landing.sample import Sample
+    from sluice.pipelines.model.plans import OffsetRange
     from sluice.pipelines.model.receipts import Counts
     from sluice.pipelines.quarantine.limit import Fault
 
@@ -178,7 +180,14 @@ def init(
     _write(path, text, force)
     adopted = session.project.find_feed_file(definition.name).with_suffix(".contract.json")
     session.terminal.show(*_format_proposal(definition, proposals, sample, faults, path, adopted))
-    session.terminal.print_document(_build_init_document(definition, proposals, sample, faults, path, text))
+    session.terminal.print_document(
+        feed=feed,
+        file=path,
+        sample=SampleResult.of(sample),
+        proposals=[p.item | {"why": p.why} for p in proposals],
+        unfit=faults,
+        suite=json.loads(text),
+    )
 
 
 def _choose_output(session: Session, feed: Feed, requested: Path | None, force: bool) -> Path:
@@ -265,32 +274,20 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
 
 
-def _build_init_document(
-    feed: Feed, proposals: Sequence[Proposal], sample: Sample, faults: Sequence[Fault], path: Path, text: str
-) -> dict[str, Any]:
-    return {
-        "feed": feed.name,
-        "file": str(path),
-        "sample": _build_sample(sample),
-        "proposals": [p.item | {"why": p.why} for p in proposals],
-        "unfit": [_build_fault(f) for f in faults],
-        "suite": json.loads(text),
-    }
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """The records of a sample. `complete`: these are all that were requested, not only the newest."""
 
+    records: int
+    landed: int
+    quarantined: int
+    complete: bool
+    offsets: AsText[list[OffsetRange]]
 
-def _build_sample(sample: Sample) -> dict[str, Any]:
-    counts = sample.counts
-    return {
-        "records": sample.records,
-        "landed": counts.landed,
-        "quarantined": counts.quarantined,
-        "whole": sample.complete,
-        "offsets": [str(r.offset_range) for r in sample.receipts],
-    }
-
-
-def _build_fault(f: Fault) -> dict[str, Any]:
-    return f.kind._asdict() | {"records": f.records, "first": f.first}
+    @classmethod
+    def of(cls, sample: Sample) -> SampleResult:
+        counts, offsets = sample.counts, [r.offset_range for r in sample.receipts]
+        return cls(sample.records, counts.landed, counts.quarantined, sample.complete, offsets)
 
 
 # -- contract check
@@ -322,7 +319,17 @@ def check(
             results = hold_whole(sample.shape, sample.receipts, sample.lake, sample.earlier)
         tried = _try_contract(definition, contract, options, sample, results)
     session.terminal.show(*_format_trial(tried))
-    session.terminal.print_document(_build_check_document(tried))
+    session.terminal.print_document(
+        feed=feed,
+        contract=contract.hash,
+        sample=SampleResult.of(tried.sample),
+        expectations=tried.outcomes,
+        examples=tried.examples,
+        not_tried=[o.place for o in tried.left_out],
+        quarantine=tried.faults,
+        published=not tried.refused,
+        refused=tried.refused,
+    )
     return 1 if tried.refused else 0
 
 
@@ -497,36 +504,3 @@ def _format_verdict(t: _ContractTrial) -> Iterator[RenderableType]:
         f"{_format_share(t.sample)}, {allowed}" if bad_ else "no record would go to quarantine"
     )
     yield good("the batch would be published" + (f", with {many(warned, 'warning')}" if warned else ""))
-
-
-# -- for programs
-
-
-def _build_check_document(t: _ContractTrial) -> dict[str, Any]:
-    return {
-        "feed": t.feed.name,
-        "contract": t.contract.hash,
-        "sample": _build_sample(t.sample),
-        "expectations": [_build_outcome(t, o) for o in t.outcomes],
-        "not_tried": [o.expectation.place for o in t.left_out],
-        "quarantine": [_build_fault(f) for f in t.faults],
-        "published": not t.refused,
-        "refused": list(t.refused),
-    }
-
-
-def _build_outcome(t: _ContractTrial, o: ExpectationOutcome) -> dict[str, Any]:
-    from sluice.pipelines.contract.catalogue import text
-
-    return {
-        "place": o.expectation.place,
-        "type": o.expectation.type,
-        "text": text(o.expectation),
-        "severity": str(o.severity),
-        "passed": o.passed,
-        "checked": o.checked,
-        "unexpected": o.unexpected,
-        "share": o.share,
-        "observed": o.observed,
-        "first": [{"place": record, "values": values} for record, values in t.examples.get(o.expectation.place, ())],
-    }

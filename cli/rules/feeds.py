@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +15,7 @@ import typer
 from sluice.cli.app.invocation import Session, command, make_group
 from sluice.cli.terminal.output import format_error, good, table, warn
 from sluice.pipelines.errors import Failed, SluiceError, choose_exit_code
+from sluice.pipelines.util.documents import Flat
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -53,12 +56,16 @@ def list_(session: Session) -> int:
     )
     session.terminal.show(*(line for e in files.broken.values() for line in format_error(e)))
     session.terminal.print_document(
-        {
-            "feeds": [_build_document(f) for f in files.feeds.values()],
-            "broken": [{"file": str(p), **e.fields()} for p, e in files.broken.items()],
-        }
+        feeds=[_build_document(f) for f in files.feeds.values()],
+        broken=[BrokenFile(path, error) for path, error in files.broken.items()],
     )
     return choose_exit_code(files.broken.values())
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenFile:
+    file: Path
+    error: Flat[SluiceError]
 
 
 @command(group)
@@ -91,8 +98,8 @@ def check(
     for name, note in results.items():
         where = f"{name}: "
         session.terminal.show(*(format_error(note, where) if isinstance(note, SluiceError) else [good(where + note)]))
-    schemas = {n: s.fields() if isinstance(s, SluiceError) else {"said": s} for n, s in results.items()}
-    session.terminal.print_document({"feeds": list(feeds), "schemas": schemas})
+    schemas = {n: s if isinstance(s, SluiceError) else {"said": s} for n, s in results.items()}
+    session.terminal.print_document(feeds=list(feeds), schemas=schemas)
     return choose_exit_code(errors)
 
 

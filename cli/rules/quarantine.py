@@ -17,22 +17,23 @@ from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun
 from sluice.cli.options.window_options import WindowOptions
 from sluice.cli.shared import other_batches
-from sluice.cli.shared.rewrite_summary import format_window, name, table_after
+from sluice.cli.shared.rewrite_summary import BusyWindow, format_window, list_busy, name, table_after
 from sluice.cli.terminal.output import bad, good, heading, limit_rows, safe, table, warn
 from sluice.cli.terminal.record_view import build_document as record_document
 from sluice.cli.terminal.record_view import rows as record_rows
 from sluice.cli.terminal.record_view import view as record_view
 from sluice.cli.terminal.text_layout import count, seconds
-from sluice.pipelines.util.documents import document_of
+from sluice.pipelines.util.documents import AsText, Flat
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.maintenance.replay import Replayed
-    from sluice.pipelines.maintenance.sorter import Trial
+    from sluice.pipelines.maintenance.sorter import FixerError, Trial
+    from sluice.pipelines.model.plans import OffsetRange
     from sluice.pipelines.model.receipts import Met
     from sluice.pipelines.ports import Ports
-    from sluice.pipelines.quarantine.limit import QuarantineKind
+    from sluice.pipelines.quarantine.limit import Fault, QuarantineKind
     from sluice.pipelines.quarantine.listing import Filter, Listing
 
 group = make_group(
@@ -109,13 +110,12 @@ def list_(session: Session, feed: FeedName, windows: WindowOptions) -> None:
         listed, waiting = list_all(definition, ports, criteria)
     views = [*list_view(definition, listed), *(line for part in waiting for line in list_view(definition, part))]
     session.terminal.show(*views)
-    staged = [list_document(definition, part) | {"batch": part.batch} for part in waiting]
-    session.terminal.print_document(list_document(definition, listed) | {"staged": staged})
+    session.terminal.print_document(listed, feed=feed, staged=waiting)
 
 
 def list_view(feed: Feed, listed: Listing) -> Iterator[RenderableType]:
     """For people: the reasons of all windows together, then the windows."""
-    total = sum(w.quarantined for w in listed.windows)
+    total = listed.records
     if listed.batch is None:
         yield heading(f"Quarantine of {feed.name}", many(total, "record"))
     else:
@@ -149,20 +149,20 @@ def _list_reasons(listed: Listing) -> Iterator[list[str]]:
     ranked = sorted(of_kind.items(), key=lambda x: -sum(h.records for h in x[1]))
     for kind, number in ranked:
         n = sum(h.records for h in number)
-        first = min(number, key=lambda h: h.window or 0).first
+        first = min(number, key=lambda h: h.start or 0).first
         yield [kind.stage, str(kind), kind.detail, count(n), _share(n, all_), count(len(number)), first]
 
 
 def _list_windows(feed: Feed, listed: Listing) -> list[list[str]]:
-    mostly: dict[int | None, str] = {}
+    mostly: dict[str | None, str] = {}
     for h in listed.held:
         mostly.setdefault(h.window, str(h.kind))
     return [
         [
-            name(feed, w.window),
+            w.window or "outside windows",
             *map(count, (w.landed, w.quarantined)),
             _share(w.quarantined, w.landed + w.quarantined),
-            *map(count, (w.relanded, w.mended)),
+            *map(count, (w.relanded, w.fixed)),
             mostly.get(w.window, ""),
         ]
         for w in listed.windows
@@ -171,29 +171,6 @@ def _list_windows(feed: Feed, listed: Listing) -> list[list[str]]:
 
 def _share(part: int, total: int) -> str:
     return f"{part / max(total, 1):.2%}"
-
-
-def list_document(feed: Feed, listed: Listing) -> dict[str, Any]:
-    """For programs."""
-    sizes = {w.window: w.landed + w.quarantined for w in listed.windows}
-    return {
-        "feed": feed.name,
-        "records": sum(w.quarantined for w in listed.windows),
-        "held": [
-            {
-                "window": format_window(feed, h.window),
-                **h.kind._asdict(),
-                "records": h.records,
-                "share": h.records / max(sizes.get(h.window, 0), 1),
-                "first": h.first,
-            }
-            for h in listed.held
-        ],
-        "windows": [
-            {"window": format_window(feed, w.window)} | document_of(w, "landed quarantined share relanded fixed=mended")
-            for w in listed.windows
-        ],
-    }
 
 
 # -- show
@@ -224,7 +201,7 @@ def show(
     records = [
         record_document(row) | {"window": format_window(definition, w)} | {n: row[n] for n in _WHY} for w, row in rows
     ]
-    session.terminal.print_document({"feed": feed, "records": records})
+    session.terminal.print_document(feed=feed, records=records)
 
 
 Seen = Sequence[tuple[int | None, Mapping[str, Any]]]
@@ -292,7 +269,7 @@ def replay(
     done, given_up = (_preview if dry_run else _replay)(session, definition, criteria, fixer)
     ran = ReplayRun(definition, done, time.monotonic() - began, dry_run, given_up)
     session.terminal.show(*replay_view(ran), *(() if dry_run else table_after(session, definition)))
-    session.terminal.print_document(replay_document(ran))
+    session.terminal.print_document(sum_replay(ran))
     return REFUSED if done.busy or done.candidates.unfit or done.overtaken else 0
 
 
@@ -404,27 +381,65 @@ def _format_verdict(ran: ReplayRun) -> Iterator[Text]:
         yield bad(f"and {more} more offset ranges were skipped")
 
 
-def replay_document(ran: ReplayRun) -> dict[str, Any]:
-    """For programs."""
-    done, trial, landed = ran.done, ran.done.trial, ran.done.outcome
-    return {
-        "feed": ran.feed.name,
-        "dry_run": ran.dry_run,
-        "tried": trial.tried.total(),
-        "landed": landed.fit.total(),
-        "fixed": landed.mended,
-        "stay": trial.tried.total() - landed.fit.total(),
-        "left": trial.left,
-        "left_fit": trial.left_fit,
-        "kinds": [
-            {**k._asdict(), "tried": n, "landed": landed.fit[k], "stay": n - landed.fit[k]}
-            for k, n in trial.tried.most_common()
-        ],
-        "why": [{**k._asdict(), "records": n, "first": first} for k, (n, first) in trial.why.items()],
-        "botched": [{"what": w, "records": n, "first": first} for w, (n, first) in trial.botched.items()],
-        "seconds": round(ran.seconds, 3),
-        "batches": list(done.batches),
-        "busy": [{"window": format_window(ran.feed, w), "batch": b} for w, b in done.busy.items()],
-        "other_batches": other_batches.build_document((*ran.given_up, *done.met)),
-        "unfit": [{"offset_range": str(s), "why": why} for s, why in done.candidates.unfit],
-    }
+@dataclass(frozen=True, slots=True)
+class TriedKind:
+    """Records that were refused for one reason: how many were tried, landed, and stay in quarantine."""
+
+    kind: Flat[QuarantineKind]
+    tried: int
+    landed: int
+    stay: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnfitRange:
+    offset_range: AsText[OffsetRange]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """The amounts of a replay. `skipped` were left alone by the fix function; `botched` are its errors."""
+
+    feed: str
+    dry_run: bool
+    tried: int
+    landed: int
+    fixed: int
+    stay: int
+    skipped: int
+    skipped_fit: int
+    kinds: list[TriedKind]
+    why: list[Fault]
+    botched: list[FixerError]
+    seconds: float
+    batches: tuple[int, ...]
+    busy: list[BusyWindow]
+    other_batches: tuple[Met, ...]
+    unfit: list[UnfitRange]
+
+
+def sum_replay(ran: ReplayRun) -> ReplayResult:
+    from sluice.pipelines.maintenance.sorter import FixerError
+    from sluice.pipelines.quarantine.limit import Fault
+
+    done, trial, fit = ran.done, ran.done.trial, ran.done.outcome.fit
+    tried, landed = trial.tried.total(), fit.total()
+    return ReplayResult(
+        ran.feed.name,
+        ran.dry_run,
+        tried,
+        landed,
+        ran.done.outcome.mended,
+        tried - landed,
+        trial.left,
+        trial.left_fit,
+        [TriedKind(k, n, fit[k], n - fit[k]) for k, n in trial.tried.most_common()],
+        [Fault(k, *first) for k, first in trial.why.items()],
+        [FixerError(what, *first) for what, first in trial.botched.items()],
+        round(ran.seconds, 3),
+        done.batches,
+        list_busy(ran.feed, done.busy),
+        (*ran.given_up, *done.met),
+        [UnfitRange(s, why) for s, why in done.candidates.unfit],
+    )

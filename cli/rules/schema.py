@@ -10,7 +10,6 @@ import typer
 from sluice.cli.app.invocation import FeedName, Session, command, make_group
 from sluice.cli.terminal.output import bad, facts, good, heading, table
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.util.documents import document_of
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -22,8 +21,6 @@ group = make_group(
     "sluice schema diff orders",
     "sluice schema pull orders",
 )
-
-_VERSION = "subject version id"
 
 
 def register(app: typer.Typer) -> None:
@@ -55,8 +52,13 @@ def show(session: Session, feed: FeedName) -> None:
             else []
         ),
     )
-    document = {"feed": feed, "schema_file": reading.schema_file, "columns": dict(rows), "expects": expected}
-    session.terminal.print_document(document | {"registry": reading.registry.url if reading.registry else None})
+    session.terminal.print_document(
+        feed=feed,
+        schema_file=reading.schema_file,
+        columns=dict(rows),
+        expects=expected,
+        registry=reading.registry.url if reading.registry else None,
+    )
 
 
 @command(group)
@@ -77,8 +79,14 @@ def pull(session: Session, feed: FeedName) -> None:
         newest, reader = pull_schema(request)
     message = f"{request.schema_file}: {newest.subject}, version {newest.version}, schema {newest.id}"
     session.terminal.show(good(message))
-    document = {"feed": feed, "schema_file": str(request.schema_file), "columns": reader.columns.texts()}
-    session.terminal.print_document(document | document_of(newest, _VERSION))
+    session.terminal.print_document(
+        feed=feed,
+        schema_file=request.schema_file,
+        columns=reader.columns.texts(),
+        subject=newest.subject,
+        version=newest.version,
+        id=newest.id,
+    )
 
 
 Candidate = Annotated[
@@ -107,18 +115,18 @@ def diff(session: Session, feed: FeedName, file: Candidate = None) -> int:
 
     current = _read(session.feed(feed))
     if file:
-        after, note, about = read_schema_file(current, file), str(file), {"file": str(file)}
+        after, note, about = read_schema_file(current, file), str(file), dict[str, object](file=file)
     else:
         request = _request_schema(session, feed)
         with session.terminal.working("querying the registry"):
             there = find_registered(request)
-        after, about = reader_of(there, request), document_of(there, _VERSION)
+        after, about = reader_of(there, request), {"subject": there.subject, "version": there.version, "id": there.id}
         note = f"{there.subject}, version {there.version}, schema {there.id}"
     difference = compare_schema(current, open_lake(current), after)
     refused = difference.refused
     session.terminal.show(
         heading(feed, f"{note}, compared with {current.schema_file}"),
-        table(("column", "now", "then"), difference.changes)
+        table(("column", "now", "then"), [(n, now or "", then or "") for n, now, then in difference.changes])
         if difference.changes
         else good("the columns are the same"),
         *(f"  expectation removed: {e}" for e in difference.dropped),
@@ -126,13 +134,11 @@ def diff(session: Session, feed: FeedName, file: Candidate = None) -> int:
         *([bad(refused.message)] if refused else []),
     )
     session.terminal.print_document(
-        {
-            "feed": feed,
-            "changes": [{"column": n, "now": a or None, "then": b or None} for n, a, b in difference.changes],
-            "expects": {"added": list(difference.added), "dropped": list(difference.dropped)},
-            "refused": refused.message if refused else None,
-        }
-        | about
+        feed=feed,
+        changes=[change._asdict() for change in difference.changes],
+        expects={"added": difference.added, "dropped": difference.dropped},
+        refused=refused.message if refused else None,
+        **about,
     )
     return difference.exit_code
 

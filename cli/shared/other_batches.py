@@ -9,7 +9,6 @@ from rich.text import Text
 
 from sluice.cli.terminal.output import safe, warn
 from sluice.pipelines.model.receipts import Fate, Life, Met, Progress, Reporter
-from sluice.pipelines.util.documents import document_of
 
 
 class MetRecorder:
@@ -65,20 +64,3 @@ def standing(busy: Mapping[int | None, int], batches: Iterable[Met], name: Any) 
     for window, batch in busy.items():
         yield warn(f"{name(window)} was skipped: batch {batch} reserves it")
     yield from view(batches)
-
-
-# -- for programs
-
-
-def build_document(batches: Iterable[Met]) -> list[dict[str, Any]]:
-    return [
-        {
-            "batch": met.batch,
-            "request": str(met.request),
-            "owner": document_of(met.owner, "run host pid"),
-            **document_of(met, "owner_is=verdict.life evidence=verdict.why became=fate"),
-            "why": met.why or None,
-            "ways": [command for command, _ in met.ways],
-        }
-        for met in batches
-    ]

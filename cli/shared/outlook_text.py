@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from sluice.cli.terminal.output import bad, safe, warn
 from sluice.cli.terminal.text_layout import count
-from sluice.pipelines.util.units import DAY, many, show_about, show_instant
+from sluice.pipelines.util.units import DAY, many, show_about
 
 if TYPE_CHECKING:
-    from sluice.pipelines.errors import SluiceError
-    from sluice.pipelines.status.forecast import AtRisk
     from sluice.pipelines.status.outlook import Outlook
 
 # -- for people
@@ -56,7 +54,7 @@ def _rate(offsets: float | None) -> str:
 
 def list_expiries(outlook: Outlook) -> Iterator[tuple[str, str]]:
     """Describe what Kafka will soon expire or compact."""
-    for expiry in outlook.expiries:
+    for expiry in outlook.expires:
         if expiry.at < outlook.now + DAY:
             yield "Kafka expires", f"{expiry.describe(outlook.now)}. The ledger keeps them: nothing to do"
     if outlook.compacted:
@@ -67,39 +65,3 @@ def list_expiries(outlook: Outlook) -> Iterator[tuple[str, str]]:
 def short(age: int | None) -> str:
     """An age, short enough for a table."""
     return "–" if age is None else show_about(age) if age else ""
-
-
-# -- for programs
-
-
-def build_document(outlook: Outlook, losses: Sequence[SluiceError]) -> dict[str, Any]:
-    return {
-        "lag_seconds": _to_seconds(outlook.age),
-        "offsets_per_second": {"landing": _round(outlook.landing), "production": _round(outlook.production)},
-        "catch_up_seconds": _to_seconds(outlook.eta),
-        "falls_behind": outlook.falls_behind,
-        "lost": [e.fields() for e in losses],
-        "at_risk": [_at_risk(r, outlook.now) for r in outlook.at_risk],
-        "expires": [{"what": e.what, "at": show_instant(e.at), "setting": e.why} for e in outlook.expiries],
-        "compacted": list(outlook.compacted),
-        "settings_denied": list(outlook.unwarned.topics) if outlook.unwarned else [],
-    }
-
-
-def _at_risk(r: AtRisk, now: int) -> dict[str, Any]:
-    return {
-        "topic": r.key.topic,
-        "partition": r.key.partition,
-        "ranges": [list(x) for x in r.ranges],
-        "deleted_from": show_instant(r.at),
-        "seconds_left": max(0, r.at - now) // 1000,
-        "setting": r.why,
-    }
-
-
-def _to_seconds(ms: int | None) -> float | None:
-    return None if ms is None else ms / 1000
-
-
-def _round(rate: float | None) -> float | None:
-    return None if rate is None else round(rate, 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from rich.text import Text
 from sluice.cli.app.invocation import Session
 from sluice.cli.terminal.output import good, warn
 from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.util.documents import Flat
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileSums:
-    """Files and bytes before and after; `bytes_after` is None while unknown."""
+    """Merges of a window, or of all; files and bytes before and after. `bytes_after` is None while unknown."""
 
     merges: int
     files: int
@@ -40,6 +41,24 @@ class FileSums:
             sum(m.bytes for m, _ in merged),
             sum(p.bytes for r in receipts for p in r.parts) if len(receipts) == len(merged) else None,
         )
+
+
+@dataclass(frozen=True)
+class WindowSums:
+    window: str | None
+    sums: Flat[FileSums]
+
+
+@dataclass(frozen=True)
+class BusyWindow:
+    """A window that was left alone, and the batch that reserves it."""
+
+    window: str | None
+    batch: int
+
+
+def list_busy(feed: Feed, busy: Mapping[int | None, int]) -> list[BusyWindow]:
+    return [BusyWindow(format_window(feed, w), batch) for w, batch in busy.items()]
 
 
 def by_window(done: Compacted) -> dict[int | None, FileSums]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -13,9 +13,9 @@ from sluice.cli.terminal.output import heading, table
 from sluice.cli.terminal.text_layout import count, seconds, size
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.model.plans import Task
-from sluice.pipelines.model.receipts import SHARES, BrokerTraffic, Traffic, get_bound_us, sum_brokers
-from sluice.pipelines.status.batch_facts import BatchFacts, WorkTime, by_task
-from sluice.pipelines.util.documents import document_of
+from sluice.pipelines.model.receipts import SHARES, BrokerTraffic, Traffic, sum_brokers
+from sluice.pipelines.status.batch_facts import BatchFacts, TopicTraffic, WorkTime, by_task
+from sluice.pipelines.util.documents import Flat
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -43,31 +43,28 @@ def view(batches: Sequence[BatchResult], stages: Mapping[str, float]) -> list[Re
     ]
 
 
-def build_document(batches: Sequence[BatchResult]) -> dict[str, Any]:
-    """For programs: nanoseconds by task and activity, of all tasks, and for each record; the traffic with brokers."""
+@dataclass(frozen=True)
+class TaskProfile:
+    batch: int
+    task: int
+    leader: int
+    work: Flat[WorkTime]
+
+
+@dataclass(frozen=True)
+class RunProfile:
+    """Nanoseconds by task and activity, of all tasks, and for each record; the traffic with brokers."""
+
+    tasks: list[TaskProfile]
+    work: Flat[WorkTime]
+    brokers: tuple[BrokerTraffic, ...]
+    topics: tuple[TopicTraffic, ...]
+
+
+def build_profile(batches: Sequence[BatchResult]) -> RunProfile:
     facts = facts_of(batches)
-    return {
-        "tasks": [
-            {"batch": b.batch, "task": t.index, "leader": t.leader} | _build_amounts(s) for b, t, s in _by_task(batches)
-        ],
-        **_build_amounts(facts.task_time),
-        "ns_per_record": {a: round(facts.task_time.per_record(ns), 1) for a, ns in facts.task_time.ns.items()},
-        "brokers": [_build_broker(b) for b in facts.traffic.brokers],
-        "topics": [asdict(t) for t in facts.topics],
-    }
-
-
-def _build_broker(b: BrokerTraffic) -> dict[str, Any]:
-    fields = asdict(b)
-    del fields["latency"]
-    shares = {name: round(b.latency.percentile_ms(share), 3) for name, share in SHARES.items()}
-    latency = shares | {"max": b.latency.max_us / 1e3, "total": b.latency.total_us / 1e3, "answers": b.latency.count}
-    buckets = [{"below_ms": get_bound_us(i) / 1e3, "answers": n} for i, n in sorted(b.latency.counts.items())]
-    return fields | {"latency_ms": latency, "latency_buckets": buckets}
-
-
-def _build_amounts(s: WorkTime) -> dict[str, Any]:
-    return document_of(s, "offset_ranges records input_bytes ns")
+    tasks = [TaskProfile(b.batch, t.index, t.leader, s) for b, t, s in _by_task(batches)]
+    return RunProfile(tasks, facts.task_time, facts.traffic.brokers, facts.topics)
 
 
 def _by_task(batches: Iterable[BatchResult]) -> Iterator[tuple[BatchResult, Task, WorkTime]]:

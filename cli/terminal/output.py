@@ -12,8 +12,9 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -22,6 +23,7 @@ from sluice.cli.terminal import process
 from sluice.cli.terminal.text_layout import Facts, Flowing, TextTable, Whole, count, wrap
 from sluice.pipelines.errors import Failed, NotYet, Refused, SluiceError, UsageError
 from sluice.pipelines.util import logs
+from sluice.pipelines.util.documents import to_document, to_json
 
 if TYPE_CHECKING:
     from sluice.pipelines.model.receipts import Progress, Reporter
@@ -87,10 +89,11 @@ class CommandOutput:
         """Returns True if stdout is a terminal with Unicode."""
         return self._out.is_terminal and self._out.encoding.lower().startswith("utf")
 
-    def print_document(self, value: Mapping[str, Any]) -> None:
-        """Print a JSON document on one line, for programs. Does nothing without --json."""
+    def print_document(self, result: object = MappingProxyType({}), /, **more: object) -> None:
+        """Print a result, with more keys, as a JSON document on one line. Does nothing without --json."""
         if self._documents is not None:
-            text = json.dumps(value, ensure_ascii=False, default=str)
+            document = to_document(result) | {name.removesuffix("_"): to_json(value) for name, value in more.items()}
+            text = json.dumps(document, ensure_ascii=False, default=str)
             self._documents.write(text if text.isprintable() else "".join(map(_in_json, text)))
             self._documents.write("\n")
             self._documents.flush()

@@ -44,6 +44,7 @@ from sluice.pipelines.ports import Lake, Stat
 from sluice.pipelines.publishing import published_files
 from sluice.pipelines.records.rows.row_format import inside, offset_column
 from sluice.pipelines.schema.arrays import int64s
+from sluice.pipelines.util.documents import AsText, Derived, Flat, Instant, Internal
 from sluice.pipelines.util.parallel import map_parallel
 
 
@@ -59,7 +60,7 @@ class AuditProblem:
     text: str
     file: str = ""
     remedy: str = ""
-    ranges: tuple[OffsetRange, ...] = ()
+    ranges: AsText[tuple[OffsetRange, ...]] = ()
 
     def __str__(self) -> str:
         return f"I{self.invariant}: {self.text}"
@@ -69,10 +70,10 @@ class AuditProblem:
 class PartitionAccount:
     """Offsets of one partition by class. `holes` lie between the frontier and landed offsets; `files` counts parts."""
 
-    key: Key
+    key: Flat[Key]
     origin: int
     frontier: int
-    counts: Counts
+    counts: Flat[Counts]
     lost: int
     skipped: int
     retired: int
@@ -85,7 +86,7 @@ class PartitionAccount:
     """Landed records that had been in quarantine before."""
     fixed: int = 0
     """Re-landed records whose bytes differ from the log's."""
-    ended: int | None = None
+    ended: Instant | None = None
     """The time (ms) at which the feed left this life of the log. Records beyond `known_end` may be unseen."""
     known_end: int = 0
 
@@ -94,26 +95,26 @@ class PartitionAccount:
 class AuditReport:
     """The result of an audit. `compared` counts records that a rescan compared with Kafka.
 
-    Of `batches` live publish entries, `looked` were checked with all their files. Earlier audits proved the others,
+    Of `batches` live publish entries, `looked_at` were checked with all their files. Earlier audits proved the others,
     between the times `proven` (ms). The next audit may rely on `audited`. `rest` are live receipts with problems, each
     with its entry number.
     """
 
     feed: str
-    accounts: tuple[PartitionAccount, ...]
+    partitions: tuple[PartitionAccount, ...]
     problems: tuple[AuditProblem, ...]
-    parts: int
+    files: int
     rows: int
-    audited: Audited
-    rest: tuple[tuple[int, Receipt], ...] = ()
-    looked: int = 0
+    audited: Internal[Audited]
+    rest: Internal[tuple[tuple[int, Receipt], ...]] = ()
+    looked_at: int = 0
     batches: int = 0
-    proven: tuple[int, int] | None = None
+    proven: tuple[Instant, Instant] | None = None
     unlisted: int = 0
     """Old batches whose files a quick audit did not list. It takes them in turns."""
-    seen: int = 0
+    seen: Internal[int] = 0
     """The time (ms) by which all of these had been listed last."""
-    at: int = 0
+    at: Instant = 0
     """The time of the audit (ms)."""
     compared: int = 0
     not_comparable: int = 0
@@ -126,7 +127,7 @@ class AuditReport:
     """Files of other writers, named by retained snapshots of the feed's table."""
 
     @property
-    def is_reconciled(self) -> bool:
+    def reconciled(self) -> Derived[bool]:
         return not self.problems
 
     def list_uncompared(self) -> list[ReceiptRow]:

@@ -26,6 +26,7 @@ from sluice.pipelines.ports import Cluster, Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.records.rows.row_format import offset_column
 from sluice.pipelines.schema.arrays import int64s
+from sluice.pipelines.util.documents import Flat
 
 
 class Class(StrEnum):
@@ -48,9 +49,9 @@ class Class(StrEnum):
 class Explanation:
     """`text` is one readable sentence. Landed records have a lake path, row group and row within it (from 0)."""
 
-    tp: TopicPartition
+    tp: Flat[TopicPartition]
     offset: int
-    found: Class
+    class_: Class
     text: str
     path: str | None = None
     row_group: int | None = None
@@ -82,7 +83,7 @@ def _explain_offset(ledger: Ledger, lake: Lake, state: State, key: Key, offset: 
     if (publication := _publication_of(ledger, state, key, offset)) is None:
         return _explain_unlanded(ledger, state, key, offset)
     explanation = _explain_landed(lake, ledger.feed, offset, *publication)
-    again = _relanding_text(ledger, lake, key, offset, *publication[1:]) if explanation.found is Class.LANDED else ""
+    again = _relanding_text(ledger, lake, key, offset, *publication[1:]) if explanation.class_ is Class.LANDED else ""
     return replace(explanation, text=explanation.text + again)
 
 

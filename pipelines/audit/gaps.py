@@ -18,6 +18,7 @@ from sluice.pipelines.model.kafka import Isolation, Key, Range, union
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.planning.origins import find_key
 from sluice.pipelines.ports import Cluster
+from sluice.pipelines.util.documents import Flat
 
 if TYPE_CHECKING:
     from sluice.pipelines.audit.audit import AuditReport
@@ -30,7 +31,7 @@ class Gap:
     `compacted`: whether Kafka compacts the topic today; None if that is unknown.
     """
 
-    key: Key
+    key: Flat[Key]
     offsets: int
     ranges: tuple[Range, ...]
     compacted: bool | None
@@ -39,7 +40,7 @@ class Gap:
 def find_gaps(report: AuditReport, state: State, cluster: Cluster) -> tuple[Gap, ...]:
     """Returns the gaps in the current lives of topics. Kafka is asked for the policies of topics with gaps only."""
     current = set(state.current.values())
-    offsets = {a.key: a.counts.compacted for a in report.accounts if a.counts.compacted and a.key in current}
+    offsets = {a.key: a.counts.compacted for a in report.partitions if a.counts.compacted and a.key in current}
     compacted = read_policies(cluster, {key.topic for key in offsets})
     rows, ranges = report.audited.rows, dict[Key, list[Range]]()
     for row in rows.where(rows.column("compacted") > 0).to_rows():

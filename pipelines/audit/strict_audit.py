@@ -29,13 +29,14 @@ from sluice.pipelines.planning import origins, windows
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.tables.check import compare, load_both
+from sluice.pipelines.util.documents import AsText, Flat, Internal
 
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
     """Landed records that were not compared because Kafka no longer holds them, and why."""
 
-    key: Key
+    key: Flat[Key]
     ranges: tuple[Range, ...]
     records: int
     why: str
@@ -45,16 +46,16 @@ class Unseen:
 class Strict:
     """The problems, and the number of checked committed offsets (in Kafka and in the ledger) and windows."""
 
-    problems: tuple[AuditProblem, ...]
+    problems: Internal[tuple[AuditProblem, ...]]
     unseen: tuple[Unseen, ...]
-    commits: int = 0
+    committed_offsets: int = 0
     """Partitions with a committed offset in Kafka."""
-    recorded: int = 0
+    commit_entries: int = 0
     """Commit entries of the ledger."""
     windows: int = 0
-    strictly: Strictly | None = None
+    strictly: Internal[Strictly | None] = None
     """The results that the next strict audit may rely on."""
-    expired: tuple[Key, ...] = ()
+    expired: AsText[tuple[Key, ...]] = ()
     """Partitions whose committed offset is in the ledger and has expired in Kafka."""
 
 
@@ -72,8 +73,8 @@ def strict(ledger: Ledger, lake: Lake, feed: Feed, survey: Survey, report: Audit
     return Strict(
         problems=(*_ids(feed.name, state, survey), *by_ledger, *by_kafka, *by_manifest),
         unseen=tuple(_list_unseen(report.list_uncompared(), survey.partitions)),
-        commits=sum(survey.committed.get(k.tp) is not None for k in state.known() if k in survey.partitions),
-        recorded=recorded,
+        committed_offsets=sum(survey.committed.get(k.tp) is not None for k in state.known() if k in survey.partitions),
+        commit_entries=recorded,
         windows=len(expected),
         strictly=None if by_ledger else Strictly(below.number, recorded, checkpoint.dump(below), read),
         expired=expired if feed.commit is not CommitMode.NONE else (),
@@ -267,7 +268,7 @@ def table_problems(
         yield AuditProblem(17, f"{address} is missing in {table.name}", address, fix)
     for address in comparison.foreign:
         yield AuditProblem(17, f"{address} is in {table.name}, and is not a file of the feed", address, fix)
-    for address, expected, counted in comparison.rows:
+    for address, expected, counted in comparison.rows_differ:
         yield AuditProblem(
             17, f"{address} has {expected} rows in {table.name}, the ledger says {counted}", address, fix
         )

@@ -75,7 +75,7 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
         sent = ports.engine.run(job, [t.index for t in plan.tasks])
     # Another run may have taken the batch over while tasks ran: then its proof counts, not ours.
     check_owner(ledger, batch.id, owner)
-    report(Progress("prove", plan.span, plan.span))
+    report(Progress("prove", plan.offsets, plan.offsets))
     outcomes = [s for s in sent if not isinstance(s, TaskTraffic)]
     # What tasks report is not believed: the driver reads the files' footers and compares them with the plan.
     receipts, failures = prove(plan, batch.id, _match_outcomes(plan, outcomes), ports.lake)
@@ -111,7 +111,7 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
         if why := explain_impossible(feed, plan.request, failures):
             abandon(ledger, batch.id, why, owner)
         return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None, traffic=traffic)
-    report(Progress("publish", plan.span, plan.span))
+    report(Progress("publish", plan.offsets, plan.offsets))
     publish(ledger, batch.id, owner, [*receipts, *failures, *refused], results, traffic)
     schema_changes.evolve(feed, ledger, receipts)
     number = ledger.read().batches[batch.id].published

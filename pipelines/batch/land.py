@@ -168,7 +168,7 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     complete += write_manifests(ledger, ports.lake, feed.name, feed.window)
     refused, on_hold = with_holders(run, refusals, snapshot), find_held_back(run, snapshot)
     results = tuple(done), refused, tuple(losses), tuple(complete), state.frontiers()
-    landed = Landed(*results, held=on_hold, stopped=stopped, start_not_used=begins, boundary_reads=reads)
+    landed = Landed(*results, held_back=on_hold, stopped=stopped, start_not_used=begins, boundary_reads=reads)
     landed = replace(landed, refused=refusal, overridden=schema_changes.describe_overridden(feed, state))
     return landed if landed.failures else replace(landed, left=_count_offsets_left(run, state, snapshot, stopped))
 
@@ -392,7 +392,7 @@ class Rounds:
         sizes = build_sizing(self.feed, self.ports)
         return replace(
             sizes,
-            max_records=sizes.max_records and max(sizes.max_records - sum(p.span for p in self.taken), 1),
+            max_records=sizes.max_records and max(sizes.max_records - sum(p.offsets for p in self.taken), 1),
             max_bytes=sizes.max_bytes and max(sizes.max_bytes - sum(p.estimated_bytes for p in self.taken), 1),
             max_ranges=1 if self.refused_windows else max(BATCH_RANGES, RANGES_PER_CORE * sizes.parallelism),
         )
@@ -413,7 +413,7 @@ class Rounds:
         span, share = sum(o.span for o in pending), planning.share_within(pending, sizes)
         self.total = self.total or int(span * share)
         self.windows = windows - len({s.window for s in plan.offset_ranges} - {None})
-        self.rest = plan.span < (span if share == 1.0 else int(span * share) - len(pending))  # limits round down
+        self.rest = plan.offsets < (span if share == 1.0 else int(span * share) - len(pending))  # limits round down
 
     def goes_on(self, result: BatchResult) -> bool:
         """Record the result. Returns whether another batch follows."""
@@ -441,7 +441,7 @@ class Rounds:
 
     def telling(self, report: Reporter) -> Reporter:
         """Returns a reporter of the progress of all batches, if there are several."""
-        before = sum(p.span for p in self.taken[:-1])
+        before = sum(p.offsets for p in self.taken[:-1])
         if not before and not self.rest:
             return report
         return lambda p: report(replace(p, done=before + p.done, total=max(self.total, p.total)) if p.total else p)

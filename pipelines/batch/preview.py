@@ -29,7 +29,8 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import (
     OriginEntry,
 )
-from sluice.pipelines.model.plans import Plan, Request
+from sluice.pipelines.model.kafka import Key, PartitionState, Range
+from sluice.pipelines.model.plans import Plan, Request, Task
 from sluice.pipelines.model.receipts import Fate, Met
 from sluice.pipelines.planning import assignment, schema_changes, windows
 from sluice.pipelines.planning import plan as planning
@@ -40,25 +41,86 @@ from sluice.pipelines.planning.plan import PendingRanges
 from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import lost_entries, publish
+from sluice.pipelines.util.documents import Derived, Flat, Internal
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewedOrigin:
+    """The origin of a partition; a `new` one would be pinned by the run."""
+
+    offset: int
+    why: str
+    new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewedPartition:
+    """One partition. `position` is the next offset to read; `pending` can be read, `lost` is gone from Kafka."""
+
+    state: Flat[PartitionState]
+    position: int | None
+    origin: PreviewedOrigin | None
+    committed: int | None
+    pending: tuple[Range, ...]
+    lost: tuple[Range, ...]
+    estimated_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The effect of a run. `plan` is None if nothing is pending. `met` are batches of dead runs with their fates."""
+    """The effect of a run. `plan` is None if nothing is pending. `other_batches` are those of dead runs with their
+    fates."""
 
-    survey: Survey
-    pending: tuple[PendingRanges, ...]
+    survey: Internal[Survey]
+    pending: Internal[tuple[PendingRanges, ...]]
     refusals: tuple[Refusal, ...]
-    plan: Plan | None
+    plan: Flat[Plan | None]
     blocked: SluiceError | None = None
     """The error for a conflicting batch that is alive, if there is one."""
-    met: tuple[Met, ...] = ()
-    on_hold: tuple[HeldBack, ...] = ()
-    open_windows: OpenWindows | None = None
+    other_batches: tuple[Met, ...] = ()
+    held_back: tuple[HeldBack, ...] = ()
+    open_windows: Internal[OpenWindows | None] = None
     start_not_used: str = ""
     """The reason why a run would ignore the feed's `start`; empty if it would not, or if the feed has begun."""
     boundary_reads: int = 0
     """Reads of the logs that decided the boundaries that a run would pin."""
+
+    @property
+    def cluster(self) -> Derived[str]:
+        return self.survey.cluster_id
+
+    @property
+    def offsets(self) -> Derived[int]:
+        return self.plan.offsets if self.plan else 0
+
+    @property
+    def estimated_bytes(self) -> Derived[int]:
+        return self.plan.estimated_bytes if self.plan else 0
+
+    @property
+    def replaces(self) -> Derived[tuple[str, ...]]:
+        return self.plan.replaces if self.plan else ()
+
+    @property
+    def tasks(self) -> Derived[tuple[Task, ...]]:
+        return self.plan.tasks if self.plan else ()
+
+    @property
+    def partitions(self) -> Derived[tuple[PreviewedPartition, ...]]:
+        pending = {o.key: o for o in self.pending}
+        states = sorted(self.survey.partitions.items())
+        return tuple(_preview_partition(self.survey, key, p, pending.get(key)) for key, p in states)
+
+
+def _preview_partition(
+    survey: Survey, key: Key, state: PartitionState, pending: PendingRanges | None
+) -> PreviewedPartition:
+    pinned, new = survey.state.origins.get(key), survey.find_new_origin(key)
+    position = new.offset if new else survey.state.frontier(key) if pinned else None
+    first, committed = new or pinned, survey.committed.get(key.tp)
+    origin = PreviewedOrigin(first.offset, first.why, new is not None) if first else None
+    at, ranges = committed.offset if committed else None, (pending.ranges, pending.lost) if pending else ((), ())
+    return PreviewedPartition(state, position, origin, at, *ranges, pending.estimated_bytes if pending else 0)
 
 
 def preview(feed: Feed, ports: Ports, request: Request) -> Preview:

@@ -26,14 +26,25 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import (
     KeyRange,
 )
-from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import Plan, Request
-from sluice.pipelines.model.receipts import NO_TRAFFIC, Counts, Owner, RangeFailure, Receipt, Reporter, Traffic
+from sluice.pipelines.model.receipts import (
+    NO_TRAFFIC,
+    Counts,
+    EngineUse,
+    Owner,
+    RangeFailure,
+    Receipt,
+    Reporter,
+    Traffic,
+)
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
+from sluice.pipelines.status.batch_facts import BatchFacts
+from sluice.pipelines.util.documents import AsText, Derived, Flat, Internal
 from sluice.pipelines.util.units import parse_instant
 
 
@@ -76,6 +87,17 @@ class Skip:
 
 
 @dataclass(frozen=True, slots=True)
+class LandedPartition:
+    """The landed ranges of one partition. `files` counts parts."""
+
+    key: Flat[Key]
+    ranges: tuple[Range, ...]
+    files: int
+    bytes: int
+    counts: Flat[Counts]
+
+
+@dataclass(frozen=True, slots=True)
 class BatchResult:
     """One batch carried out. `failures` are offset ranges that stay pending, `number` is its publish entry, if any,
     `results` are the contract's for the complete batch, and `traffic` is its tasks' traffic with brokers in this run.
@@ -86,26 +108,51 @@ class BatchResult:
     """
 
     batch: int
-    plan: Plan
-    receipts: tuple[Receipt, ...]
+    plan: Internal[Plan]
+    receipts: Internal[tuple[Receipt, ...]]
     failures: tuple[RangeFailure, ...]
-    number: int | None
-    results: tuple[Result, ...] = ()
+    number: Internal[int | None]
+    results: Internal[tuple[Result, ...]] = ()
     foreign: bool = False
     refused: str = ""
     refused_windows: int = 0
-    traffic: Traffic = NO_TRAFFIC
+    traffic: Internal[Traffic] = NO_TRAFFIC
 
     @property
-    def counts(self) -> Counts:
+    def request(self) -> Derived[AsText[Request]]:
+        return self.plan.request
+
+    @property
+    def hash(self) -> Derived[str]:
+        return self.plan.hash
+
+    @property
+    def published(self) -> Derived[int | None]:
+        return self.number
+
+    @property
+    def engines(self) -> Derived[tuple[EngineUse, ...]]:
+        return self.traffic.engines
+
+    @property
+    def replaced_files(self) -> Derived[int]:
+        return len(self.plan.replaces) if self.number is not None else 0
+
+    @property
+    def partitions(self) -> Derived[tuple[LandedPartition, ...]]:
+        groups = BatchFacts(self.receipts).group(lambda r: r.offset_range.key)
+        return tuple(LandedPartition(k, f.ranges, f.part_count, f.bytes, f.counts) for k, f in sorted(groups.items()))
+
+    @property
+    def counts(self) -> Derived[Flat[Counts]]:
         return sum((r.counts for r in self.receipts), Counts())
 
     @property
-    def bytes(self) -> int:
+    def bytes(self) -> Derived[int]:
         return sum(p.bytes for r in self.receipts for p in r.parts)
 
     @property
-    def adopted(self) -> int:
+    def adopted_offset_ranges(self) -> Derived[int]:
         """The number of offset ranges that an earlier attempt had finished."""
         return sum(r.adopted for r in self.receipts)
 
@@ -117,21 +164,21 @@ class Landed:
     batches: tuple[BatchResult, ...]
     refusals: tuple[Refusal, ...]
     losses: tuple[KeyRange, ...]
-    windows: tuple[int, ...] = ()
+    windows: Internal[tuple[int, ...]] = ()
     """The windows (their starts, ms) that this call made complete."""
     frontiers: Mapping[Key, int] = field(default_factory=dict)
     left: int = 0
     """Requested offsets still pending because the feed's limits ended the run, or because it was `stopped`."""
     skipped: tuple[KeyRange, ...] = ()
-    held: tuple[HeldBack, ...] = ()
+    held_back: tuple[HeldBack, ...] = ()
     """Offsets that open transactions hold back."""
-    stopped: bool = False
+    stopped: Internal[bool] = False
     """Whether the caller ended the run between two batches: the rest is left to another run."""
-    open_windows: OpenWindows | None = None
+    open_windows: Internal[OpenWindows | None] = None
     """The requested windows within their grace period: nothing of them was landed."""
     overridden: str = ""
     """The columns that readers of the folder override, and the remedy; empty if none."""
-    refused: BatchRefused | None = None
+    refused: Internal[BatchRefused | None] = None
     """The error of the first batch of this request that was refused; everything else has landed."""
     start_not_used: str = ""
     """The reason why the feed's `start` was ignored; empty if it was not, or if the feed had begun before."""

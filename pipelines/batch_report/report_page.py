@@ -348,7 +348,7 @@ def render_rows(a: BatchAccount) -> Html:
     partitions, windows = a.facts.group(lambda r: r.offset_range.tp), a.facts.group(_name_window)
     by_partition = {str(tp): partitions[tp].counts for tp in sorted(partitions)}
     by_window = {name: windows[name].counts for name in sorted(windows, key=lambda name: (name == NO_WINDOW, name))}
-    spans = many(a.plan.span, "offset")
+    spans = many(a.plan.offsets, "offset")
     note = f"{spans} in {many(len(by_partition), 'partition')} and {many(len(by_window), 'window')}."
     return section(
         "rows",

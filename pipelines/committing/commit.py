@@ -44,6 +44,7 @@ from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Key, TopicP
 from sluice.pipelines.planning.origins import skip_to
 from sluice.pipelines.ports import Cluster, Group, Membership
 from sluice.pipelines.quarantine import dead_letters as letters
+from sluice.pipelines.util.documents import Flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class CommitStatus(StrEnum):
 class CommittedMove:
     """One partition's committed offset before (None: none) and after."""
 
-    key: Key
+    key: Flat[Key]
     before: int | None
     after: int
 
@@ -72,19 +73,19 @@ class CommittedMove:
 class CommitResult:
     """`mark` is the number of the intent entry behind the offsets, or −1 if none was written.
 
-    `letters` dead letters went to the topic `letters_to` with them. `left_out` are partitions whose log was replaced,
-    or that Kafka no longer has; their offsets stay. `put_by_others` are offsets that others had committed ahead of
-    landing, and that landing has reached. `waiting` are partitions whose committed offset (`before`) comes from lost
-    entries of the ledger, or was adopted beyond a live batch: landing has reached `after`, and must reach `before`
-    first.
+    `dead_letters` records went to the topic `dead_letters_to` with them. `left_out` are partitions whose log was
+    replaced, or that Kafka no longer has; their offsets stay. `put_by_others` are offsets that others had committed
+    ahead of landing, and that landing has reached. `waiting` are partitions whose committed offset (`before`) comes
+    from lost entries of the ledger, or was adopted beyond a live batch: landing has reached `after`, and must reach
+    `before` first.
     """
 
     status: CommitStatus
     offsets: tuple[CommittedMove, ...]
     mark: int = -1
-    letters: int = 0
-    letters_to: str = ""
-    left_out: tuple[Key, ...] = ()
+    dead_letters: int = 0
+    dead_letters_to: str = ""
+    left_out: tuple[Flat[Key], ...] = ()
     put_by_others: tuple[CommittedMove, ...] = ()
     waiting: tuple[CommittedMove, ...] = ()
 

@@ -15,6 +15,7 @@ from sluice.pipelines.contract.expectation import Contract, Expectation, Severit
 from sluice.pipelines.contract.sentences import sentence
 from sluice.pipelines.model.receipts import EXAMPLES
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Field, Kind, Schema, Type, TypeFamily
+from sluice.pipelines.util.documents import Derived, Internal
 
 if TYPE_CHECKING:
     from sluice.pipelines.contract.expectation import Expectation
@@ -360,7 +361,7 @@ class Result:
 class ExpectationOutcome:
     """The outcome of one expectation for a batch or a window. The other fields are those of `Result`."""
 
-    expectation: Expectation
+    expectation: Internal[Expectation]
     passed: bool
     observed: str = ""
     checked: int = 0
@@ -368,11 +369,23 @@ class ExpectationOutcome:
     first: tuple[str, ...] = ()
 
     @property
-    def severity(self) -> Severity:
+    def place(self) -> Derived[int]:
+        return self.expectation.place
+
+    @property
+    def type(self) -> Derived[str]:
+        return self.expectation.type
+
+    @property
+    def text(self) -> Derived[str]:
+        return text(self.expectation)
+
+    @property
+    def severity(self) -> Derived[Severity]:
         return self.expectation.severity
 
     @property
-    def share(self) -> float:
+    def share(self) -> Derived[float]:
         """The share of checked rows that broke it, from 0 to 1."""
         return self.unexpected / self.checked if self.checked else 0.0
 

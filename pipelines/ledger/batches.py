@@ -12,14 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import merge
-from typing import Any
 
 import numpy as np
 
 from sluice.pipelines.ledger.columns import NONE
 from sluice.pipelines.model.plans import Plan, Request, RequestKind
 from sluice.pipelines.model.receipts import Owner
-from sluice.pipelines.util.documents import document_of
+from sluice.pipelines.util.documents import AsText, Derived, Internal
 
 KEPT = 100
 """The number of newest finished batches that are stored in full."""
@@ -43,8 +42,8 @@ class Batch:
     """
 
     id: int
-    plan: Plan | None
-    request: Request
+    plan: Internal[Plan | None]
+    request: AsText[Request]
     hash: str
     owner: Owner
     status: BatchStatus
@@ -64,17 +63,9 @@ class Batch:
         return self.request.kind in (RequestKind.COMPACT, RequestKind.REPLAY)
 
     @property
-    def reserved_span(self) -> int:
+    def offsets(self) -> Derived[int]:
         """Offsets that the live plan holds."""
-        return self.plan.span if self.plan else 0
-
-    def build_document(self) -> dict[str, Any]:
-        return {
-            **document_of(self, "batch=id status"),
-            "request": str(self.request),
-            **document_of(self, "plan=hash planned_at offsets=reserved_span rows failed_offset_ranges=failed"),
-            "owner": document_of(self.owner, "run host pid"),
-        }
+        return self.plan.offsets if self.plan else 0
 
 
 COLUMNS = ("id", "published", "failed", "rows", "request", "window", "until")

@@ -36,6 +36,7 @@ from sluice.pipelines.records.rows.value_reader import Reader
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import READERS
 from sluice.pipelines.schema.schema import parse_schema
+from sluice.pipelines.util.documents import Derived, Flat, Internal
 
 FORMAT: Literal[1] = 1
 BOUNDARY_FORMAT: Literal[3] = 3
@@ -72,7 +73,7 @@ class OriginItem(_Model):
     below the origin: the window is not complete until a request for it lands the records from there on, too.
     """
 
-    key: Key
+    key: Flat[Key]
     offset: Int64
     committed: Int64 | None
     why: str
@@ -91,13 +92,13 @@ class OriginItem(_Model):
 
 
 class KeyOffset(_Model):
-    key: Key
+    key: Flat[Key]
     offset: Int64
 
 
 class KeyRange(_Model):
-    key: Key
-    range: Range
+    key: Flat[Key]
+    range: Flat[Range]
 
 
 class _Entry(_Model):
@@ -321,8 +322,16 @@ class AbandonEntry(_Entry):
 class Entering(_Model):
     """A partition leaves one life of its log for another, where the feed has a new origin."""
 
-    leaves: Key
-    enters: OriginItem
+    leaves: Internal[Key]
+    enters: Flat[OriginItem]
+
+    @property
+    def left(self) -> Derived[str]:
+        return self.leaves.incarnation
+
+    @property
+    def entered(self) -> Derived[str]:
+        return self.enters.key.incarnation
 
     @model_validator(mode="after")
     def _of_one_partition(self) -> Self:

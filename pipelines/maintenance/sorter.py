@@ -228,6 +228,15 @@ class Trial:
         self.left_fit += other.left_fit
 
 
+@dataclass(frozen=True, slots=True)
+class FixerError:
+    """An error of the fix function: how many records had it, and the first."""
+
+    what: str
+    records: int
+    first: str
+
+
 def count_first(into: dict[Any, tuple[int, str]], key: Any, records: int, first: str) -> None:
     entry = into.get(key, (0, first))
     into[key] = (entry[0] + records, entry[1])

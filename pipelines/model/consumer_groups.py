@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.util.documents import Flat
 from sluice.pipelines.util.units import many
 
-AssignedPartitions = tuple[TopicPartition, ...]
+AssignedPartitions = tuple[Flat[TopicPartition], ...]
 
 
 class GroupState(StrEnum):
@@ -77,7 +78,7 @@ class Broker:
 class ListedGroup:
     """One group in its coordinator's list. `kind` is empty before Kafka 3.8, where brokers do not tell."""
 
-    name: str
+    group: str
     kind: str
     state: str
     protocol_type: str
@@ -86,13 +87,13 @@ class ListedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One member. `assignment` is None if the coordinator does not report it in the consumers' format."""
+    """One member. `partitions` is None if the coordinator does not report it in the consumers' format."""
 
     member_id: str
     client_id: str
     host: str
     instance_id: str | None
-    assignment: AssignedPartitions | None
+    partitions: AssignedPartitions | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class GroupView:
     """One group at one moment. `members` is None for a kind whose members Sluice cannot list; `assignor` is empty while
     the group settles."""
 
-    name: str
+    group: str
     kind: str
     state: str
     protocol_type: str
@@ -119,7 +120,7 @@ class GroupView:
 
     def holder(self, tp: TopicPartition) -> GroupMember | None:
         """The member that holds the partition."""
-        return next((m for m in self.members or () if tp in (m.assignment or ())), None)
+        return next((m for m in self.members or () if tp in (m.partitions or ())), None)
 
     def who(self) -> str:
         """Returns a short description of the members."""
@@ -142,12 +143,12 @@ class Counting(StrEnum):
 class OffsetExpiry:
     """When a group's committed offsets expire.
 
-    `retention` is in ms, None when unknown. `not_before` (ms since the epoch) is known only if Sluice left the group
+    `retention_ms` is None when unknown. `not_before` (ms since the epoch) is known only if Sluice left the group
     last.
     """
 
-    counting: Counting
-    retention: int | None
+    counted_from: Counting
+    retention_ms: int | None
     not_before: int | None = None
 
 
@@ -256,9 +257,9 @@ def _members(before: GroupView, after: GroupView) -> Iterator[GroupChange]:
 
 
 def _holding(was: GroupMember, now: GroupMember) -> Iterator[GroupChange]:
-    if was.assignment == now.assignment or was.assignment is None or now.assignment is None:
+    if was.partitions == now.partitions or was.partitions is None or now.partitions is None:
         return
-    lost, gained = sorted({*was.assignment} - {*now.assignment}), sorted({*now.assignment} - {*was.assignment})
+    lost, gained = sorted({*was.partitions} - {*now.partitions}), sorted({*now.partitions} - {*was.partitions})
     changes = [f"gets {_some(gained)}"] * bool(gained) + [f"gives up {_some(lost)}"] * bool(lost)
     yield GroupChange("holds", f"{_format_member(now)} {' and '.join(changes)}", now.member_id)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from sluice.pipelines.util.documents import Derived, Internal
 from sluice.pipelines.util.units import show_instant
 
 
@@ -161,14 +162,14 @@ class Key(NamedTuple):
 
     topic: str
     partition: int
-    incarnation: str
+    incarnation: Internal[str]
 
     @property
     def tp(self) -> TopicPartition:
         return TopicPartition(self.topic, self.partition)
 
     @property
-    def topic_id(self) -> str:
+    def topic_id(self) -> Derived[str]:
         return self.incarnation.partition("#")[0]
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.kafka import Isolation, Key, Range, TopicPartition
+from sluice.pipelines.util.documents import AsText, Derived, Internal
 from sluice.pipelines.util.units import show_window
 
 
@@ -82,14 +83,14 @@ class OffsetRange:
 
     topic: str
     partition: int
-    incarnation: str
+    incarnation: Internal[str]
     start: int
     end: int
-    leader_epoch: int = -1
+    leader_epoch: Internal[int] = -1
     estimated_bytes: int = 0
-    window: int | None = None
-    folder: str = ""
-    by_time: int = 0
+    window: Internal[int | None] = None
+    folder: Internal[str] = ""
+    by_time: Internal[int] = 0
 
     @property
     def key(self) -> Key:
@@ -150,7 +151,7 @@ class Task:
     __pydantic_config__ = JSON_CONFIG
 
     @property
-    def estimated_bytes(self) -> int:
+    def estimated_bytes(self) -> Derived[int]:
         return sum(s.estimated_bytes for s in self.offset_ranges)
 
 
@@ -163,7 +164,7 @@ class Plan:
 
     feed: str
     cluster: str
-    request: Request
+    request: AsText[Request]
     isolation: Isolation
     tasks: tuple[Task, ...]
     replaces: tuple[str, ...] = ()
@@ -173,16 +174,16 @@ class Plan:
         return tuple(s for t in self.tasks for s in t.offset_ranges)
 
     @property
-    def span(self) -> int:
+    def offsets(self) -> Derived[int]:
         """How many offsets the plan covers: no more records can land."""
         return sum(s.span for s in self.offset_ranges)
 
     @property
-    def estimated_bytes(self) -> int:
+    def estimated_bytes(self) -> Derived[int]:
         return sum(t.estimated_bytes for t in self.tasks)
 
     @property
-    def hash(self) -> str:
+    def hash(self) -> Derived[str]:
         """SHA-256 (hex) of the plan's canonical JSON. Equal plans have equal hashes."""
         return hashlib.sha256(to_json(self).encode()).hexdigest()
 

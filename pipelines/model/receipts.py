@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from sluice.pipelines.model.kafka import Range, Tail
 from sluice.pipelines.model.plans import JSON_CONFIG, OffsetRange, Request
 from sluice.pipelines.schema.wider import join_texts
+from sluice.pipelines.util.documents import AsText, Derived, Flat, Instant, Internal
 
 
 class PartKind(StrEnum):
@@ -225,7 +226,7 @@ class RangeFailure:
     help.
     """
 
-    offset_range: OffsetRange
+    offset_range: Flat[OffsetRange]
     error: str
     message: str
     remedy: str = ""
@@ -288,11 +289,11 @@ def describe_run(run: str) -> str:
 class Owner:
     """The process that works on a batch. `token` is unique to the process, `run` the run's id, `started` in ms."""
 
-    token: str
+    token: Internal[str]
     run: str
     host: str
     pid: int
-    started: int
+    started: Instant
 
     def describe(self) -> str:
         return f"{describe_run(self.run)} (pid {self.pid} on {self.host})"
@@ -338,7 +339,7 @@ class Met:
     """
 
     batch: int
-    request: Request
+    request: AsText[Request]
     owner: Owner
     verdict: Verdict
     fate: Fate = Fate.LEFT
@@ -406,10 +407,16 @@ def get_bound_us(bucket: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class LatencyBucket:
+    below_ms: float
+    answers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Latency:
     """How long answers took: how many by bucket, the sum and the longest, in microseconds."""
 
-    counts: dict[int, int] = field(default_factory=dict)
+    counts: Internal[dict[int, int]] = field(default_factory=dict)
     total_us: int = 0
     max_us: int = 0
 
@@ -419,8 +426,17 @@ class Latency:
         return cls({find_bucket(us): 1}, us, us)
 
     @property
-    def count(self) -> int:
+    def count(self) -> Derived[int]:
         return sum(self.counts.values())
+
+    @property
+    def percentiles_ms(self) -> Derived[Mapping[str, float]]:
+        """Upper bounds of the shares that are shown."""
+        return {name: self.percentile_ms(share) for name, share in SHARES.items()}
+
+    @property
+    def buckets(self) -> Derived[tuple[LatencyBucket, ...]]:
+        return tuple(LatencyBucket(get_bound_us(i) / 1000, n) for i, n in sorted(self.counts.items()))
 
     def __add__(self, other: Latency) -> Latency:
         counts = add_counts(self.counts, other.counts)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
+from sluice.pipelines.util.documents import Instant, Internal
+
 FEED, LEDGER, MARK = "sluice.feed", "sluice.ledger", "sluice.mark"
 BATCHES, OFFSETS, WINDOWS = "sluice.batches", "sluice.offsets", "sluice.windows"
 COMPLETE = "sluice.complete-until"
@@ -40,12 +42,12 @@ class TableHead:
     of these, and no rows.
     """
 
-    ledger: str
+    ledger: Internal[str]
     mark: int
     snapshot: int | None = None
-    own_mark: int | None = None
+    own_mark: Internal[int | None] = None
     batch: str = ""
-    at: int | None = None
+    at: Instant | None = None
     rows: int = 0
     files: int = 0
     snapshots: int = 0
@@ -53,7 +55,7 @@ class TableHead:
     """Files that delete single rows. Sluice writes none."""
     complete: str = ""
     """Every window that ends at this time or before is complete and in the table; empty: none is known to be."""
-    forged: int | None = None
+    forged: Internal[int | None] = None
     """The mark in the table's properties, where another client changed it: `mark` is that of our newest commit."""
 
 
@@ -75,7 +77,7 @@ class TableFault:
     still be added."""
 
     text: str
-    remedy: Remedy = Remedy.REBUILD
+    remedy: Internal[Remedy] = Remedy.REBUILD
     blocks: bool = True
 
 

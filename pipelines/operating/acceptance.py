@@ -110,7 +110,7 @@ class Begin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The result of an acceptance. `number` is its newest entry; `abandoned` are the batches that ended.
+    """The result of an acceptance. `entry` is its newest one; `abandoned` are the batches that ended.
 
     For a ledger that lost entries, `next` is the number with which it continues, `aside` are the files that were moved
     into `aside_folder`, and `gone` are ranges that they cover and Kafka no longer holds. For a group that
@@ -119,7 +119,7 @@ class Accepted:
     """
 
     event: AcceptEvent
-    number: int
+    entry: int
     lost: tuple[KeyRange, ...] = ()
     skipped: tuple[KeyRange, ...] = ()
     entered: tuple[Entering, ...] = ()

@@ -6,8 +6,8 @@ It uses the ledger and exactly the window's files. Kafka is asked only about a w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from sluice.pipelines.audit.gaps import find_remedies
 from sluice.pipelines.batch.result import find_remedy
@@ -37,8 +37,10 @@ from sluice.pipelines.publishing.published_files import File, build_file
 from sluice.pipelines.quarantine.listing import Filter, QuarantineGroup, listing
 from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.status import strip
-from sluice.pipelines.status.window_rows import WindowRows, read_rows
+from sluice.pipelines.status.repeats import Coordinate
+from sluice.pipelines.status.window_rows import Ends, WindowRows, read_rows
 from sluice.pipelines.status.window_state import Standing, WindowStanding, describe_pending
+from sluice.pipelines.util.documents import Derived, Flat, Internal
 from sluice.pipelines.util.units import many, show_instant
 
 _NAMED = 3
@@ -51,16 +53,18 @@ class PartitionAccount:
     """Offsets of one partition in the window. `start` and `end` are None while the boundary is not pinned.
 
     `counts` are those of the receipts; `lost`, `skipped` and `retired` are numbers of offsets. `pending` is the rest of
-    the range; None while its end is not pinned.
+    the range; None while its end is not pinned. `first` and `last` are the landed records.
     """
 
-    key: Key
+    key: Flat[Key]
     start: int | None
     end: int | None
-    counts: Counts
+    counts: Flat[Counts]
     lost: int = 0
     skipped: int = 0
     retired: int = 0
+    first: Coordinate | None = None
+    last: Coordinate | None = None
 
     @property
     def span(self) -> int | None:
@@ -68,7 +72,7 @@ class PartitionAccount:
         return None if self.start is None or self.end is None else self.end - self.start
 
     @property
-    def pending(self) -> int | None:
+    def pending(self) -> Derived[int | None]:
         return None if self.span is None else self.span - self.accounted_offsets
 
     @property
@@ -77,16 +81,20 @@ class PartitionAccount:
 
 
 def build_accounts(
-    state: State, settings: WindowSettings, window: int, receipts: Iterable[Receipt]
+    state: State, settings: WindowSettings, window: int, receipts: Iterable[Receipt], ends: Ends = MappingProxyType({})
 ) -> tuple[PartitionAccount, ...]:
-    """Returns the account of each partition that the window (its start, ms) has offsets of, from its receipts."""
+    """Returns the account of each partition that the window (its start, ms) has offsets of, from its receipts.
+
+    `ends` are the first and the last record of partitions.
+    """
     counts: dict[Key, Counts] = {}
     for r in receipts:
         counts[r.offset_range.key] = counts.get(r.offset_range.key, Counts()) + r.counts
     spans = {k: windows.find_known_range(state, k, window, settings) for k in state.ended}
     former = {k for k, span in spans.items() if span and span.span}
     keys = sorted({*state.known(), *counts, *former})
-    return tuple(_build_account(state, key, settings, window, counts) for key in keys)
+    accounts = (_build_account(state, key, settings, window, counts) for key in keys)
+    return tuple(replace(a, first=ends[a.key][0], last=ends[a.key][1]) if a.key in ends else a for a in accounts)
 
 
 def _build_account(
@@ -105,7 +113,8 @@ def _build_account(
     return PartitionAccount(key, start, end, counts.get(key, Counts()), lost, skipped, retired)
 
 
-class Reason(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Reason:
     """Why a window is not complete, and what to do."""
 
     text: str
@@ -114,7 +123,7 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True)
 class WindowCheck:
-    """The result of a check. `window` is the start (ms).
+    """The result of a check.
 
     `reasons` say why the window is not complete. `rows` is None if a file is missing or damaged. `unchecked` names the
     questions to Kafka that got no answer. `clocks` is the note on boundaries that were decided against a record's
@@ -122,48 +131,51 @@ class WindowCheck:
     """
 
     feed: str
-    window: int
-    settings: WindowSettings
-    standing: WindowStanding
+    settings: Internal[WindowSettings]
+    standing: Flat[WindowStanding]
     reasons: tuple[Reason, ...]
-    accounts: tuple[PartitionAccount, ...]
-    quarantine: tuple[QuarantineGroup, ...]
-    rows: WindowRows | None
+    partitions: tuple[PartitionAccount, ...]
+    reasons_of_quarantine: tuple[QuarantineGroup, ...]
+    rows: Flat[WindowRows | None]
     files: tuple[File, ...]
     unchecked: tuple[str, ...] = ()
     clocks: str = ""
 
     @property
-    def complete(self) -> bool:
+    def complete(self) -> Derived[bool]:
         """Returns whether each offset of the window is accounted for and all of its files can be read."""
-        pending = any(a.pending for a in self.accounts)
-        return self.standing.standing is Standing.LANDED and not self.reasons and not pending
+        pending = any(a.pending for a in self.partitions)
+        return self.standing.state is Standing.LANDED and not self.reasons and not pending
 
     @property
-    def counts(self) -> Counts:
-        return sum((a.counts for a in self.accounts), Counts())
+    def counts(self) -> Derived[Flat[Counts]]:
+        return sum((a.counts for a in self.partitions), Counts())
 
     @property
-    def empty(self) -> bool:
+    def empty(self) -> Derived[bool]:
         """Returns whether the window is complete and no record arrived in it."""
-        return self.complete and self.standing.is_empty
+        return self.complete and self.standing.empty
 
     @property
-    def passed(self) -> bool:
+    def passed(self) -> Derived[bool]:
         """Returns whether the window is complete and no record is in its files twice."""
         return self.complete and not self.is_doubled
 
     @property
     def is_doubled(self) -> bool:
         """Returns whether a record is in the files twice."""
-        return self.rows is not None and bool(self.rows.twice)
+        return self.rows is not None and bool(self.rows.landed_twice)
 
     @property
-    def exit_code(self) -> int:
+    def bytes(self) -> Derived[int]:
+        return sum(f.bytes for f in self.files)
+
+    @property
+    def exit_code(self) -> Derived[int]:
         """The command's exit code: that of NotYet for a window that needs nothing but time."""
         if self.passed:
             return 0
-        return NotYet.exit_code if self.standing.standing in _WAITING and not self.is_doubled else Failed.exit_code
+        return NotYet.exit_code if self.standing.state in _WAITING and not self.is_doubled else Failed.exit_code
 
 
 def check_window(feed: Feed, ports: Ports, window: int | None, by: Sequence[str], report: Reporter) -> WindowCheck:
@@ -200,15 +212,14 @@ def check_window(feed: Feed, ports: Ports, window: int | None, by: Sequence[str]
     standing, reasons, unchecked = _explain(feed, ports, ledger, state, start)
     return WindowCheck(
         feed.name,
-        start,
         settings,
         standing,
         (*_list_wrong_files(feed, ports, state, start, wrong, placed), *reasons),
-        build_accounts(state, settings, start, receipts),
+        build_accounts(state, settings, start, receipts, rows.ends if rows else {}),
         quarantine,
         rows,
         tuple(
-            build_file(ports.lake, start, s, p)
+            build_file(ports.lake, settings, start, s, p)
             for kind in PartKind
             for s, p in placed
             if p.kind is kind and p.path not in wrong
@@ -266,7 +277,7 @@ def _explain(
         findings = [Reason(f.text, f.remedy) for f in status.findings if f.severe]
         text = f"feed {feed.name} has landed nothing yet"
         return standing, (*findings, Reason(text, f"land it: sluice run {feed.name}")), ()
-    match standing.standing:
+    match standing.state:
         case Standing.LANDED:
             return standing, (), ()
         case Standing.FROM_ORIGIN:
@@ -293,7 +304,7 @@ def _describe_retired(feed: Feed, ledger: Ledger, state: State, window: int) -> 
 def _describe_cut(feed: Feed, s: WindowStanding) -> Reason:
     return Reason(
         f"records of it below the feed's origins have not landed: {describe_pending(s.pending)}",
-        f"land them, if Kafka still has them: sluice run {feed.name} --window {feed.window.name(s.window)}",
+        f"land them, if Kafka still has them: sluice run {feed.name} --window {feed.window.name(s.start)}",
     )
 
 
@@ -308,16 +319,16 @@ def _describe_open(feed: Feed, window: int) -> Reason:
 
 def _list_reasons(feed: Feed, ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Iterator[Reason]:
     """Yields the causes, and last the command that completes the window."""
-    name = feed.window.name(s.window)
+    name = feed.window.name(s.start)
     pending = {o.key.tp for o in s.pending}
-    if s.standing is Standing.RUNNING and s.batch is not None and (met := status.met.get(s.batch)):
+    if s.state is Standing.RUNNING and s.batch is not None and (met := status.met.get(s.batch)):
         yield Reason(str(met), f"wait for it: sluice wait {feed.name} --window {name}")
         return
     mine = (f for f in status.findings if f.severe or f.about == f"unfinished {s.batch}")
     yield from (Reason(f.text, f.remedy) for f in mine if f.kind != "failed")
     yield from _list_failures(feed, ledger, s)
-    yield from (Reason(h.text, h.remedy) for h in status.held if pending & {x.tp for x in h.held})
-    verb = "complete" if s.done else "land"
+    yield from (Reason(h.message, h.remedy) for h in status.held_back if pending & {x.tp for x in h.partitions})
+    verb = "complete" if s.accounted else "land"
     yield Reason(f"pending: {describe_pending(s.pending)}", f"{verb} it: sluice run {feed.name} --window {name}")
 
 
@@ -328,7 +339,7 @@ def _list_failures(feed: Feed, ledger: Ledger, s: WindowStanding) -> Iterator[Re
         return
     pending = {o.key for o in s.pending}
     for f in ledger.publication(batch).failures:
-        if f.offset_range.window == s.window and f.offset_range.key in pending:
+        if f.offset_range.window == s.start and f.offset_range.key in pending:
             yield Reason(f"batch {batch.id} failed in {f.offset_range}: {f.message}", find_remedy(feed.name, f))
 
 
@@ -351,12 +362,12 @@ def watch_window(feed: Feed, ports: Ports, start: int) -> LookAtWindow:
         windows.check_begun(feed.name, start, feed.window, state)
         manifest.demand_kept(ledger, state, feed.name, start, feed.window)
         window = strip.standing(state, feed.window, start, ports.clock())
-        if window.standing is Standing.FROM_ORIGIN:
+        if window.state is Standing.FROM_ORIGIN:
             reason = _describe_cut(feed, window)
             raise WindowIncomplete(
                 f"window {feed.window.name(start)} is not complete: {reason.text}", remedy=reason.remedy
             )
-        if window.standing is not Standing.LANDED:
+        if window.state is not Standing.LANDED:
             return window, False
         parts = manifest.read_window_files(ledger, start, feed.window).parts
         wrong = manifest.find_wrong_files(ports.lake, parts)

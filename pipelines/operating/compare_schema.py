@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.errors import SchemaChanged, UsageError
@@ -17,15 +18,23 @@ from sluice.pipelines.records.shape import READERS
 from sluice.pipelines.util.units import sanitize
 
 
+class ColumnChange(NamedTuple):
+    """A column's type now, and then; None without one."""
+
+    column: str
+    now: str | None
+    then: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class SchemaDifference:
-    """`changes` are columns that come, go or change: the name, the type now, the type then; empty without one.
+    """`changes` are columns that come, go or change.
 
     `added` and `dropped` describe rules beyond types. `refused` is the reason why rows of the new schema would not form
     one table with landed rows.
     """
 
-    changes: tuple[tuple[str, str, str], ...]
+    changes: tuple[ColumnChange, ...]
     added: tuple[str, ...]
     dropped: tuple[str, ...]
     refused: SchemaChanged | None
@@ -46,7 +55,7 @@ def compare_schema(feed: Feed, lake: Lake, after: Reader) -> SchemaDifference:
     except SchemaChanged as error:
         refused = error
     return SchemaDifference(
-        tuple((n, before.get(n, ""), then.get(n, "")) for n in names if before.get(n) != then.get(n)),
+        tuple(ColumnChange(n, before.get(n), then.get(n)) for n in names if before.get(n) != then.get(n)),
         tuple(e for e in then_expected if e not in now_expected),
         tuple(e for e in now_expected if e not in then_expected),
         refused,

@@ -28,6 +28,7 @@ from sluice.pipelines.model.consumer_groups import (
 from sluice.pipelines.model.kafka import CommittedOffset, Isolation, TopicPartition
 from sluice.pipelines.operating.feed_status import OpenPorts
 from sluice.pipelines.ports import Clock, Groups
+from sluice.pipelines.util.documents import Derived, Flat, Instant, Internal
 from sluice.pipelines.util.units import many, show_instant
 
 
@@ -66,7 +67,7 @@ def list_groups(feed: Feed, feeds: Iterable[Feed], groups: Groups) -> GroupListi
     """List the groups of the feed's Kafka, with the owners among these feeds."""
     listed = groups.list_groups()
     owners = {group: f.name for group, f in map_owners(feed, feeds).items()}
-    missing, hidden = tuple(sorted({*owners} - {g.name for g in listed})), dict[str, NotAuthorized]()
+    missing, hidden = tuple(sorted({*owners} - {g.group for g in listed})), dict[str, NotAuthorized]()
     for name in missing:
         try:
             groups.view(name)
@@ -77,31 +78,39 @@ def list_groups(feed: Feed, feeds: Iterable[Feed], groups: Groups) -> GroupListi
 
 @dataclass(frozen=True, slots=True)
 class GroupOffset:
-    """One partition in which the group has an offset or a member. `end` is the high watermark, None if not known.
+    """One partition in which the group has an offset or a member. `log_end` is None if not known.
 
-    `wanted`: the group's feed reads it. `note` describes the metadata of the committed offset.
+    `wanted`: the group's feed reads it. `put_there_by` describes the metadata of the committed offset.
     """
 
-    tp: TopicPartition
-    committed: CommittedOffset | None
-    end: int | None
-    holder: GroupMember | None
+    tp: Flat[TopicPartition]
+    commit: CommittedOffset | None
+    log_end: int | None
+    holder: Internal[GroupMember | None]
     wanted: bool
-    note: str
+    put_there_by: str
 
     @property
-    def lag(self) -> int | None:
+    def held_by(self) -> Derived[str | None]:
+        return self.holder.member_id if self.holder else None
+
+    @property
+    def committed(self) -> Derived[int | None]:
+        return self.commit.offset if self.commit else None
+
+    @property
+    def lag(self) -> Derived[int | None]:
         """As Kafka's own tool counts: offsets from the committed one to the end of the log."""
-        return None if self.committed is None or self.end is None else max(0, self.end - self.committed.offset)
+        return None if self.committed is None or self.log_end is None else max(0, self.log_end - self.committed)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
     """A group, its offsets, and the feed that owns it; `strangers` are members that do not belong to that feed."""
 
-    view: GroupView
+    view: Flat[GroupView]
     feed: str | None
-    rows: tuple[GroupOffset, ...]
+    offsets: tuple[GroupOffset, ...]
     expiry: OffsetExpiry
     strangers: tuple[GroupMember, ...]
 
@@ -115,9 +124,9 @@ def describe_group(feed: Feed, name: str, feeds: Iterable[Feed], open_ports: Ope
     with open_ports(feed) as ports:
         view = groups.view(name)
         if not view.exists and name not in owners:
-            raise _build_unknown_group(name, (g.name for g in groups.list_groups()), owners)
+            raise _build_unknown_group(name, (g.group for g in groups.list_groups()), owners)
         committed = {} if view.kind == "share" else groups.fetch_committed(name)
-        tps = sorted({*committed, *(tp for m in view.members or () for tp in m.assignment or ())})
+        tps = sorted({*committed, *(tp for m in view.members or () for tp in m.partitions or ())})
         topics = {tp.topic for tp in tps}
         there = sorted(topics & set(ports.cluster.topics())) if topics else ()
         ends = {p.tp: p.high_watermark for p in ports.cluster.partitions(there, Isolation.READ_UNCOMMITTED)}
@@ -172,8 +181,8 @@ def _describe_note(committed: CommittedOffset | None, state: State, get_time: Ca
 class GroupEvent:
     """A change of a group, at a time (ms). `seconds`, of a change of state: how long the state before lasted."""
 
-    at: int
-    change: GroupChange
+    at: Instant
+    change: Flat[GroupChange]
     seconds: float | None = None
 
 

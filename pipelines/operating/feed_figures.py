@@ -27,7 +27,7 @@ def list_figures(open_ports: OpenPorts, feed: Feed, last: int) -> list[Figure]:
         with open_ports(feed) as ports:
             ledger = Ledger(ports.lake, feed.name, ports.clock)
             status = read_status_through(ports, feed, ledger, last)
-            figures = [*_of_ledger(ledger, ports.lake)] if status.partitions or status.last else []
+            figures = [*_of_ledger(ledger, ports.lake)] if status.partitions or status.last_batch else []
             return [build_figure("up", status.error is None, feed.name), *_of_status(status), *figures]
     except SluiceError as error:
         return [build_figure("up", 0, feed.name), *_of_findings(feed.name, explain_error(error))]
@@ -35,13 +35,13 @@ def list_figures(open_ports: OpenPorts, feed: Feed, last: int) -> list[Figure]:
 
 def _of_status(s: FeedStatus) -> Iterator[Figure]:
     for state in Standing:
-        yield build_figure("windows", sum(w.standing is state for w in s.windows), s.feed, str(state).replace(" ", "_"))
+        yield build_figure("windows", sum(w.state is state for w in s.windows), s.feed, str(state).replace(" ", "_"))
     lives = Counter(m.verdict.life for m in s.met.values())
     for life in Life:
         yield build_figure("live_batches", lives[life], s.feed, life.name.lower())
     yield from _of_findings(s.feed, s.findings)
     yield build_figure("refused_batches", len(s.refused), s.feed)
-    yield build_figure("held_back_offsets", sum(h.offsets for h in s.held), s.feed)
+    yield build_figure("held_back_offsets", sum(h.offsets for h in s.held_back), s.feed)
     by_topic: Counter[str] = Counter()
     for p in s.partitions:
         if p.lag is not None:
@@ -61,17 +61,17 @@ def _of_findings(feed: str, findings: Iterable[Finding]) -> Iterator[Figure]:
 
 def _of_outlook(feed: str, outlook: Outlook) -> Iterator[Figure]:
     numbers = {
-        "pending_age_seconds": None if outlook.age is None else outlook.age / 1000,
+        "pending_age_seconds": outlook.lag_seconds,
         "production_offsets_per_second": outlook.production,
         "landing_offsets_per_second": outlook.landing,
-        "catch_up_seconds": None if outlook.eta is None else outlook.eta / 1000,
+        "catch_up_seconds": outlook.catch_up_seconds,
         "lost_offsets": sum(r.span for o in outlook.lost for r in o.lost),
     }
     yield from (build_figure(name, value, feed) for name, value in numbers.items() if value is not None)
     spans: Counter[str] = Counter()
     remaining: dict[str, float] = {}
     for risk in outlook.at_risk:
-        topic, seconds = risk.key.topic, max(0, risk.at - outlook.now) / 1000
+        topic, seconds = risk.key.topic, max(0, risk.deleted_from - outlook.now) / 1000
         spans[topic] += sum(r.span for r in risk.ranges)
         remaining[topic] = min(seconds, remaining.get(topic, seconds))
     for topic, seconds in sorted(remaining.items()):

@@ -17,8 +17,10 @@ from sluice.pipelines.model.kafka import (
     TopicPartition,
     subtract,
 )
-from sluice.pipelines.model.receipts import EngineUse, Met
+from sluice.pipelines.model.receipts import EngineUse, Met, Verdict
 from sluice.pipelines.status.window_state import WindowStanding
+from sluice.pipelines.util.documents import Derived, Flat, Internal
+from sluice.pipelines.util.units import show_duration
 
 if TYPE_CHECKING:
     from sluice.pipelines.batch.survey import Survey
@@ -36,39 +38,55 @@ OpenPorts = Callable[["Feed"], AbstractContextManager["Ports"]]
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition: `frontier` is None before its first plan, `end` None when Kafka did not answer.
+    """One partition: `frontier` is None before its first plan, `last_stable_offset` when Kafka did not
+    answer.
 
     `age` (ms) is that of the oldest pending record, None if unknown. `unstable` counts the offsets above the last
     stable offset, which open transactions hold.
     """
 
-    key: Key
+    key: Flat[Key]
     origin: int | None
     frontier: int | None
     committed: int | None
-    end: int | None
-    holes: tuple[Range, ...]
-    age: int | None = None
+    last_stable_offset: int | None
+    landed_above_frontier: tuple[Range, ...]
+    age: Internal[int | None] = None
     unstable: int = 0
 
     @property
-    def lag_seconds(self) -> float | None:
+    def lag_seconds(self) -> Derived[float | None]:
         """The age of the oldest pending record; 0 if none is pending."""
         return 0.0 if self.lag == 0 else None if self.age is None else self.age / 1000
 
     @property
-    def lag(self) -> int | None:
+    def lag(self) -> Derived[int | None]:
         """Stable offsets that are not accounted for."""
-        if self.end is None or self.frontier is None:
+        if self.last_stable_offset is None or self.frontier is None:
             return None
-        return sum(r.span for r in subtract(Range(self.frontier, max(self.frontier, self.end)), self.holes))
+        stable = Range(self.frontier, max(self.frontier, self.last_stable_offset))
+        return sum(r.span for r in subtract(stable, self.landed_above_frontier))
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBatch:
+    """A live batch, the time since its owner's last sign, and the verdict on its run.
+
+    `refused` is the reason why a dead run did not publish it; `ways` are commands and their effects on the batch.
+    """
+
+    batch: Flat[Batch]
+    heartbeat_seconds: float | None
+    refused: BatchRefused | None
+    verdict: Verdict
+    ways: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FeedStatus:
     """One feed. `error` is the reason why Kafka's side is missing or refused; then there is no `outlook`.
 
-    `settings` cut its `windows`. `losses` are pending offsets that are gone from Kafka, `held` are offsets that open
+    `settings` cut its `windows`. `losses` are pending offsets that are gone from Kafka, `held_back` are those that open
     transactions hold back. By live batch, `met` has the state of its run, `heartbeats` the time (ms) since its
     owner's last sign, and `refused` the reason why a dead run did not publish it. `start_not_used` is the reason why
     the first run will not begin as `start` says. `engine` runs the tasks of the next batch. `findings` are all of
@@ -77,28 +95,49 @@ class FeedStatus:
 
     feed: str
     partitions: tuple[PartitionStatus, ...]
-    live: tuple[Batch, ...]
-    last: Batch | None
+    live: Internal[tuple[Batch, ...]]
+    last_batch: Batch | None
     error: SluiceError | None
-    settings: WindowSettings
+    settings: Internal[WindowSettings]
     windows: tuple[WindowStanding, ...]
     outlook: Outlook | None = None
     losses: tuple[SluiceError, ...] = ()
-    held: tuple[HeldBack, ...] = ()
-    heartbeats: Mapping[int, int] = field(default_factory=dict)
-    met: Mapping[int, Met] = field(default_factory=dict)
-    refused: Mapping[int, BatchRefused] = field(default_factory=dict)
+    held_back: tuple[HeldBack, ...] = ()
+    heartbeats: Internal[Mapping[int, int]] = field(default_factory=dict)
+    met: Internal[Mapping[int, Met]] = field(default_factory=dict)
+    refused: Internal[Mapping[int, BatchRefused]] = field(default_factory=dict)
     start_not_used: str = ""
     engine: EngineUse | None = None
     findings: tuple[Finding, ...] = ()
 
     @property
-    def lag(self) -> int | None:
+    def window(self) -> Derived[str]:
+        return show_duration(self.settings.length)
+
+    @property
+    def timezone(self) -> Derived[str | None]:
+        return self.settings.timezone
+
+    @property
+    def live_batches(self) -> Derived[tuple[LiveBatch, ...]]:
+        return tuple(
+            LiveBatch(
+                b,
+                self.heartbeats[b.id] / 1000 if b.id in self.heartbeats else None,
+                self.refused.get(b.id),
+                self.met[b.id].verdict,
+                self.met[b.id].ways,
+            )
+            for b in self.live
+        )
+
+    @property
+    def lag(self) -> Derived[int | None]:
         lags = [p.lag for p in self.partitions]
         return None if None in lags or self.error else sum(lag or 0 for lag in lags)
 
     @property
-    def uncommitted(self) -> int:
+    def uncommitted(self) -> Derived[int]:
         """Offsets below the frontier that the group has not committed."""
         return sum(max(0, p.frontier - (p.committed or p.origin or 0)) for p in self.partitions if p.frontier)
 
@@ -230,13 +269,13 @@ def _status(feed: Feed, ports: Ports, ledger: Ledger, reading: _FeedReading, cho
         feed=feed.name,
         partitions=tuple(_partition(reading, k) for k in keys),
         live=state.live(),
-        last=next((ledger.recall(b) for b in state.batches.newest_first() if not b.merges), None),
+        last_batch=next((ledger.recall(b) for b in state.batches.newest_first() if not b.merges), None),
         error=reading.error,
         settings=feed.window,
         windows=_windows(feed, ports, ledger, reading, chosen, dead),
         outlook=reading.outlook,
         losses=_losses(feed, reading.outlook),
-        held=_held_back(feed, reading, ports.clock()),
+        held_back=_held_back(feed, reading, ports.clock()),
         heartbeats=heartbeats,
         met={b.id: publish.report_met(feed.name, b, verdicts[b.id]) for b in state.live()},
         refused=refused,

@@ -14,21 +14,33 @@ from sluice.pipelines.tables.check import TableComparison, compare, comparison, 
 from sluice.pipelines.tables.pending import since
 from sluice.pipelines.tables.sync import Synced, rebuild, sync
 from sluice.pipelines.tables.table_windows import FeedTables
+from sluice.pipelines.util.documents import Derived, Flat, Internal
+
+
+@dataclass(frozen=True, slots=True)
+class PendingFiles:
+    """The numbers of missing batches and files, and of files to take out."""
+
+    batches: int
+    files: int
+    gone: int
 
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """A table's newest snapshot, the numbers of missing batches and files, and of files to take out.
+    """A table's newest snapshot, and the numbers of batches and files that it lacks.
 
     `comparison` is of all files: another client wrote the newest snapshot. None if its mark holds.
     """
 
-    name: str
-    head: TableHead | None
-    batches: int
-    files: int
-    removed: int
-    comparison: TableComparison | None = None
+    name: Internal[str]
+    head: Flat[TableHead | None]
+    comparison: Flat[TableComparison | None]
+    pending: PendingFiles
+
+    @property
+    def trusted(self) -> Derived[bool]:
+        return self.comparison is None
 
 
 def sync_tables(
@@ -75,8 +87,10 @@ def read_table_statuses(feed: Feed, ports: Ports, tables: FeedTables) -> list[Ta
             root = paths.part_path(feed.name, kind, "", "")
             files = sum(len(b.parts) for b in pending.batches)
             removed = sum(path.startswith(f"{root}/") for path in pending.removed)
-            statuses.append(TableStatus(table.name, head, len(pending.batches), files, removed))
+            statuses.append(TableStatus(table.name, head, None, PendingFiles(len(pending.batches), files, removed)))
         else:
             c = compare(ledger, ports.lake, table, head, state, kind)
-            statuses.append(TableStatus(table.name, head, len(c.batches), len(c.pending), len(c.stale), c))
+            statuses.append(
+                TableStatus(table.name, head, c, PendingFiles(len(c.batches), len(c.pending), len(c.stale)))
+            )
     return statuses

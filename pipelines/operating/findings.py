@@ -29,6 +29,7 @@ from sluice.pipelines.publishing.manifest import find_wrong_files
 from sluice.pipelines.status import strip
 from sluice.pipelines.status.outlook import Outlook, read_recent
 from sluice.pipelines.status.window_state import Standing, describe_pending
+from sluice.pipelines.util.documents import Derived, Instant
 from sluice.pipelines.util.units import many, show_about, show_duration
 
 if TYPE_CHECKING:
@@ -56,10 +57,10 @@ class Finding:
     text: str
     remedy: str
     severe: bool = False
-    since: int | None = None
+    since: Instant | None = None
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Derived[str]:
         return self.about.partition(" ")[0]
 
     def __str__(self) -> str:
@@ -218,7 +219,7 @@ def _find_lost(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
 def _find_at_risk(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
     for topic, risks in _group_by(outlook.at_risk, lambda r: r.key.topic).items():
         text = risks[0].describe(outlook.now) + _more("; then ranges of ", risks)
-        if outlook.falls_behind or (outlook.eta or 0) > max(risks[0].at - outlook.now, 0):
+        if outlook.falls_behind or (outlook.eta or 0) > max(risks[0].deleted_from - outlook.now, 0):
             text += "; landing takes longer than that: use more machines"
         elif outlook.eta is not None:
             text += f"; landing takes about {show_about(outlook.eta)}"
@@ -261,10 +262,10 @@ def _find_lag(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
 
 def _find_hanging(status: FeedStatus) -> Iterator[Finding]:
     """Yields transactions that hold records back and have been idle for long."""
-    for item in status.held:
-        if item.overdue and item.by is not None:
-            about = f"transaction {item.by.producer_id} {item.held[0].tp}"
-            yield Finding(about, item.text, item.remedy, since=item.by.last_written)
+    for item in status.held_back:
+        if item.overdue and item.transaction is not None:
+            about = f"transaction {item.transaction.producer_id} {item.partitions[0].tp}"
+            yield Finding(about, item.message, item.remedy, since=item.transaction.last_written)
 
 
 def _find_partial(feed: Feed, ledger: Ledger, state: State, survey: Survey, now: int) -> Iterator[Finding]:
@@ -275,11 +276,13 @@ def _find_partial(feed: Feed, ledger: Ledger, state: State, survey: Survey, now:
     ]
     ends = {k: p.last_stable_offset for k, p in survey.partitions.items()}
     facts = strip.outside_facts(ledger, state, ends, {}, ()) if late else strip.LEDGER_ALONE
-    unfinished = (s for s in strip.standings(state, feed.window, late, now, facts) if s.done or s.batch is not None)
-    partial = [s for s in unfinished if s.standing in (Standing.PARTIAL, Standing.FAILED)]
+    unfinished = (
+        s for s in strip.standings(state, feed.window, late, now, facts) if s.accounted or s.batch is not None
+    )
+    partial = [s for s in unfinished if s.state in (Standing.PARTIAL, Standing.FAILED)]
     for s in partial[:1]:
-        name, end = feed.window.name(s.window), feed.window.end_of(s.window)
-        text = f"window {name} ended {show_about(now - end)} ago and is {s.standing}: {describe_pending(s.pending)}"
+        name, end = feed.window.name(s.start), feed.window.end_of(s.start)
+        text = f"window {name} ended {show_about(now - end)} ago and is {s.state}: {describe_pending(s.pending)}"
         remedy = f"sluice check {feed.name} {name} says why; then sluice run {feed.name} --window {name}"
         yield Finding("partial", text + _more("; ", partial, "window"), remedy, since=end)
 

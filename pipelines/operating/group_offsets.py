@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.errors import SluiceError, UsageError
@@ -23,6 +22,16 @@ from sluice.pipelines.operating.describe_group import list_strangers, map_owners
 from sluice.pipelines.operating.move_offsets import FILE_BYTES, Aim, Move, OffsetTarget, Spot, Stands, parse_offsets
 from sluice.pipelines.planning.origins import check_incarnation, find_key
 from sluice.pipelines.ports import Groups, Ports
+from sluice.pipelines.util.documents import Derived, Flat, Internal
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOwner:
+    """A group, its state, and the feed that commits for it, if one does."""
+
+    feed: str | None
+    group: str
+    state: str
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,7 @@ class OffsetsContext:
 
     @property
     def committed(self) -> dict[TopicPartition, int]:
-        return {s.tp: s.before for s in self.spots if s.before is not None}
+        return {s.tp: s.committed for s in self.spots if s.committed is not None}
 
     @property
     def is_blocked(self) -> bool:
@@ -58,8 +67,9 @@ class OffsetsContext:
             )
         return tuple(here[tp] for tp in dict.fromkeys(only)) if only else self.spots
 
-    def to_document(self) -> dict[str, Any]:
-        return {"feed": self.feed.name if self.ledger else None, "group": self.name, "state": self.view.state}
+    @property
+    def owner(self) -> GroupOwner:
+        return GroupOwner(self.feed.name if self.ledger else None, self.name, self.view.state)
 
 
 def read_context(
@@ -99,7 +109,7 @@ class OffsetStanding:
     the next commit would be refused.
     """
 
-    spot: Spot
+    spot: Flat[Spot]
     stands: Stands
     expected: int | None
     lands_next: bool
@@ -115,8 +125,8 @@ def list_standings(context: OffsetsContext) -> tuple[OffsetStanding, ...]:
     standings = []
     for spot in context.spots:
         stands = move_offsets.stands(state, spot)
-        ahead = spot.before is not None and spot.frontier is not None and spot.before > spot.frontier
-        lands_next = stands is Stands.MOVED and ahead and spot.before == spot.kafka.last_stable_offset
+        ahead = spot.committed is not None and spot.frontier is not None and spot.committed > spot.frontier
+        lands_next = stands is Stands.MOVED and ahead and spot.committed == spot.kafka.last_stable_offset
         refused = feed.commit is not CommitMode.NONE and stands in fatal and (blocked or not lands_next)
         expected = move_offsets.expected_offset(state, spot.key)
         standings.append(OffsetStanding(spot, stands, expected, lands_next, refused))
@@ -175,15 +185,19 @@ def read_offsets(path: Path, context: OffsetsContext) -> dict[TopicPartition, in
 class OffsetBefore:
     """One partition: `hit` is its first record of the time or later, None where there is none."""
 
-    spot: Spot
-    hit: OffsetAtTime | None
+    spot: Flat[Spot]
+    hit: Internal[OffsetAtTime | None]
 
     @property
-    def offset(self) -> int:
+    def offset(self) -> Derived[int]:
         return self.spot.kafka.high_watermark if self.hit is None else self.hit.offset
 
     @property
-    def note(self) -> str:
+    def timestamp(self) -> Derived[int | None]:
+        return self.hit.timestamp if self.hit else None
+
+    @property
+    def note(self) -> Derived[str]:
         if self.hit is None:
             return "no record since: the end"
         if self.hit.by_marker:
@@ -204,7 +218,7 @@ def list_offsets_before(
 class OffsetPair:
     """One partition's committed offset, and the other one. None: there is none."""
 
-    tp: TopicPartition
+    tp: Flat[TopicPartition]
     offset: int | None
     other: int | None
 

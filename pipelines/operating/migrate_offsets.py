@@ -21,6 +21,7 @@ from sluice.pipelines.errors import CommitFenced, GroupHeld, Refused, SluiceErro
 from sluice.pipelines.feed.sections import OffsetStore
 from sluice.pipelines.model.kafka import CommittedOffset, PartitionState, TopicPartition
 from sluice.pipelines.ports import Group, Groups
+from sluice.pipelines.util.documents import Derived, Flat
 from sluice.pipelines.util.units import many
 
 Committed = Mapping[TopicPartition, CommittedOffset | None]
@@ -45,7 +46,7 @@ REFUSED = (MigrationAction.BEYOND, MigrationAction.BACK, MigrationAction.MISSING
 class OffsetMigration:
     """One partition: its offsets in source and target, and the bounds of its log."""
 
-    tp: TopicPartition
+    tp: Flat[TopicPartition]
     step: MigrationAction
     source: CommittedOffset | None
     target: CommittedOffset | None
@@ -53,7 +54,7 @@ class OffsetMigration:
     log_end: int
 
     @property
-    def lost(self) -> int:
+    def lost(self) -> Derived[int]:
         """How many offsets after the committed one Kafka no longer has."""
         return max(0, self.log_start - self.source.offset) if self.source else 0
 

@@ -36,6 +36,7 @@ from sluice.pipelines.model.kafka import (
 )
 from sluice.pipelines.planning.origins import check_incarnation
 from sluice.pipelines.ports import Groups
+from sluice.pipelines.util.documents import Derived, Flat, Internal
 from sluice.pipelines.util.units import show_instant
 
 
@@ -75,9 +76,9 @@ class OffsetTarget:
 class Spot:
     """One partition in Kafka. `frontier` is the ledger's; None if no feed has planned the partition."""
 
-    kafka: PartitionState
-    key: Key
-    committed: CommittedOffset | None
+    kafka: Flat[PartitionState]
+    key: Internal[Key]
+    commit: CommittedOffset | None
     frontier: int | None = None
 
     @property
@@ -85,15 +86,24 @@ class Spot:
         return self.kafka.tp
 
     @property
-    def before(self) -> int | None:
-        return None if self.committed is None else self.committed.offset
+    def committed(self) -> Derived[int | None]:
+        return None if self.commit is None else self.commit.offset
+
+    @property
+    def log_end(self) -> Derived[int]:
+        return self.kafka.high_watermark
+
+    @property
+    def lag(self) -> Derived[int | None]:
+        """Offsets from the committed one to the end of the log."""
+        return None if self.committed is None else max(0, self.log_end - self.committed)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
     """One partition's committed offset before (None: none) and after. `note` says why it differs from the target."""
 
-    spot: Spot
+    spot: Flat[Spot]
     after: int
     note: str = ""
 
@@ -131,7 +141,7 @@ def spots_concerned(target: OffsetTarget, spots: Sequence[Spot], *, all_of_them:
 def _says(target: OffsetTarget, spot: Spot) -> bool:
     match target.aim:
         case Aim.SHIFT:
-            return spot.before is not None
+            return spot.committed is not None
         case Aim.FRONTIER:
             return spot.frontier is not None
         case Aim.FILE:
@@ -156,7 +166,7 @@ def _wanted_offset(target: OffsetTarget, spot: Spot, hits: TimeHits, now: int) -
         case Aim.TIME:
             return _at_time(spot, hits.get(spot.tp), now)
         case Aim.SHIFT:
-            return (spot.before or 0) + target.number, ""
+            return (spot.committed or 0) + target.number, ""
         case Aim.FRONTIER:
             return spot.frontier or 0, ""
         case Aim.FILE:
@@ -212,14 +222,14 @@ def stands(state: State, spot: Spot) -> Stands:
     """How the next commit will see the committed offset. If the log is another one, how the next plan will."""
     if check_incarnation(state, spot.kafka, {}) is not None:
         return Stands.ANOTHER
-    if find_foreign_mark(state, spot.tp, spot.committed) is not None:
+    if find_foreign_mark(state, spot.tp, spot.commit) is not None:
         return Stands.FOREIGN
     if spot.frontier is None:
         return Stands.UNPLANNED
-    if spot.committed is None:
+    if spot.commit is None:
         return Stands.GONE if spot.key in state.commits else Stands.NEVER
-    relation = judge(state, spot.key, spot.frontier, spot.committed)
-    if relation is CommitVerdict.GO and state.moved.get(spot.key) == spot.before:
+    relation = judge(state, spot.key, spot.frontier, spot.commit)
+    if relation is CommitVerdict.GO and state.moved.get(spot.key) == spot.committed:
         return Stands.BY_HAND
     return _STANDS[relation]
 
@@ -239,14 +249,14 @@ def refusal(feed: str, group: GroupView, moves: Iterable[Move], target: OffsetTa
 
 def check_ours(ledger: Ledger, moves: Iterable[Move]) -> None:
     """Raises ForeignMarks if another ledger committed one of the offsets that would be overwritten."""
-    check_owner(ledger, ledger.read(), {m.tp: m.spot.committed for m in moves})
+    check_owner(ledger, ledger.read(), {m.tp: m.spot.commit for m in moves})
 
 
 def _group_held_error(group: GroupView) -> GroupHeld:
     return GroupHeld(
-        f"group {group.name} has members, it is {group.state}: {group.who()}",
+        f"group {group.group} has members, it is {group.state}: {group.who()}",
         remedy="stop its consumers and wait until it is Empty; a run of Sluice leaves it when it has committed. "
-        f"See: sluice groups describe {group.name}",
+        f"See: sluice groups describe {group.group}",
     )
 
 
@@ -329,7 +339,7 @@ def _note_move(
 def _with_frontier_now(state: State, move: Move) -> Move:
     spot = move.spot
     frontier = state.frontier(spot.key) if spot.key in state.origins else None
-    return Move(Spot(spot.kafka, spot.key, spot.committed, frontier), move.after, move.note)
+    return Move(Spot(spot.kafka, spot.key, spot.commit, frontier), move.after, move.note)
 
 
 def _entry(state: State, moves: Iterable[Move], reason: str) -> MovedEntry | None:

@@ -29,6 +29,7 @@ from sluice.pipelines.publishing import lost_entries, published_files
 from sluice.pipelines.publishing import publish as owners
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import abandon, roll_forward
+from sluice.pipelines.util.documents import Derived, Internal
 from sluice.pipelines.util.units import many
 
 STALE_MS = 3_600_000
@@ -60,12 +61,16 @@ class RepairFinding:
     the ways out. `why` is the evidence, `items` are paths, windows or batches.
     """
 
-    kind: RepairKind
+    kind: Internal[RepairKind]
     text: str
     act: str = ""
     remedy: tuple[str, ...] = ()
     items: tuple[str, ...] = ()
     why: str = ""
+
+    @property
+    def what(self) -> Derived[str]:
+        return self.kind.name.lower()
 
 
 @dataclass(frozen=True, slots=True)

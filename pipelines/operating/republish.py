@@ -16,8 +16,9 @@ from sluice.pipelines.ports import Ports, Target
 from sluice.pipelines.republishing import republish_plan as plans
 from sluice.pipelines.republishing import row_filter
 from sluice.pipelines.republishing.lanes import name_of
-from sluice.pipelines.republishing.republish_plan import Republish, Wishes
+from sluice.pipelines.republishing.republish_plan import Republish, Source, Wishes
 from sluice.pipelines.republishing.republish_rows import Shelf
+from sluice.pipelines.util.documents import Flat
 
 OpenTarget = Callable[[Feed, str], AbstractContextManager[Target]]
 AddSchema = Callable[[Wishes, Feed, Iterable[str]], Wishes]
@@ -65,11 +66,20 @@ def resume_republish(feed: Feed, name: str, ports: Ports) -> Republish:
 
 
 @dataclass(frozen=True, slots=True)
-class RepublishPreview:
-    """A plan, and whether it is done. `amounts`: upper bounds of the rows of each source, and of the bytes of files."""
+class SourceAmount:
+    """A source, with upper bounds of its rows and of the bytes of their files."""
 
-    plan: Republish
-    amounts: tuple[tuple[int, int], ...]
+    source: Flat[Source]
+    rows: int
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepublishPreview:
+    """A plan, its sources, and whether it is done."""
+
+    plan: Flat[Republish]
+    sources: tuple[SourceAmount, ...]
     done: bool
 
 
@@ -77,4 +87,4 @@ def preview_republish(plan: Republish, ports: Ports) -> RepublishPreview:
     ledger = Ledger(ports.lake, plan.feed, ports.clock)
     shelf = Shelf(ports.lake, ledger, ledger.read(), plan)
     done = ports.lake.get(paths.republish_done_path(plan.feed, plan.id)) is not None
-    return RepublishPreview(plan, tuple(shelf.amount(n) for n in range(len(plan.sources))), done)
+    return RepublishPreview(plan, tuple(SourceAmount(s, *shelf.amount(n)) for n, s in enumerate(plan.sources)), done)

@@ -10,74 +10,84 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import BrokerConfig, OpenTransaction, PartitionState, TopicPartition
 from sluice.pipelines.ports import Cluster
-from sluice.pipelines.util.documents import document_of
-from sluice.pipelines.util.units import many, show_about, show_duration, show_instant
+from sluice.pipelines.util.documents import Derived, Flat, Internal
+from sluice.pipelines.util.units import many, show_about, show_duration
 
 
 @dataclass(frozen=True, slots=True)
 class HeldRange:
-    """The offsets of one partition from `start`, its last stable offset, up to `end`, its high watermark."""
+    """The offsets of one partition from its last stable offset up to its high watermark."""
 
-    tp: TopicPartition
-    start: int
-    end: int
+    tp: Flat[TopicPartition]
+    last_stable_offset: int
+    high_watermark: int
 
     @property
-    def offsets(self) -> int:
-        return self.end - self.start
+    def offsets(self) -> Derived[int]:
+        return self.high_watermark - self.last_stable_offset
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
     """The offsets that one open transaction holds back from `feed` at `now` (ms since the epoch).
 
-    `by` is None if the transaction is unknown. `limit` (ms) is the maximum duration of a transaction in this Kafka,
+    `transaction` is None if it is unknown. `limit` (ms) is the maximum duration of a transaction in this Kafka,
     None if unknown.
     """
 
-    feed: Feed
-    held: tuple[HeldRange, ...]
-    by: OpenTransaction | None
-    now: int
-    limit: int | None = None
+    feed: Internal[Feed]
+    partitions: tuple[HeldRange, ...]
+    transaction: OpenTransaction | None
+    now: Internal[int]
+    limit: Internal[int | None] = None
 
     @property
-    def offsets(self) -> int:
-        return sum(h.offsets for h in self.held)
+    def offsets(self) -> Derived[int]:
+        return sum(h.offsets for h in self.partitions)
 
     @property
     def age(self) -> int | None:
         """How long ago (ms) the transaction was last written to; None when unknown."""
-        return None if self.by is None or self.by.last_written < 0 else max(0, self.now - self.by.last_written)
+        return (
+            None
+            if self.transaction is None or self.transaction.last_written < 0
+            else max(0, self.now - self.transaction.last_written)
+        )
 
     @property
-    def overdue(self) -> bool:
+    def age_seconds(self) -> Derived[float | None]:
+        return None if self.age is None else self.age / 1000
+
+    @property
+    def overdue(self) -> Derived[bool]:
         """Returns whether its last write is older than `alerts.transaction`, so that it needs attention."""
         return self.age is not None and self.age > self.feed.alerts.transaction
 
     @property
-    def text(self) -> str:
-        first, *others = self.held
-        positions = [f"{first.tp} is held at offset {first.start}", *(f"{h.tp} at {h.start}" for h in others[:_NAMED])]
+    def message(self) -> Derived[str]:
+        first, *others = self.partitions
+        positions = [
+            f"{first.tp} is held at offset {first.last_stable_offset}",
+            *(f"{h.tp} at {h.last_stable_offset}" for h in others[:_NAMED]),
+        ]
         more = f" and {many(len(others) - _NAMED, 'more partition')}" if len(others) > _NAMED else ""
         return f"{', '.join(positions)}{more} by {self.who}: {many(self.offsets, 'offset')} cannot land yet"
 
     @property
     def who(self) -> str:
-        if self.by is None:
+        if self.transaction is None:
             return "an open transaction (Kafka does not report which)"
-        return f"{self.by}" + ("" if self.age is None else f" ({show_about(self.age)} ago)")
+        return f"{self.transaction}" + ("" if self.age is None else f" ({show_about(self.age)} ago)")
 
     @property
-    def remedy(self) -> str:
+    def remedy(self) -> Derived[str]:
         """How the transaction ends by itself, and the commands of Kafka's own tool that abort it, one per partition."""
-        commands = [self._abort(h) for h in self.held[: _NAMED + 1]]
-        rest = len(self.held) - len(commands)
+        commands = [self._abort(h) for h in self.partitions[: _NAMED + 1]]
+        rest = len(self.partitions) - len(commands)
         more = f", and so in {many(rest, 'more partition')}" if rest else ""
         return f"{self._waits()}{more}: {' && '.join(commands)}"
 
@@ -92,22 +102,8 @@ class HeldBack:
         who = "" if self.feed.kafka.security_protocol in (None, "PLAINTEXT") else " --command-config FILE"
         return (
             f"kafka-transactions.sh --bootstrap-server {shlex.quote(self.feed.kafka.bootstrap)}{who} abort "
-            f"--topic {blocked.tp.topic} --partition {blocked.tp.partition} --start-offset {blocked.start}"
+            f"--topic {blocked.tp.topic} --partition {blocked.tp.partition} --start-offset {blocked.last_stable_offset}"
         )
-
-    def document(self) -> dict[str, Any]:
-        """Returns the fields as a JSON-ready dict."""
-        return {
-            "offsets": self.offsets,
-            "partitions": [
-                document_of(h, "topic=tp.topic partition=tp.partition last_stable_offset=start high_watermark=end")
-                for h in self.held
-            ],
-            "transaction": _describe_transaction(self.by, self.age) if self.by else None,
-            "overdue": self.overdue,
-            "message": self.text,
-            "remedy": self.remedy,
-        }
 
 
 _NAMED = 2
@@ -116,16 +112,6 @@ _NAMED = 2
 
 def _limit(ms: int) -> str:
     return f"{show_duration(ms)} here (transaction.max.timeout.ms)"
-
-
-def _describe_transaction(by: OpenTransaction, age: int | None) -> dict[str, Any]:
-    return {
-        "transactional_id": by.name or None,
-        "producer_id": by.producer_id,
-        "producer_epoch": by.producer_epoch,
-        "last_written": show_instant(by.last_written) if by.last_written >= 0 else None,
-        "age_seconds": None if age is None else age / 1000,
-    }
 
 
 def list_held_back(
@@ -156,7 +142,7 @@ def find_unstable(partitions: Iterable[PartitionState]) -> list[PartitionState]:
 
 def by_partition(holds: Iterable[HeldBack]) -> dict[TopicPartition, HeldBack]:
     """Returns the held offsets separately for each partition."""
-    return {h.tp: replace(item, held=(h,)) for item in holds for h in item.held}
+    return {h.tp: replace(item, partitions=(h,)) for item in holds for h in item.partitions}
 
 
 def _find_newest(

@@ -25,14 +25,15 @@ from sluice.pipelines.ledger.entries import KeyRange, OriginItem, SkipEntry
 from sluice.pipelines.ledger.marks import Committed
 from sluice.pipelines.model.kafka import CommittedOffset, Key, PartitionState, Range, Tail, TopicPartition, subtract
 from sluice.pipelines.ports import Clock, Cluster
+from sluice.pipelines.util.documents import Flat, Internal
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A refused partition, with the error."""
 
-    tp: TopicPartition
-    error: SluiceError
+    tp: Internal[TopicPartition]
+    error: Flat[SluiceError]
 
 
 def format_accept(feed: str, event: str, more: str = "") -> str:

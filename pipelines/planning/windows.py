@@ -25,6 +25,7 @@ from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState, Range, cut, intersect, is_covered, subtract
 from sluice.pipelines.model.plans import Request
 from sluice.pipelines.ports import Cluster
+from sluice.pipelines.util.documents import AsText, Instant, Internal
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many, show_instant, show_window
 
@@ -36,10 +37,10 @@ class OpenWindows:
     """Requested windows within their grace period: the first one (its start, ms), their number, the time (ms) from
     which the first can be landed, and its name."""
 
-    first: int
-    number: int
-    lands_from: int
-    name: str
+    first: Internal[int]
+    windows: int
+    lands_from: Instant
+    window: str
 
     @classmethod
     def of(cls, first: int, number: int, settings: WindowSettings) -> OpenWindows:
@@ -52,27 +53,19 @@ class OpenWindows:
             return None
         return cls.of(request.window, len(windows_of(request, settings)), settings)
 
-    def windows(self, settings: WindowSettings) -> Sequence[int]:
+    def list_starts(self, settings: WindowSettings) -> Sequence[int]:
         """Their starts, if they are in a row."""
-        return settings.list_starts(self.first, settings.start_at(settings.number_of(self.first) + self.number))
+        return settings.list_starts(self.first, settings.start_at(settings.number_of(self.first) + self.windows))
 
     @property
     def text(self) -> str:
-        later = f" and {many(self.number - 1, 'later one')}" if self.number > 1 else ""
+        later = f" and {many(self.windows - 1, 'later one')}" if self.windows > 1 else ""
         when = show_instant(self.lands_from)
         verb = "are" if later else "is"
-        return f"window {self.name}{later} {verb} still open: it can be landed from {when} on"
+        return f"window {self.window}{later} {verb} still open: it can be landed from {when} on"
 
     def remedy(self, feed: str) -> str:
-        return f"the feed's schedule lands it then, if it is on; by hand: sluice run {feed} --window {self.name}"
-
-    def document(self) -> dict[str, object]:
-        """For programs."""
-        return {
-            "window": self.name,
-            "windows": self.number,
-            "lands_from": show_instant(self.lands_from),
-        }
+        return f"the feed's schedule lands it then, if it is on; by hand: sluice run {feed} --window {self.window}"
 
 
 def windows_of(request: Request, settings: WindowSettings) -> Sequence[int]:
@@ -478,9 +471,9 @@ class Losses(NamedTuple):
     before it, and may have had records in it that no run has seen.
     """
 
-    former: int = 0
+    former: Internal[int] = 0
     lost: int = 0
-    unseen: tuple[Key, ...] = ()
+    unseen: AsText[tuple[Key, ...]] = ()
 
     def __str__(self) -> str:
         """`25 offsets are lost; what 3 partitions had in it when their logs were replaced is unknown`"""

@@ -30,6 +30,7 @@ from sluice.pipelines.planning.windows import check_aligned, check_begun, comple
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.manifest import WindowFiles
+from sluice.pipelines.util.documents import Internal
 from sluice.pipelines.util.parallel import map_parallel
 
 
@@ -41,10 +42,10 @@ class File:
     share, the rows begin at row `first`, and `bytes` is their share.
     """
 
-    window: int
+    window: str
     kind: PartKind
     address: str
-    path: str
+    path: Internal[str]
     topic: str
     partition: int
     start: int
@@ -125,7 +126,9 @@ def list_files(
         raise damage
     if not partial:
         _check_complete(window_files, wrong, name, settings)
-    return tuple(build_file(lake, w, s, p) for w, s, p in _list_parts(window_files, kind) if p.path not in wrong)
+    return tuple(
+        build_file(lake, settings, w, s, p) for w, s, p in _list_parts(window_files, kind) if p.path not in wrong
+    )
 
 
 def _check_complete(
@@ -145,10 +148,11 @@ def _list_parts(windows: Sequence[WindowFiles], kind: PartKind) -> Iterator[tupl
     return ((f.window, s, p) for f in windows for s, p in f.placed if p.kind is kind)
 
 
-def build_file(lake: Lake, window: int, s: OffsetRange, p: Part) -> File:
+def build_file(lake: Lake, settings: WindowSettings, window: int, s: OffsetRange, p: Part) -> File:
     """Returns the entry of a part that is visible, with rows of this offset range."""
     at, first = lake.locate(p.path), p.shared.first if p.shared else 0
-    return File(window, p.kind, at, p.path, s.topic, s.partition, s.start, s.end, p.rows, p.bytes, p.sha256, first)
+    name = settings.name(window)
+    return File(name, p.kind, at, p.path, s.topic, s.partition, s.start, s.end, p.rows, p.bytes, p.sha256, first)
 
 
 def remove_unless_named(lake: Lake, feed: str, parts: Sequence[str]) -> list[str]:

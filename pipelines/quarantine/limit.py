@@ -22,6 +22,7 @@ from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.row_format import OVERSIZED
 from sluice.pipelines.schema.arrays import int64s, view_int32s
+from sluice.pipelines.util.documents import Flat
 from sluice.pipelines.util.units import many
 
 MOST_FAULTS = 1000
@@ -54,7 +55,7 @@ class Fault:
     """Records that are wrong in the same way: how many, and the first as `topic:partition:offset`. The kind's texts
     are short and on one line."""
 
-    kind: QuarantineKind
+    kind: Flat[QuarantineKind]
     records: int
     first: str
 

@@ -30,6 +30,7 @@ from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine.limit import ROWS_AT_ONCE, QuarantineKind, check_quarantine, kinds_of
 from sluice.pipelines.schema.arrays import boolean_array, fixed_width, int64s, text_array
+from sluice.pipelines.util.documents import Derived, Flat, Internal
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.validation.batch_expectations import check_contract
 from sluice.pipelines.validation.drift import check_drift
@@ -86,33 +87,37 @@ def _among(rows: pa.RecordBatch, name: str, texts: Sequence[str]) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineGroup:
-    """Records of one window (start, ms; None: outside windows) refused for one reason. `first` is a coordinate."""
+    """Records of one window (by name; None: outside windows) refused for one reason. `first` is a coordinate, `start`
+    the window's (ms), and `share` that of the window's records."""
 
-    window: int | None
-    kind: QuarantineKind
+    window: str | None
+    start: Internal[int | None]
+    kind: Flat[QuarantineKind]
     records: int
     first: str
+    share: float = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WindowQuarantine:
-    """The counts of a window's records. `relanded` counts those `landed` records that had been in quarantine, `mended`
+    """The counts of a window's records. `relanded` counts those `landed` records that had been in quarantine, `fixed`
     those of them with other bytes than in the log."""
 
-    window: int | None
+    window: str | None
     landed: int = 0
     quarantined: int = 0
     relanded: int = 0
-    mended: int = 0
+    fixed: int = 0
 
     @property
-    def share(self) -> float:
+    def share(self) -> Derived[float]:
         """The share of all records that is in quarantine."""
         return self.quarantined / max(self.landed + self.quarantined, 1)
 
     def __add__(self, other: WindowQuarantine) -> WindowQuarantine:
-        names = ("landed", "quarantined", "relanded", "mended")
-        return WindowQuarantine(self.window, *(getattr(self, n) + getattr(other, n) for n in names))
+        relanded, fixed = self.relanded + other.relanded, self.fixed + other.fixed
+        landed, quarantined = self.landed + other.landed, self.quarantined + other.quarantined
+        return WindowQuarantine(self.window, landed, quarantined, relanded, fixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,10 @@ class Listing:
     held: tuple[QuarantineGroup, ...]
     windows: tuple[WindowQuarantine, ...]
     batch: int | None = None
+
+    @property
+    def records(self) -> Derived[int]:
+        return sum(w.quarantined for w in self.windows)
 
 
 def listing(ledger: Ledger, lake: Lake, wanted: Filter, settings: WindowSettings) -> Listing:
@@ -148,19 +157,24 @@ def _counting(receipts: Iterable[Receipt], lake: Lake, wanted: Filter, settings:
     kinds: dict[tuple[int | None, QuarantineKind], QuarantineGroup] = {}
     for r in receipts:
         window = None if r.offset_range.window is None else settings.start_of(r.offset_range.window)
-        windows[window] = windows.get(window, WindowQuarantine(window)) + _account(window, r)
+        name = None if window is None else settings.name(window)
+        windows[window] = windows.get(window, WindowQuarantine(name)) + _account(name, r)
         for part in r.of(PartKind.QUARANTINED):
             for kind, records, first in _count_kinds(lake, part, wanted, r.offset_range.tp):
-                group = kinds.get((window, kind), QuarantineGroup(window, kind, 0, f"{r.offset_range.tp}:{first}"))
-                kinds[window, kind] = QuarantineGroup(window, kind, group.records + records, group.first)
-    ranked = sorted(kinds.values(), key=lambda h: (-h.records, h.window or 0, h.kind.stage, str(h.kind)))
+                group = kinds.get(
+                    (window, kind), QuarantineGroup(name, window, kind, 0, f"{r.offset_range.tp}:{first}")
+                )
+                kinds[window, kind] = replace(group, records=group.records + records)
+    sizes = {w.window: max(w.landed + w.quarantined, 1) for w in windows.values()}
+    groups = (replace(h, share=h.records / sizes[h.window]) for h in kinds.values())
+    ranked = sorted(groups, key=lambda h: (-h.records, h.start or 0, h.kind.stage, str(h.kind)))
     touched = (w for _, w in sorted(windows.items(), key=lambda x: x[0] or 0) if w.quarantined or w.relanded)
     return Listing(tuple(ranked), tuple(touched))
 
 
-def _account(window: int | None, r: Receipt) -> WindowQuarantine:
-    relanded, mended = sum(x.span for x in r.relanded), sum(x.span for x in r.mended)
-    return WindowQuarantine(window, r.counts.landed, r.counts.quarantined, relanded, mended)
+def _account(window: str | None, r: Receipt) -> WindowQuarantine:
+    relanded, fixed = sum(x.span for x in r.relanded), sum(x.span for x in r.mended)
+    return WindowQuarantine(window, r.counts.landed, r.counts.quarantined, relanded, fixed)
 
 
 def _count_kinds(

@@ -21,6 +21,7 @@ from sluice.pipelines.ports import Delivered, Lake
 from sluice.pipelines.republishing import republish_plan as plans
 from sluice.pipelines.republishing.republish_plan import Republish
 from sluice.pipelines.schema.arrays import fixed_width, text_array
+from sluice.pipelines.util.documents import Derived, Internal
 
 MAP = pa.schema(
     [
@@ -121,10 +122,18 @@ class SentRecord:
     """A record that a finished republish sent."""
 
     republish: str
-    tp: TopicPartition
-    offset: int
-    to: TopicPartition
-    to_offset: int
+    tp: Internal[TopicPartition]
+    offset: Internal[int]
+    to_tp: Internal[TopicPartition]
+    to_offset: Internal[int]
+
+    @property
+    def from_(self) -> Derived[str]:
+        return f"{self.tp}:{self.offset}"
+
+    @property
+    def to(self) -> Derived[str]:
+        return f"{self.to_tp}:{self.to_offset}"
 
 
 def whence_and_whither(

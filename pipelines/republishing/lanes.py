@@ -40,6 +40,7 @@ from sluice.pipelines.republishing.send_lane import (
     progress_of,
 )
 from sluice.pipelines.republishing.values import check_schema
+from sluice.pipelines.util.documents import Flat
 from sluice.pipelines.util.units import parse_size
 
 STAGE = "send"
@@ -48,18 +49,18 @@ _SENT = TypeAdapter(LaneSent)
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Records sent by a republish: by this run, and `in_all`. `partitions` counts this run's by target partition;
-    `bytes` are those of its records before they are compressed; `before`: it was done already; `throttled_ms`:
-    how long brokers had its lanes pause, summed up."""
+    """Records sent by a republish: by this run, and in all. `records_by_partition` counts this run's by target
+    partition; `bytes` are those of its records before they are compressed; `took` is in seconds; `throttled_ms`: how
+    long brokers had its lanes pause, summed up."""
 
-    plan: Republish
+    plan: Flat[Republish]
     records: int
     bytes: int
     transactions: int
-    in_all: int
-    seconds: float
-    before: bool = False
-    partitions: dict[int, int] = field(default_factory=dict)
+    records_in_all: int
+    took: float
+    done_before: bool = False
+    records_by_partition: dict[int, int] = field(default_factory=dict)
     throttled_ms: int = 0
 
 
@@ -128,7 +129,7 @@ def carry_out(sending: LaneSender, engine: Engine | None, report: Reporter) -> S
     """
     began, plan, lake = time.monotonic(), sending.plan, sending.lake
     if (done := lake.get(paths.republish_done_path(plan.feed, plan.id))) is not None:
-        return Sent(plan, 0, 0, 0, json.loads(done)["records"], 0.0, before=True)
+        return Sent(plan, 0, 0, 0, json.loads(done)["records"], 0.0, done_before=True)
     check_schema(plan.wishes, sending.shape, plan.feed)
     sending = replace(sending, token=claim(lake, plan))
     lanes = _here(sending, report) if engine is None or sending.alone else _by_tasks(sending, engine, report)
@@ -139,7 +140,9 @@ def carry_out(sending: LaneSender, engine: Engine | None, report: Reporter) -> S
             partitions[partition] = partitions.get(partition, 0) + records
     sums = (sum(lane.records for lane in lanes), sum(n.bytes for n in lanes), sum(n.transactions for n in lanes))
     throttled = sum(lane.throttled_ms for lane in lanes)
-    return Sent(plan, *sums, in_all, time.monotonic() - began, partitions=partitions, throttled_ms=throttled)
+    return Sent(
+        plan, *sums, in_all, round(time.monotonic() - began, 3), records_by_partition=partitions, throttled_ms=throttled
+    )
 
 
 def _here(sending: LaneSender, report: Reporter) -> list[LaneSent]:
@@ -169,7 +172,7 @@ def _by_tasks(sending: LaneSender, engine: Engine, report: Reporter) -> list[Lan
 
 
 def _progress(plan: Republish, offsets: int, paused: int) -> Progress:
-    return Progress(STAGE, offsets, plan.span, f"(paused by a quota for {paused / 1000:.0f} s)" if paused else "")
+    return Progress(STAGE, offsets, plan.offsets, f"(paused by a quota for {paused / 1000:.0f} s)" if paused else "")
 
 
 def _parse_answers(answers: Iterable[str]) -> list[LaneSent]:

@@ -36,6 +36,7 @@ from sluice.pipelines.republishing.republish_plan import Republish, check_still_
 from sluice.pipelines.republishing.republish_rows import CHUNK_ROWS, RowCursor, Shelf, records_of
 from sluice.pipelines.republishing.values import check_schema
 from sluice.pipelines.schema.arrays import fixed_width, int64s
+from sluice.pipelines.util.documents import Derived, Flat
 
 MOST = 1000
 """Findings that are named; the others are only counted."""
@@ -59,20 +60,20 @@ class RecordDifference:
 class RepublishAudit:
     """The result of the comparison. `rows` are those of the plan in the lake, `compared` the records that were equal or
     not; `gone` those that the topic no longer keeps, `hidden` those behind somebody's open transaction, `replayed`
-    rows that a replay landed, or took out of quarantine, since. `found` counts findings, of which `MOST` are named."""
+    rows that a replay landed, or took out of quarantine, since. `findings` are at most `MOST` of all."""
 
-    plan: Republish
+    plan: Flat[Republish]
     rows: int = 0
     compared: int = 0
     gone: int = 0
     hidden: int = 0
     replayed: int = 0
-    found: int = 0
+    findings_in_all: int = 0
     findings: list[RecordDifference] = field(default_factory=list)
 
     @property
-    def holds(self) -> bool:
-        return not self.found
+    def holds(self) -> Derived[bool]:
+        return not self.findings_in_all
 
 
 def audit(feed: Feed, ports: Ports, name: str, report_progress: Reporter = lambda progress: None) -> RepublishAudit:
@@ -301,7 +302,7 @@ class _Comparison:
         self._add(RecordDifference(text, old, f"{self._plan.wishes.to}:{sent.partition[n]}:{sent.new[n]}"))
 
     def _add(self, finding: RecordDifference) -> None:
-        self.report.found += 1
+        self.report.findings_in_all += 1
         if len(self.report.findings) < MOST:
             self.report.findings.append(finding)
 

@@ -25,6 +25,7 @@ from sluice.pipelines.model.plans import AskedRange, to_json
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.util.documents import Derived, Flat
 from sluice.pipelines.util.units import many
 
 PIECE = 20_000
@@ -95,7 +96,7 @@ class Republish:
     id: str
     feed: str
     ledger: str
-    wishes: Wishes
+    wishes: Flat[Wishes]
     sources: tuple[Source, ...]
     created: int = 0
 
@@ -109,7 +110,7 @@ class Republish:
         return self.name if self.lanes == 1 else f"{self.name}.{lane}"
 
     @property
-    def lanes(self) -> int:
+    def lanes(self) -> Derived[int]:
         return 1 + max((s.lane for s in self.sources), default=0)
 
     @property
@@ -123,7 +124,7 @@ class Republish:
         return hashlib.sha256(to_json(content).encode()).hexdigest()[:12]
 
     @property
-    def span(self) -> int:
+    def offsets(self) -> Derived[int]:
         """How many offsets it covers: it sends no more records than that."""
         return sum(s.span for s in self.sources)
 
@@ -292,7 +293,8 @@ def keep(lake: Lake, plan: Republish) -> Republish:
     stored = load(lake, plan.feed, plan.id)
     if (stored.digest, stored.feed) != (plan.digest, plan.feed):
         raise Refused(
-            f"republish {plan.id} of {plan.feed} is another one: to {stored.wishes.to}, {many(stored.span, 'offset')}",
+            f"republish {plan.id} of {plan.feed} is another one: to {stored.wishes.to}, "
+            f"{many(stored.offsets, 'offset')}",
             remedy="choose another name with --id, or go on with that one: --resume " + plan.id,
         )
     return stored

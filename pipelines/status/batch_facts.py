@@ -30,6 +30,7 @@ from sluice.pipelines.model.receipts import (
     count_files,
     sum_brokers,
 )
+from sluice.pipelines.util.documents import Derived
 from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.drift import sum_drift
 
@@ -186,6 +187,10 @@ class WorkTime:
             self.offset_ranges + other.offset_ranges,
         )
         return WorkTime(ns, *amounts)
+
+    @property
+    def ns_per_record(self) -> Derived[dict[str, float]]:
+        return {activity: round(self.per_record(ns), 1) for activity, ns in self.ns.items()}
 
     def per_record(self, ns: int) -> float:
         """`ns` for each record; 0 without records."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.model.kafka import BrokerConfig, Key, PartitionState, Range, TopicConfig, intersect
+from sluice.pipelines.util.documents import Flat, Instant
 from sluice.pipelines.util.units import DAY, show_about, show_duration
 
 # -- pending offsets
@@ -99,18 +100,20 @@ def eta(lag: int, recent: Sequence[BatchPace], produced: float | None) -> int | 
 
 @dataclass(frozen=True, slots=True)
 class AtRisk:
-    """Pending ranges that Kafka will soon delete, beginning at `at` (ms), because of the setting `why`."""
+    """Pending ranges that Kafka will soon delete, from the time
+    `deleted_from` (ms) on, because of a setting."""
 
-    key: Key
+    key: Flat[Key]
     ranges: tuple[Range, ...]
-    at: int
-    why: str
+    deleted_from: Instant
+    setting: str
 
     def describe(self, now: int) -> str:
         """`orders:0 [120, 900) will begin to be deleted in about 3 h (retention.ms 7d)`."""
-        when = f"will begin to be deleted in about {show_about(self.at - now)}" if self.at > now else _ANY_MOMENT
+        left = self.deleted_from - now
+        when = f"will begin to be deleted in about {show_about(left)}" if left > 0 else _ANY_MOMENT
         more = f" and {len(self.ranges) - 1} more" if len(self.ranges) > 1 else ""
-        return f"{self.key} {self.ranges[0]}{more} {when} ({self.why})"
+        return f"{self.key} {self.ranges[0]}{more} {when} ({self.setting})"
 
 
 _ANY_MOMENT = "may be deleted at any moment"
@@ -205,16 +208,16 @@ def _lasts(p: PartitionState, config: TopicConfig, rate: float | None) -> int | 
 
 @dataclass(frozen=True, slots=True)
 class KafkaExpiry:
-    """Something that Kafka forgets at `at` (ms) unless it is used before, because of the setting `why`."""
+    """Something that Kafka forgets at `at` (ms) unless it is used before, because of a setting."""
 
     what: str
-    at: int
-    why: str
+    at: Instant
+    setting: str
 
     def describe(self, now: int) -> str:
         """`committed offsets of group g: kept for about 6 d more (offsets.retention.minutes 7d)`."""
         retention = f"kept for about {show_about(self.at - now)} more" if self.at > now else "no longer kept"
-        return f"{self.what}: {retention} ({self.why})"
+        return f"{self.what}: {retention} ({self.setting})"
 
 
 def expiries(

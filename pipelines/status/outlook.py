@@ -23,6 +23,7 @@ from sluice.pipelines.model.kafka import BrokerConfig, Key, OffsetAtTime, Partit
 from sluice.pipelines.ports import Cluster
 from sluice.pipelines.status import forecast
 from sluice.pipelines.status.forecast import AtRisk, Backlog, BatchPace, Deletion, KafkaExpiry
+from sluice.pipelines.util.documents import Derived, Instant, Internal
 from sluice.pipelines.util.units import many
 
 QUESTIONS = 8
@@ -122,21 +123,21 @@ class Outlook:
     take to catch up; None if that is unknown, or never.
     """
 
-    now: int
-    pending: tuple[Backlog, ...] = ()
+    now: Instant
+    pending: Internal[tuple[Backlog, ...]] = ()
     lag: int = 0
     landing: float | None = None
     production: float | None = None
-    eta: int | None = None
+    eta: Internal[int | None] = None
     at_risk: tuple[AtRisk, ...] = ()
-    expiries: tuple[KafkaExpiry, ...] = ()
-    broker: BrokerConfig = field(default_factory=BrokerConfig)
+    expires: tuple[KafkaExpiry, ...] = ()
+    broker: Internal[BrokerConfig] = field(default_factory=BrokerConfig)
     compacted: tuple[str, ...] = ()
     """Topics that Kafka compacts: it may keep only the newest record of a key, whether older ones landed or not."""
-    unwarned: Unwarned | None = None
+    unwarned: Internal[Unwarned | None] = None
     gaps: Mapping[str, int] = field(default_factory=dict)
     """By topic that Kafka does not compact: the offsets of the newest batches that no batch of the log held."""
-    kept: int | None = None
+    kept: Internal[int | None] = None
     """How long (ms) Kafka keeps a record, in the partition where that is shortest; None if it deletes none, as far as
     is known."""
 
@@ -158,7 +159,19 @@ class Outlook:
         return None if self.since is None else max(0, self.now - self.since)
 
     @property
-    def falls_behind(self) -> bool:
+    def lag_seconds(self) -> Derived[float | None]:
+        return None if self.age is None else self.age / 1000
+
+    @property
+    def catch_up_seconds(self) -> Derived[float | None]:
+        return None if self.eta is None else self.eta / 1000
+
+    @property
+    def settings_denied(self) -> Derived[tuple[str, ...]]:
+        return self.unwarned.topics if self.unwarned else ()
+
+    @property
+    def falls_behind(self) -> Derived[bool]:
         """Returns whether more is produced than lands, as far as is known."""
         return bool(self.landing and self.production and self.production >= self.landing)
 
@@ -195,7 +208,7 @@ def look_ahead(
         production=produced,
         eta=eta,
         at_risk=_at_risk(cluster, due),
-        expiries=forecast.expiries(feed.group, transactional, committed, configs.broker),
+        expires=forecast.expiries(feed.group, transactional, committed, configs.broker),
         broker=configs.broker,
         compacted=tuple(sorted(t for t, c in configs.topics.items() if c.compacts)),
         unwarned=Unwarned(configs.denied, feed.kafka.bootstrap) if configs.denied else None,
@@ -215,7 +228,9 @@ def _at_risk(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
     times = {d.pending.key.tp: d.stamped + 1 for d in due if d.stamped is not None}
     ends = cluster.offsets_at(times) if times else {}
     hits = ((d, ends.get(d.pending.key.tp)) for d in due)
-    return tuple(sorted((d.at_risk(hit.offset if hit else None) for d, hit in hits), key=lambda r: (r.at, r.key)))
+    return tuple(
+        sorted((d.at_risk(hit.offset if hit else None) for d, hit in hits), key=lambda r: (r.deleted_from, r.key))
+    )
 
 
 def read_recent(ledger: Ledger, state: State) -> list[tuple[Batch, PublishEntry]]:

@@ -14,6 +14,7 @@ from enum import IntEnum, StrEnum
 import numpy as np
 
 from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.util.documents import Derived, Flat, Instant
 
 LIMIT = 1 << 22
 """Rows up to which the numbers are exact. A row takes 65 bytes."""
@@ -58,9 +59,9 @@ class Kind(IntEnum):
 class Coordinate:
     """A record: its partition, its offset, and its timestamp (ms; None: it has none)."""
 
-    key: Key
+    key: Flat[Key]
     offset: int
-    timestamp: int | None
+    timestamp: Instant | None
 
     def __str__(self) -> str:
         return f"{self.key}:{self.offset}"
@@ -74,22 +75,26 @@ class Copies:
     records: int
     examples: tuple[tuple[Coordinate, Coordinate], ...]
 
+    @property
+    def likely(self) -> Derived[str]:
+        return self.cause.text
+
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
     """Repeats by the columns `key`; those of Kafka's key if it is empty.
 
-    Of all `rows`, `keyed` have a key, with `keys` different ones; `values` pairs of key and value are different. With
-    `exact` False, `keys` and all that depends on it are estimates. `updates` has one example of an update.
+    Of all `records`, `keyed` have a key, with `keys` different ones. With `exact` False, `keys` and all that depends on
+    it are estimates. `update` is an example of the `updates`.
     """
 
     by: tuple[str, ...]
-    rows: int
+    records: int
     keyed: int
     keys: int
     updates: int
     copies: tuple[Copies, ...]
-    example: tuple[Coordinate, Coordinate] | None
+    update: tuple[Coordinate, Coordinate] | None
     exact: bool
 
     @property

@@ -25,6 +25,7 @@ from sluice.pipelines.records.rows.row_format import KAFKA_FIELDS, RawFormat, of
 from sluice.pipelines.records.rows.row_hashes import combine, hash_rows, is_valid
 from sluice.pipelines.schema.arrays import as_mask, int64s
 from sluice.pipelines.status.repeats import NO_TIME, Coordinate, Kind, RepeatCounter, Repeats
+from sluice.pipelines.util.documents import Internal
 from sluice.pipelines.util.units import MINUTE
 
 _ROWS = 1 << 16
@@ -39,32 +40,36 @@ _RAW = frozenset(RawFormat.schema.names) - {"value"}
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Rows with a timestamp before the window, or after it: `median` and `furthest_ms` are how far (ms).
+    """Rows with a timestamp before the window, or after it: `median_seconds` and `furthest_seconds` are how far.
 
-    `windows` has the number of rows by the start of the window (ms) of their timestamp, the most frequent first.
+    `windows` has the number of rows by the name of the window of their timestamp, the most frequent first.
     """
 
     records: int = 0
-    median: int = 0
-    furthest_ms: int = 0
+    median_seconds: float = 0
+    furthest_seconds: float = 0
     furthest: Coordinate | None = None
-    windows: Mapping[int, int] = field(default_factory=dict)
+    windows: Mapping[str, int] = field(default_factory=dict)
+
+
+Ends = Mapping[Key, tuple[Coordinate, Coordinate]]
+"""The first and the last record of each partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRows:
     """The rows of a window. `ends` has each partition's first and last record; `earliest` and `latest` are by
-    timestamp. `untimed` have no timestamp. `twice` are records that are in the files twice: always none."""
+    timestamp. `untimed` have no timestamp. `landed_twice` are records that are in the files twice: always none."""
 
     rows: int
-    ends: Mapping[Key, tuple[Coordinate, Coordinate]]
+    ends: Internal[Ends]
     earliest: Coordinate | None
     latest: Coordinate | None
     late: Outside
     early: Outside
     untimed: int
     repeats: Repeats
-    twice: tuple[Coordinate, ...] = ()
+    landed_twice: tuple[Coordinate, ...] = ()
 
 
 def read_rows(
@@ -224,7 +229,8 @@ class _Distances:
         if not self._records:
             return Outside()
         median = int(np.median(np.concatenate(self._chunks)))
-        return Outside(self._records, median, self._most, self._furthest, dict(self._windows.most_common(_WINDOWS)))
+        windows = {self._settings.name(w): n for w, n in self._windows.most_common(_WINDOWS)}
+        return Outside(self._records, median / 1000, self._most / 1000, self._furthest, windows)
 
 
 def _get_column(rows: pa.RecordBatch, name: str) -> pa.Array:

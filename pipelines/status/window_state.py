@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from sluice.pipelines.model.kafka import Key, OpenTransaction, Range
 from sluice.pipelines.planning.windows import NO_LOSSES, Losses
+from sluice.pipelines.util.documents import Derived, Flat, Internal
 from sluice.pipelines.util.units import many
 
 
@@ -31,7 +32,7 @@ class PendingPart:
     if known.
     """
 
-    key: Key
+    key: Flat[Key]
     ranges: tuple[Range, ...] | None
     held_at: int | None = None
     held_by: OpenTransaction | None = None
@@ -43,26 +44,27 @@ class PendingPart:
 
 @dataclass(frozen=True, slots=True)
 class WindowStanding:
-    """One window by its start (ms): `done` of its `span` offsets are accounted for.
+    """One window by its start (ms): `accounted` of its `offsets` are accounted for.
 
-    `span` is None while a boundary is not resolved. `batch` is the one that works on the window, or failed. Offsets of
-    former lives are in `losses` only. `against`: a boundary was decided against a record's stamp.
+    `offsets` is None while a boundary is not resolved. `batch` is the one that works on the window, or failed. Offsets
+    of former lives are in `losses` only. `against`: a boundary was decided against a record's stamp.
     """
 
-    window: int
-    standing: Standing
-    done: int
-    span: int | None
+    start: Internal[int]
+    state: Standing
+    accounted: int
+    offsets: int | None
     pending: tuple[PendingPart, ...] = ()
     batch: int | None = None
-    losses: Losses = NO_LOSSES
-    against: bool = False
-    name: str = ""
+    losses: Flat[Losses] = NO_LOSSES
+    against: Internal[bool] = False
+    window: str = ""
+    """Its name."""
 
     @property
-    def is_empty(self) -> bool:
+    def empty(self) -> Derived[bool]:
         """Returns whether the window is complete and no record arrived in it, in any life of its partitions."""
-        return self.standing is Standing.LANDED and self.span == 0 and self.losses == NO_LOSSES
+        return self.state is Standing.LANDED and self.offsets == 0 and self.losses == NO_LOSSES
 
 
 def describe_empty(against: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sluice.pipelines.errors import TableDiffers
 from sluice.pipelines.lake import paths
@@ -13,7 +14,16 @@ from sluice.pipelines.model.receipts import Part, PartKind
 from sluice.pipelines.model.tables import Remedy, TableFault, TableHead
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.tables.pending import PendingBatch, addresses, columns, rows_of, since, witness
+from sluice.pipelines.util.documents import Derived, Flat, Internal
 from sluice.pipelines.util.units import many
+
+
+class RowDifference(NamedTuple):
+    """The rows of a file by the table and by the ledger."""
+
+    file: str
+    table: int
+    ledger: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +32,19 @@ class TableComparison:
 
     `pending` files were published after the table's mark, and `stale` ones stopped counting: the next sync sees to
     both. `missing` ones were published before, and the table had them. `foreign` ones are no files of this feed that
-    the ledger knows. `rows` are (address, rows in the table, rows by the ledger) where these differ. `deletes` counts
+    the ledger knows. `rows_differ` are files with other numbers of rows than by the ledger. `deletes` counts
     files that delete single rows. `twice` are files that the table lists more than once. `faults` are of the
     table as a whole. `misread` files have bounds that an engine misreads; only `comparison` finds them.
     """
 
-    head: TableHead | None
-    live: Mapping[str, Part]
-    batches: tuple[PendingBatch, ...]
+    head: Flat[TableHead | None]
+    live: Internal[Mapping[str, Part]]
+    batches: Internal[tuple[PendingBatch, ...]]
     pending: tuple[str, ...] = ()
     stale: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
-    rows: tuple[tuple[str, int, int], ...] = ()
+    rows_differ: tuple[Flat[RowDifference], ...] = ()
     deletes: int = 0
     twice: tuple[str, ...] = ()
     misread: tuple[str, ...] = ()
@@ -43,17 +53,17 @@ class TableComparison:
     @property
     def right(self) -> bool:
         """Returns whether every engine reads all landed rows from the table."""
-        return self.is_sound and not (self.pending or self.stale or self.misread or self.faults)
+        return self.sound and not (self.pending or self.stale or self.misread or self.faults)
 
     @property
-    def same(self) -> bool:
+    def same(self) -> Derived[bool]:
         """Returns whether the table matches the ledger exactly."""
-        return self.is_sound and self.head is not None and not (self.pending or self.stale)
+        return self.sound and self.head is not None and not (self.pending or self.stale)
 
     @property
-    def is_sound(self) -> bool:
+    def sound(self) -> Derived[bool]:
         """Returns whether no other writer changed the table."""
-        changed = self.missing or self.foreign or self.rows or self.twice or self.deletes
+        changed = self.missing or self.foreign or self.rows_differ or self.twice or self.deletes
         return not changed and not any(f.blocks and f.remedy > Remedy.SYNC for f in self.faults)
 
     @property
@@ -61,7 +71,7 @@ class TableComparison:
         """Returns what makes the table right."""
         if self.deletes or any(f.remedy is Remedy.REBUILD for f in self.faults):
             return Remedy.REBUILD
-        return Remedy.SYNC if self.is_sound and not self.misread else Remedy.REPAIR
+        return Remedy.SYNC if self.sound and not self.misread else Remedy.REPAIR
 
     def describe(self) -> str:
         """Describes the differences."""
@@ -69,7 +79,10 @@ class TableComparison:
             (self.missing, f"{many(len(self.missing), 'file')} of the feed {_are(self.missing)} missing in it"),
             (self.foreign, f"{many(len(self.foreign), 'file')} in it {_are(self.foreign)} not of the feed"),
             (self.twice, f"{many(len(self.twice), 'file')} {_are(self.twice)} listed twice"),
-            (self.rows, f"{many(len(self.rows), 'file')} {_are(self.rows)} listed with other numbers of rows"),
+            (
+                self.rows_differ,
+                f"{many(len(self.rows_differ), 'file')} {_are(self.rows_differ)} listed with other numbers of rows",
+            ),
             (self.deletes, f"{many(self.deletes, 'file')} in it {'deletes' if self.deletes == 1 else 'delete'} rows"),
         ]
         return ", ".join([text for present, text in differences if present] + [f.text for f in self.faults])
@@ -132,7 +145,7 @@ def compare(
         stale=tuple(sorted(stale)),
         missing=tuple(sorted(lacking - later.keys())),
         foreign=tuple(sorted(others - stale)),
-        rows=tuple((a, f.rows, rows_of(p)) for a, f, p in both if f.rows != f.listed * rows_of(p)),
+        rows_differ=tuple(RowDifference(a, f.rows, rows_of(p)) for a, f, p in both if f.rows != f.listed * rows_of(p)),
         twice=tuple(a for a, f, _ in both if f.listed > 1),
         deletes=head.deletes,
         faults=table.find_faults(columns(state, kind)),

@@ -38,6 +38,7 @@ from sluice.pipelines.tables.pending import (
     since,
 )
 from sluice.pipelines.tables.table_windows import COLUMNS, FeedTables, retry_outdated
+from sluice.pipelines.util.documents import Flat, Internal
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many
 
@@ -55,7 +56,7 @@ class Synced:
     files added and taken out, snapshots that expired and lake paths removed with them. `windows`: the snapshot with
     which rows of a window came last, by the window's name. The same of the quarantine's table, if the feed has one."""
 
-    head: TableHead | None
+    head: Flat[TableHead | None]
     commits: int = 0
     added: int = 0
     removed: int = 0
@@ -63,7 +64,7 @@ class Synced:
     expired: int = 0
     cleaned: tuple[str, ...] = ()
     windows: Mapping[str, int] = field(default_factory=dict)
-    quarantine: Synced | None = None
+    quarantine: Internal[Synced | None] = None
 
 
 def sync(
@@ -263,9 +264,9 @@ class _Publisher:
     def _difference(self, state: State, head: TableHead) -> list[TableChange]:
         """Returns the changes that make a table without a valid mark equal to the ledger, by comparing all files."""
         comparison = compare(self.ledger, self.lake, self.table, head, state, self.kind)
-        if not comparison.is_sound and (comparison.remedy is Remedy.REBUILD or not self.repair):
+        if not comparison.sound and (comparison.remedy is Remedy.REBUILD or not self.repair):
             raise differs(self.table, comparison, self.ledger.feed)
-        again = tuple({*comparison.twice, *(address for address, _, _ in comparison.rows)})
+        again = tuple({*comparison.twice, *(address for address, _, _ in comparison.rows_differ)})
         add = (*comparison.pending, *comparison.missing, *again)
         remove = (*comparison.stale, *comparison.foreign, *again)
         wanted = set(add)

@@ -37,6 +37,7 @@ from typing import Any, Self
 
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.model.receipts import Progress, Reporter
+from sluice.pipelines.util.documents import Derived
 from sluice.pipelines.util.locks import locking
 from sluice.resources.local import java, properties
 from sluice.resources.local.process import Process, spawn
@@ -85,7 +86,7 @@ class BrokerStatus:
     log: Path
 
     @property
-    def running(self) -> bool:
+    def running(self) -> Derived[bool]:
         return self.pid is not None
 
 

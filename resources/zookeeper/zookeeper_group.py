@@ -252,7 +252,7 @@ class ZooKeeperGroups:
     def list_groups(self) -> tuple[ListedGroup, ...]:
         """Return every group that has a node, sorted by name."""
         views = (self.view(name) for name in self._tree.children(layout.CONSUMERS))
-        return tuple(ListedGroup(v.name, v.kind, v.state, v.protocol_type, NO_BROKER) for v in views)
+        return tuple(ListedGroup(v.group, v.kind, v.state, v.protocol_type, NO_BROKER) for v in views)
 
     def view(self, group: str) -> GroupView:
         """Return one group as it is now: Stable with registered consumers, Empty without, Dead if it has no node."""
@@ -409,7 +409,7 @@ class BothGroups:
 
     def list_groups(self) -> tuple[ListedGroup, ...]:
         """Return all groups of Kafka, and ZooKeeper's groups that Kafka does not know."""
-        groups = {g.name: g for g in (*self._zookeeper.list_groups(), *self._kafka.list_groups())}
+        groups = {g.group: g for g in (*self._zookeeper.list_groups(), *self._kafka.list_groups())}
         return tuple(groups[name] for name in sorted(groups))
 
     def view(self, group: str) -> GroupView:

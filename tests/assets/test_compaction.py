@@ -52,7 +52,7 @@ def test_job_merges_files_and_reports_counts(landed: World, instance: dg.Dagster
     assert result.success
     metadata = read_output_metadata(result)
     assert (metadata["files_before"], metadata["files_after"], metadata["left_alone"]) == (20, 4, "none")
-    assert audit(landed.open_ledger(), landed.lake, hashes=True).is_reconciled  # type: ignore[arg-type]
+    assert audit(landed.open_ledger(), landed.lake, hashes=True).reconciled  # type: ignore[arg-type]
     again = read_output_metadata(compact(landed, instance))
     assert (again["files_before"], again["batches"]) == (0, "none")
 

@@ -703,7 +703,7 @@ def test_hours_that_an_origin_cuts_are_complete_after_their_own_runs(
     view = world.open_ledger_view()
     assert [w in view.complete for w in hours] == [view.is_complete(w) for w in hours] == [n >= cut for n in range(4)]
     states = strip.standings(world.state(), WindowSettings(), hours, world.clock(), strip.LEDGER_ALONE)
-    assert [s.standing is Standing.FROM_ORIGIN for s in states] == [n < cut for n in range(4)]
+    assert [s.state is Standing.FROM_ORIGIN for s in states] == [n < cut for n in range(4)]
     for n in reversed(range(cut)):
         assert world.run(in_hour(n)).error is None
     view = world.open_ledger_view()

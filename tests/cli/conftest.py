@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -86,6 +87,21 @@ def sluice(capfd: pytest.CaptureFixture[str]) -> Sluice:
         return CommandResult(code, *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def pinned_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare every document that a command prints with the golden file."""
+    original = CommandOutput.print_document
+
+    def print_document(self: CommandOutput, result: object = MappingProxyType({}), /, **more: object) -> None:
+        if self.json:
+            from tests.cli.documents import check_printed  # late: it loads all commands
+
+            check_printed(result, more)
+        original(self, result, **more)
+
+    monkeypatch.setattr(CommandOutput, "print_document", print_document)
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def test_run_lands_commits_and_reports_result(world: World, invoke: Invoke) -> N
     ], "a file for each hour"
     assert result.run["committed"]["status"] == "committed"
     assert [o["after"] for o in result.run["committed"]["offsets"]] == [100, 100]
-    assert [f["offset"] for f in result.run["frontiers"]] == [100, 100]
+    assert [*result.run["frontiers"].values()] == [100, 100]
     assert "error" not in result.run
     world.grow(1, 130)
     again = invoke(run.run, ["orders"], text=False).run
@@ -158,14 +158,14 @@ def test_outcome_of_batches_of_other_runs_is_reported(world: World, invoke: Invo
     batch = world.open_ledger().append(lambda s: PlanEntry(plan=stale, hash=stale.hash, owner=owner("killed"))).number  # type: ignore[union-attr]
     world.liveness.dead.add("killed")
     planned = invoke(plan.plan, "orders")
-    assert [(o["batch"], o["became"]) for o in planned.document["other_batches"]] == [(batch, "taken over")]
+    assert [(o["batch"], o["fate"]) for o in planned.document["other_batches"]] == [(batch, "taken over")]
     assert "is dead; to be taken over" in planned.text
     aside = invoke(run.run, ["orders"], only=["orders:1"])
     (other,) = aside.run["other_batches"]
-    assert (aside.code, other["became"], len(other["ways"])) == (0, "left as it is", 2)
+    assert (aside.code, other["fate"], len(other["ways"])) == (0, "left as it is", 2)
     assert f"→ sluice repair orders --abandon {batch}   gives it up" in aside.text
     result = invoke(run.run, ["orders"], text=False)
-    assert (result.code, [o["became"] for o in result.run["other_batches"]]) == (0, ["taken over"])
+    assert (result.code, [o["fate"] for o in result.run["other_batches"]]) == (0, ["taken over"])
     assert [(b["batch"], b["replaced_files"]) for b in result.run["batches"]] == [(batch, len(parts))]
     assert invoke(run.run, ["orders"], text=False).run["other_batches"] == []
 
@@ -196,7 +196,7 @@ def test_status_reports_feeds_and_partitions(world: World, invoke: Invoke) -> No
     world.grow(0, 150)
     result = invoke(status.status, "orders")
     (feed,) = result.document["feeds"]
-    assert (feed["lag"], feed["uncommitted"], feed["problem"]) == (50, 0, None)
+    assert (feed["lag"], feed["uncommitted"], feed["error"]) == (50, 0, None)
     assert [(p["frontier"], p["committed"], p["last_stable_offset"], p["lag"]) for p in feed["partitions"]] == [
         (100, 100, 150, 50),
         (100, 100, 100, 0),
@@ -217,7 +217,7 @@ def test_status_reports_ledger_when_kafka_does_not_answer(
     result = invoke(status.status, "orders")
     assert result.code == 1
     (feed,) = result.document["feeds"]
-    assert (feed["lag"], feed["problem"]["error"]) == (None, "KafkaUnavailable")
+    assert (feed["lag"], feed["error"]["error"]) == (None, "KafkaUnavailable")
     assert [p["frontier"] for p in feed["partitions"]] == [100, 100]
     assert "no answer" in result.text
 
@@ -271,7 +271,7 @@ def test_status_reports_problem_of_each_unchecked_feed_on_one_line(project, slui
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "botocore", None)  # as without the extra
     result = sluice("status", "--json")
-    problems = {f["feed"]: f["problem"] for f in result.document["feeds"]}
+    problems = {f["feed"]: f["error"] for f in result.document["feeds"]}
     assert [e["error"] for e in result.document["broken"]] == ["FeedError"]
     assert problems["orders"]["error"] == "KafkaUnavailable"
     assert problems["remote"]["error"] == "SetupError"

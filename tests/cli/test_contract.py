@@ -169,9 +169,11 @@ def test_contract_is_proposed_and_checked_without_landing(shop: Path, sluice: Sl
     result = sluice("contract", "check", "orders", "--json")
     amount, items = result.document["expectations"]
     assert (amount["unexpected"], amount["severity"], items["severity"]) == (30, "critical", "warning")
-    assert all(e["values"].startswith("amount=-1") for e in amount["first"])
+    examples = result.document["examples"]
+    assert all(values.startswith("amount=-1") for _, values in examples[str(amount["place"])])
     assert items["unexpected"] > 100
-    assert [e["values"] in ("items=1", "items=2") for e in items["first"]] == [True] * len(items["first"])
+    are_shown = [values in ("items=1", "items=2") for _, values in examples[str(items["place"])]]
+    assert are_shown == [True] * len(items["first"])
     contract_faults = [f for f in result.document["quarantine"] if f["stage"] == "contract"]
     assert sum(f["records"] for f in contract_faults) == 30
     assert result.document["sample"]["quarantined"] == unfit + 30
@@ -179,7 +181,7 @@ def test_contract_is_proposed_and_checked_without_landing(shop: Path, sluice: Sl
     assert "! items is between 3 and 8" in sluice("contract", "check", "orders").out
 
     window = sluice("contract", "check", "orders", "--window", "2023-11-14T22:00", "--json").document
-    assert window["sample"]["whole"]
+    assert window["sample"]["complete"]
     assert 30 < window["sample"]["records"] < 100, "of the 100 seconds of the window after the first record"
     assert window["expectations"][0]["unexpected"] == 30, "they are the first, and all in it"
 

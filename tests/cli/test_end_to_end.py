@@ -106,7 +106,7 @@ def test_commands_of_a_first_session_work_in_sequence(
     assert _read_dataset(completed["outputs"]) == ("file", f"{project}/.sluice/lake/data/orders")
     assert not listener.has_received(collectors.SECRET.encode())
     (batch,) = ran["batches"]
-    assert (batch["plan"], batch["landed"]) == (planned["hash"], sent["committed"])
+    assert (batch["hash"], batch["landed"]) == (planned["hash"], sent["committed"])
     assert batch["aborted"] == sent["aborted"]
     assert {o["after"] for o in ran["committed"]["offsets"]} == {p["last_stable_offset"] for p in planned["partitions"]}
 

@@ -33,7 +33,7 @@ def make_feed_runs(name: str, *errors: SluiceError | None, landed: Landed | None
 def test_blocked_offsets_are_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.yaml").write_text(FEED)
     held_back = HeldBack(load_feed(tmp_path / "a.yaml", {}), (HeldRange(TopicPartition("orders", 0), 3, 9),), None, 0)
-    feeds = [make_feed_runs("a", None, landed=Landed((), (), (), held=(held_back,))), make_feed_runs("b", None)]
+    feeds = [make_feed_runs("a", None, landed=Landed((), (), (), held_back=(held_back,))), make_feed_runs("b", None)]
     CommandOutput().show(*run_view.feeds_view(feeds, 2.0))
     out = capfd.readouterr().out
     assert "! done, some on hold" in out

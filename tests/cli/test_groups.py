@@ -57,7 +57,7 @@ def test_list_names_feeds_without_a_group_and_groups_with_members(
     world: World, groups: MemoryGroups, invoke: Invoke
 ) -> None:
     result = invoke(groups_command.list_, feed="orders")
-    assert result.document["not_there"] == [{"group": GROUP, "feed": "orders"}]
+    assert result.document["not_there"] == [{"group": GROUP, "feed": "orders", "remedy": ""}]
     assert "does not exist yet" in result.text
     groups.members[GROUP] = (member(),)
     assert f"has members: sluice groups describe {GROUP}" in invoke(groups_command.list_).text
@@ -86,7 +86,7 @@ def test_describe_shows_offsets_with_origin_and_expiry(landed: World, groups: Me
     rows = {(o["topic"], o["partition"]): o for o in result.document["offsets"]}
     assert (rows["orders", 0]["committed"], rows["orders", 0]["log_end"], rows["orders", 0]["lag"]) == (100, 150, 50)
     assert rows["orders", 0]["put_there_by"].startswith("commit, entry ")
-    assert (rows["orders", 1]["metadata"], rows["orders", 1]["wanted"]) == ("by\x07 hand", True)
+    assert (rows["orders", 1]["commit"]["metadata"], rows["orders", 1]["wanted"]) == ("by\x07 hand", True)
     assert (rows["deleted", 0]["log_end"], rows["deleted", 0]["lag"], rows["deleted", 0]["wanted"]) == (
         None,
         None,

@@ -231,7 +231,7 @@ def test_status_reports_feed_problem_when_kafka_does_not_answer(sluice: Sluice, 
     result = sluice("status", "--json")
     assert result.code == 1
     (feed,) = result.document["feeds"]
-    assert feed["problem"]["error"] == "KafkaUnavailable"
+    assert feed["error"]["error"] == "KafkaUnavailable"
     assert (feed["feed"], feed["lag"], feed["partitions"]) == ("orders", None, [])
 
 

@@ -30,10 +30,9 @@ def test_dry_run_shows_each_partition_and_migration_moves_missing_offsets(
 ) -> None:
     world.group.offsets[P1] = CommittedOffset(100)
     result = invoke(offsets_migrate.migrate, "orders", **THERE, dry_run=True)
-    assert [(o["source"], o["target"], o["step"]) for o in result.document["offsets"]] == [
-        (40, None, "to move"),
-        (100, 100, "there already"),
-    ]
+    first, second = result.document["offsets"]
+    assert (first["source"]["offset"], first["target"], first["step"]) == (40, None, "to move")
+    assert (second["source"]["offset"], second["target"]["offset"], second["step"]) == (100, 100, "there already")
     assert (result.code, result.document["applied"], P0 in world.group.offsets) == (0, False, False)
     assert "A dry run: 1 offset would move; nothing was changed." in result.text
     done = invoke(offsets_migrate.migrate, "orders", **THERE, yes=True, text=False)

@@ -196,12 +196,16 @@ def test_replay_names_skipped_ranges_and_exits_with_3(landed: World, invoke: Inv
     result = invoke(quarantine.replay, "orders", dry_run=True)
     assert (result.code, [b["window"] for b in result.document["busy"]]) == (3, [f"{DAY}T00:00"])
     (other,) = result.document["other_batches"]
-    assert (other["owner_is"], other["ways"]) == ("alive", [])
+    assert (other["verdict"]["life"], other["ways"]) == ("alive", [])
     landed.liveness.dead.add("rival")
     result = invoke(quarantine.replay, "orders")
     (other,) = result.document["other_batches"]
     give_up = f"sluice repair orders --abandon {other['batch']}"
-    assert (result.code, other["owner_is"], other["ways"]) == (3, "dead", ["sluice run orders", give_up])
+    assert (result.code, other["verdict"]["life"], [command for command, _ in other["ways"]]) == (
+        3,
+        "dead",
+        ["sluice run orders", give_up],
+    )
     assert f"→ {give_up}   gives it up" in result.text
 
 

@@ -63,15 +63,15 @@ def test_unstick_ends_dead_runs_names_their_batches_and_keeps_live_runs(world: W
         again = invoke(unstick)
     (ended,), (other,) = result.document["ended"], result.document["under_way"]
     assert [dry.document[k] for k in ("ended", "under_way")] == [[ended], [other]]
-    assert (ended["run"], ended["window"], ended["dead"]) == (dead, "2024-05-01T03:00", True)
+    assert (ended["id"], ended["window"], ended["verdict"]["life"]) == (dead, "2024-05-01T03:00", "dead")
     (unfinished,) = ended["batches"]
-    assert (unfinished["feed"], unfinished["batch"], unfinished["kept"]) == (
+    assert (unfinished["feed"], unfinished["batch"], unfinished["progress"]) == (
         "orders",
         batch,
         "no offset range is finished",
     )
     assert unfinished["remedy"][0].startswith("sluice run orders --window 2024-05-01T03:00 ")
-    assert (other["run"], other["evidence"]) == (alive, "its process holds its lock")
+    assert (other["id"], other["verdict"]["why"]) == (alive, "its process holds its lock")
     assert again.document["ended"] == []
     assert "no dead runs" in again.text
 
@@ -85,7 +85,7 @@ def test_unstick_forces_only_a_named_run(world: World, invoke: Invoke) -> None:
             invoke(unstick, run=unknown)
         assert f"sluice unstick --run {unknown[:8]} --force" in refused.value.remedy
         result = invoke(unstick, run=unknown, force=True, text=False)
-    assert [e["run"] for e in result.document["ended"]] == [unknown]
+    assert [e["id"] for e in result.document["ended"]] == [unknown]
     with pytest.raises(UsageError, match="is FAILURE"):
         invoke(unstick, run=unknown)
     with pytest.raises(UsageError, match="no active run begins with nonsense"):
@@ -103,9 +103,9 @@ def test_repair_reports_each_fix_and_then_nothing_to_repair(world: World, invoke
     assert "3 things to fix: sluice repair orders" in dry.text
     result = invoke(repair, "orders", text=False)
     assert result.code == 0
-    whats = [f["what"] for f in result.document["feeds"][0]["found"]]
+    whats = [f["what"] for f in result.document["feeds"][0]["findings"]]
     assert whats == ["manifest", "stranger", "untold", "untold"]
-    assert [f["what"] for f in dry.document["feeds"][0]["found"]] == whats
+    assert [f["what"] for f in dry.document["feeds"][0]["findings"]] == whats
     again = invoke(repair)
     assert "1 file unknown to the ledger: data/orders/mine.parquet" in again.text
     assert "nothing else to repair" in again.text
@@ -136,7 +136,9 @@ def test_repair_abandons_only_dead_batches(world: World, invoke: Invoke) -> None
     world.bury()
     waiting = invoke(repair, "orders")
     assert f"sluice repair orders --abandon {batch}   gives it up" in waiting.text
-    assert invoke(repair, "orders", abandon=[batch], text=False).document["feeds"][0]["found"][0]["done"] == "abandoned"
+    assert (
+        invoke(repair, "orders", abandon=[batch], text=False).document["feeds"][0]["findings"][0]["act"] == "abandoned"
+    )
     assert world.state().live() == ()
     with pytest.raises(UsageError, match="--abandon without a feed"):
         invoke(repair, abandon=[batch])
@@ -155,7 +157,7 @@ def test_repair_reports_missing_files_with_a_remedy(world: World, invoke: Invoke
 
 
 def test_repair_and_unstick_run_from_the_command_line(project: object, sluice: Sluice) -> None:
-    assert sluice("repair", "--json").document["feeds"] == [{"feed": "orders", "found": []}]
+    assert sluice("repair", "--json").document["feeds"] == [{"feed": "orders", "findings": []}]
     assert sluice("unstick", "--json").document["ended"] == []
 
 

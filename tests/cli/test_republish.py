@@ -67,7 +67,7 @@ def test_a_dry_run_fits_the_terminal_and_sends_nothing(
     monkeypatch.setenv("COLUMNS", str(columns))
     result = invoke(republish.republish, "orders", **options, dry_run=True)
     assert world.lake.files == before
-    assert result.document["to_partitions"] == 3
+    assert result.document["partitions"] == 3
     assert sum(s["rows"] for s in result.document["sources"]) == 100
     assert "A dry run: nothing was sent." in " ".join(result.text.split())
     assert max(map(len, result.text.splitlines())) <= columns

@@ -34,9 +34,9 @@ def test_status_reports_lag_in_time_rates_and_catch_up_time(world: World, invoke
     assert feed["lag"] == 150
     assert outlook["lag_seconds"] == pytest.approx(5 * 3600, abs=120)
     assert [p["lag_seconds"] for p in feed["partitions"]] == [outlook["lag_seconds"]] * 2
-    assert outlook["offsets_per_second"]["landing"] > 0
+    assert outlook["landing"] > 0
     assert outlook["catch_up_seconds"] > 0
-    assert (outlook["at_risk"], outlook["lost"], outlook["falls_behind"]) == ([], [], False)
+    assert (outlook["at_risk"], feed["losses"], outlook["falls_behind"]) == ([], [], False)
     assert "150 offsets behind, the oldest 5 h old" in result.text
     assert "of landing" in result.text
     assert "5 h" in invoke(status.status).text
@@ -72,7 +72,7 @@ def test_lost_records_are_reported_with_a_remedy(world: World, invoke: Invoke) -
     world.land_unrecorded(in_hour(0))
     world.cluster.states[P1] = replace(world.cluster.states[P1], log_start=60)
     result = invoke(status.status, "orders")
-    (lost,) = result.document["feeds"][0]["outlook"]["lost"]
+    (lost,) = result.document["feeds"][0]["losses"]
     assert (lost["error"], lost["start"], lost["end"]) == ("OffsetsLost", 25, 60)
     assert "✗ orders:1: offsets [25, 60) are gone from Kafka" in result.text
     assert "sluice accept orders lost" in result.text
@@ -101,7 +101,7 @@ def test_records_blocked_by_a_transaction_are_reported(world: World, invoke: Inv
     assert result.document["feeds"][0]["partitions"][1]["unstable"] == 30
     (held_back,) = result.document["feeds"][0]["held_back"]
     assert (held_back["offsets"], held_back["overdue"]) == (30, False)
-    assert held_back["transaction"]["transactional_id"] == "billing-7"
+    assert held_back["transaction"]["name"] == "billing-7"
     assert "30 held back" in invoke(status.status).text
     assert "caught up" not in invoke(status.status).text
     world.at(8)
@@ -127,7 +127,7 @@ def test_live_batch_shows_the_last_heartbeat_of_the_owner(world: World, invoke: 
     assert 7 <= live["heartbeat_seconds"] < 60
     assert (live["owner"]["pid"], live["offsets"]) == (77, 10)
     assert "(catch-up) is at work: run run-1234 (pid 77 on host) lives: set by the test" in result.text
-    assert (live["owner_is"], live["ways"]) == ("alive", [])
+    assert (live["verdict"]["life"], live["ways"]) == ("alive", [])
 
 
 def test_live_batch_of_a_dead_run_is_reported_with_remedies(world: World, invoke: Invoke) -> None:
@@ -143,14 +143,14 @@ def test_live_batch_of_a_dead_run_is_reported_with_remedies(world: World, invoke
     world.liveness.dead = {who.token}
     result = invoke(status.status, "orders")
     (live,) = result.document["feeds"][0]["live_batches"]
-    give_up = f"sluice repair orders --abandon {live['batch']}"
-    assert (live["owner_is"], live["evidence"]) == ("dead", "set by the test")
-    assert live["ways"] == ["sluice run orders", give_up]
-    assert f"batch {live['batch']} (catch-up) is unfinished, and run run-1234 (pid 1 on host) is dead" in result.text
+    give_up = f"sluice repair orders --abandon {live['id']}"
+    assert live["verdict"] == {"life": "dead", "why": "set by the test"}
+    assert [command for command, _ in live["ways"]] == ["sluice run orders", give_up]
+    assert f"batch {live['id']} (catch-up) is unfinished, and run run-1234 (pid 1 on host) is dead" in result.text
     assert f"`{give_up}` gives it up" in result.text
     assert "left by a dead run" in invoke(status.status).text
     world.liveness.suspects = {who.token}
-    assert invoke(status.status, "orders").document["feeds"][0]["live_batches"][0]["owner_is"] == "not known yet"
+    assert invoke(status.status, "orders").document["feeds"][0]["live_batches"][0]["verdict"]["life"] == "not known yet"
     assert "by a run that may be dead" in invoke(status.status).text
 
 

@@ -176,7 +176,8 @@ def test_run_of_several_windows_continues_after_a_failed_window(world: World, in
     }, "nothing was produced in the last one"
     assert by_hour["02:00"]["error"] == "WindowHeld"
     pending = {o["partition"]: o for o in by_hour["02:00"]["window"]["pending"]}
-    assert pending == {1: {"topic": "orders", "partition": 1, "ranges": [[50, 75]], "held_at": 60, "held_by": None}}
+    row = {"topic": "orders", "partition": 1, "topic_id": "id-1"}
+    assert pending == {1: row | {"ranges": [[50, 75]], "held_at": 60, "held_by": None}}
     assert "orders:1 lacks [50, 75), held at 60 by an open transaction" in result.text
     assert by_hour["02:00"]["batches"][0]["landed"] == 25, "the other partition has landed"
 
@@ -215,7 +216,7 @@ def test_skipped_offsets_are_named_with_the_command_that_lands_them(
     world: World, invoke: Invoke, capfd: pytest.CaptureFixture[str]
 ) -> None:
     result = invoke(run.run, ["orders"], skip_to=f"{DAY}T01:00:00Z", reason="test data", only=["orders:0"], text=False)
-    assert result.run["skipped"] == [{"topic": "orders", "partition": 0, "start": 0, "end": 25}]
+    assert result.run["skipped"] == [{"topic": "orders", "partition": 0, "topic_id": "id-1", "start": 0, "end": 25}]
     before = world.state()
     run_body(
         run.run,
@@ -415,9 +416,9 @@ def test_a_strip_fits_the_screen(minutes: int, width: int) -> None:
 
 def test_active_window_is_neither_done_nor_failed() -> None:
     pending = (PendingPart(Key("orders", "id-1", 0), (Range(0, 9),)),)
-    at_work = WindowStanding(at_hour(1), Standing.RUNNING, 0, 9, pending, 31, name=f"{format_hour(1)}:00")
+    at_work = WindowStanding(at_hour(1), Standing.RUNNING, 0, 9, pending, 31, window=f"{format_hour(1)}:00")
     assert window_options.verdict(at_work).plain.startswith(f"▶ window {format_hour(1)}:00: batch 31 is active")
-    assert window_options.verdict(replace(at_work, standing=Standing.FAILED)).plain.startswith("✗ window")
+    assert window_options.verdict(replace(at_work, state=Standing.FAILED)).plain.startswith("✗ window")
 
 
 def test_runs_over_several_windows_report_quarantined_records(

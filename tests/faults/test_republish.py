@@ -322,7 +322,7 @@ def test_republish_throttled_by_a_quota(field: Field) -> None:
         run = republish.wait_for_run(republish.start_whole(), "with a quota of 20 kB/s on each broker")
     assert run.clean, run
     (summary,) = (line for line in run.lines if "records" in line)
-    assert summary["throttled"] > 0
+    assert summary["throttled_ms"] > 0
     field.account.log(f"throttled by brokers for {summary['throttled']:.0f} s; {summary['transactions']} transactions")
     republish.verify()
 

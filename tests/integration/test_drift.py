@@ -65,7 +65,7 @@ def test_schema_drift_is_refused_or_adopted_and_reads_as_one_table(
 
     evolving = write_feed("evolve")
     (batch,) = run(evolving, request_offsets(project.topic, 0, OLD, middle)).batches
-    assert (batch.counts, batch.adopted) == (Counts(landed=27, quarantined=3), 1)
+    assert (batch.counts, batch.adopted_offset_ranges) == (Counts(landed=27, quarantined=3), 1)
     assert [(d.kind, d.field, d.records, d.type) for d in sum_drift(batch.receipts)] == [
         (DriftKind.NEW, "coupon", 27, "string"),
         (DriftKind.WIDENED, "id", 3, "int64"),

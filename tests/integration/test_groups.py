@@ -145,10 +145,10 @@ def test_watch_reports_each_change_until_the_group_is_free(
         assert consumer.assignment()
     changes = [json.loads(line) for line in watching.stdout]
     assert watching.wait(60) == 0
-    states = [r for r in changes if r["change"] == "state"]
+    states = [r for r in changes if r["what"] == "state"]
     assert states[-1]["after"] == "Empty"
     assert all(r["allowed"] for r in states)
-    assert [r["text"].partition(" at ")[0] for r in changes if r["change"] == "left"] == ["loader"]
+    assert [r["text"].partition(" at ")[0] for r in changes if r["what"] == "left"] == ["loader"]
     command = ["groups", "watch", feed.group, "--project", str(project.root)]
     assert main([*command, "--until", "Stable", "--timeout", "1s"]) == 1
     assert main([*command, "--until", "Asleep"]) == 2

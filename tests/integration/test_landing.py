@@ -94,7 +94,7 @@ def test_second_run_reads_only_pending_offsets(project: FeedProject) -> None:
     run(feed)
     assert run(feed).batches == ()
     produce(project.kafka, project.topic, 90, first=300)
-    assert run(feed).batches[0].plan.span == 90
+    assert run(feed).batches[0].plan.offsets == 90
     assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
@@ -152,7 +152,7 @@ def test_compacted_topic_with_tombstones_lands(
     feed = project.write_feed()
     landed = run(feed)
     landed_rows = read_rows(feed)
-    assert landed.batches[0].counts.total == landed.batches[0].plan.span
+    assert landed.batches[0].counts.total == landed.batches[0].plan.offsets
     records = {(r["partition"], r["offset"]): r for r in consume_topic(kafka, topic)}
     assert {(r["partition"], r["offset"]) for r in landed_rows} >= set(records), "compaction may have gone on since"
     assert all(records.get((r["partition"], r["offset"]), r) == r for r in landed_rows)
@@ -297,7 +297,7 @@ def test_limits_land_a_topic_in_several_runs(project: FeedProject) -> None:
     feed = project.write_feed(limits="{records: 100}")
     sizes = []
     while landed := run(feed).batches:
-        sizes.append(landed[0].plan.span)
+        sizes.append(landed[0].plan.offsets)
     assert sum(sizes) == 300
     assert max(sizes) <= 102
     assert read_rows(feed) == consume_topic(project.kafka, project.topic)
@@ -319,8 +319,8 @@ def test_deleted_offsets_are_reported_and_accepted_only_by_policy(project: FeedP
         key = state.current[TopicPartition(project.topic, 0)]
         assert state.lost[key] == (Range(10, 40),)
         assert state.frontier(key) == 100
-        assert explain(open_feed_ledger(accepting, ports), ports.lake, key.tp, 20).found is Class.LOST
-        assert audit(open_feed_ledger(accepting, ports), ports.lake).is_reconciled
+        assert explain(open_feed_ledger(accepting, ports), ports.lake, key.tp, 20).class_ is Class.LOST
+        assert audit(open_feed_ledger(accepting, ports), ports.lake).reconciled
 
 
 @pytest.mark.each_lake
@@ -331,7 +331,7 @@ def test_audit_rescan_and_explain_match_landed_records(project: FeedProject) -> 
     with open_inline_ports(feed) as ports:
         ledger = open_feed_ledger(feed, ports)
         report = audit(ledger, ports.lake, hashes=True)
-        assert report.is_reconciled
+        assert report.reconciled
         current = ledger.read().current
         partitions = {current[p.tp]: p for p in ports.cluster.partitions([project.topic], feed.isolation)}
         full = rescan(
@@ -341,11 +341,11 @@ def test_audit_rescan_and_explain_match_landed_records(project: FeedProject) -> 
             RAW,
             CurrentLog(KafkaFetcher(feed.kafka, feed.isolation), feed.isolation, partitions),
         )
-        assert (full.is_reconciled, full.compared) == (True, 300)
+        assert (full.reconciled, full.compared) == (True, 300)
         explanation = explain(ledger, ports.lake, TopicPartition(project.topic, 1), 42)
-        assert (explanation.found, explanation.row) == (Class.LANDED, 42)
-        assert explain(ledger, ports.lake, TopicPartition(project.topic, 1), 1000).found is Class.PENDING
-        assert explain(ledger, ports.lake, TopicPartition("nowhere", 1), 1).found is Class.UNKNOWN_PARTITION
+        assert (explanation.class_, explanation.row) == (Class.LANDED, 42)
+        assert explain(ledger, ports.lake, TopicPartition(project.topic, 1), 1000).class_ is Class.PENDING
+        assert explain(ledger, ports.lake, TopicPartition("nowhere", 1), 1).class_ is Class.UNKNOWN_PARTITION
 
 
 @pytest.mark.each_lake

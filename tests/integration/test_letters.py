@@ -114,7 +114,7 @@ def test_each_letter_is_committed_once_together_with_offsets(
     assert consume_topic(kafka, letter_topic) == []
 
     result = commit_feed(feed)
-    assert (result.status, result.letters, result.letters_to) == (CommitStatus.COMMITTED, 80, letter_topic)
+    assert (result.status, result.dead_letters, result.dead_letters_to) == (CommitStatus.COMMITTED, 80, letter_topic)
     assert fetch_committed(project, feed) == [m.after for m in result.offsets]
     letters = wait_until(lambda: consume_topic(kafka, letter_topic))
     bad = [r for r in consume_topic(kafka, project.topic) if r["value"] in BAD]
@@ -143,7 +143,7 @@ def test_each_letter_is_committed_once_together_with_offsets(
     assert commit_feed(feed).status is CommitStatus.UNCHANGED
     produce(project, [b"again", GOOD])
     run(feed)
-    assert commit_feed(feed).letters == 1
+    assert commit_feed(feed).dead_letters == 1
     assert len(wait_until(lambda: len(r := consume_topic(kafka, letter_topic)) > 80 and r)) == 81
     with open_inline_ports(feed) as ports:
         assert ports.group.members() == ()

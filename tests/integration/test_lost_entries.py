@@ -57,7 +57,7 @@ def check_reconciled(project: FeedProject, feed: Feed) -> None:
         report = audit(ledger, ports.lake, hashes=True)
         log = CurrentLog(tools.fetcher, feed.isolation, survey.partitions)
         report = rescan(report, ledger, ports.lake, feed.shape, log)
-        assert report.is_reconciled, report.problems
+        assert report.reconciled, report.problems
         assert strict(ledger, ports.lake, feed, survey, report).problems == ()
     assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 

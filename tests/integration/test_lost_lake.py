@@ -84,7 +84,7 @@ def test_removed_lake_is_detected_and_its_group_is_taken_over(project: FeedProje
     assert {p: offset for p, (offset, _) in after.items()} == {0: 25, 1: 25}
     ledger_id = Ledger(open_lake(feed), feed.name, lambda: 0).read().ledger_id
     assert all(ledger_id in metadata for _, metadata in after.values())
-    assert rescan_feed(feed).is_reconciled
+    assert rescan_feed(feed).reconciled
 
 
 def test_second_lake_on_a_group_is_refused_until_takeover(project: FeedProject, lake: Lines) -> None:

@@ -119,7 +119,7 @@ def test_windows_land_below_the_origin_again_and_after_a_skip(project: FeedProje
         done = land(feed, ports, CATCH_UP, new_owner("test"), lambda progress: None, LandingOptions(skip=skip))
         key = next(s.key for s in done.skipped if s.key.partition == 0)
         assert (
-            explain(open_feed_ledger(feed, ports), ports.lake, key.tp, committed[key.tp].offset).found is Class.SKIPPED
+            explain(open_feed_ledger(feed, ports), ports.lake, key.tp, committed[key.tp].offset).class_ is Class.SKIPPED
         )  # type: ignore[union-attr]
     assert [s.range.span for s in done.skipped] == [10, 10]
     run(feed, request_offsets(project.topic, 0, done.skipped[0].range.start, done.skipped[0].range.start + 5))

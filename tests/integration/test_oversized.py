@@ -80,7 +80,7 @@ def read_values(feed: Feed) -> dict[int, bytes]:
 
 def explain_offset(feed: Feed, project: FeedProject, offset: int) -> Class:
     with open_inline_ports(feed) as ports:
-        return explain(open_feed_ledger(feed, ports), ports.lake, TopicPartition(project.topic, 0), offset).found
+        return explain(open_feed_ledger(feed, ports), ports.lake, TopicPartition(project.topic, 0), offset).class_
 
 
 def run_replay(feed: Feed) -> Replayed:

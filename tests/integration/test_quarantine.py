@@ -159,7 +159,7 @@ def test_quarantined_records_land_after_the_feed_is_fixed(
         explanation = explain(
             open_feed_ledger(feed, ports), ports.lake, TopicPartition(project.topic, 1), fixed["offset"]
         )
-    assert explanation.found is Class.LANDED
+    assert explanation.class_ is Class.LANDED
     assert "fixed: it was quarantined by batch" in explanation.text
     assert "amount: wrong_type" in explanation.text
     assert run(feed).batches == (), "the replay leaves nothing pending"

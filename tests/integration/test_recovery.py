@@ -83,7 +83,7 @@ def is_complete(project: FeedProject, feed: Feed) -> bool:
     """Returns true if every record landed once and the audit reconciles."""
     with open_inline_ports(feed) as ports:
         report = audit(open_feed_ledger(feed, ports), ports.lake, hashes=True)
-    return report.is_reconciled and read_rows(feed) == consume_topic(project.kafka, project.topic)
+    return report.reconciled and read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
 # -- crashes
@@ -149,7 +149,7 @@ def test_finished_ranges_are_adopted_after_a_crash(project: FeedProject) -> None
     feed = project.write_feed()
     kill_at(project, feed, PUBLISHING["between stage and publish"])
     landed = run(feed)
-    assert landed.batches[0].adopted == 2
+    assert landed.batches[0].adopted_offset_ranges == 2
     assert is_complete(project, feed)
 
 
@@ -212,7 +212,7 @@ def test_zombie_publishes_nothing_after_a_takeover(project: FeedProject, sleepin
     with open_inline_ports(feed) as ports:
         liveness = LivenessWithDeadOwner(sleeping.owner.token, ports.liveness)
         landed = land(feed, replace(ports, liveness=liveness), CATCH_UP, new_owner("second"), lambda p: None)
-    assert landed.batches[0].adopted == 2, "the zombie's staged ranges are adopted"
+    assert landed.batches[0].adopted_offset_ranges == 2, "the zombie's staged ranges are adopted"
     sleeping.resume()
     assert isinstance(sleeping.error, OwnershipLost)
     with open_inline_ports(feed) as ports:

@@ -94,7 +94,7 @@ def test_raw_rows_are_republished_unchanged_despite_kills(
     command = ["republish", "orders", "--topic", target, *ranges, "--keep-partitions", "--keep-timestamps"]
     command += ["--project", str(tmp_path)]
     planned = run_command(capfd, *command, "--dry-run")
-    assert (planned["applied"], planned["offsets"], planned["to_partitions"]) == (False, 1200, 3)
+    assert (planned["applied"], planned["offsets"], planned["partitions"]) == (False, 1200, 3)
     assert [(s["partition"], s["rows"]) for s in planned["sources"]] == [(p, 400) for p in range(3)]
     assert consume_topic(kafka, target) == []
 
@@ -296,7 +296,7 @@ def test_round_robin_republish_respects_a_rate_limit(
     clock = Clock()
     monkeypatch.setattr(send_lane, "time", clock)
     done = run_command(capfd, *command, "--rate", "40", "--id", "by-records")
-    assert (done["records"], done["partition_by"], done["partitions"]) == (80, "round-robin", {"0": 40, "1": 40})
+    assert (done["records"], done["by"], done["records_by_partition"]) == (80, "round-robin", {"0": 40, "1": 40})
     sent = wait_for_records(kafka, target, 80)
     assert {int(r["headers"][-1]["value"]): r["partition"] for r in sent} == {n: n % 2 for n in range(10, 90)}
     assert clock.slept == pytest.approx(80 / 40)
@@ -313,7 +313,7 @@ def test_round_robin_republish_respects_a_rate_limit(
     progress = list[Progress]()
     monkeypatch.setattr(CommandOutput, "progress", lambda self: nullcontext(progress.append))
     monkeypatch.setattr(KafkaTarget, "throttled_ms", 12_400)  # tests/faults shows that a quota sets it
-    assert run_command(capfd, *command, "--rate", "20", "--id", "by-quota")["throttled"] == 12.4
+    assert run_command(capfd, *command, "--rate", "20", "--id", "by-quota")["throttled_ms"] == 12_400
     sending = [p for p in progress if p.stage == "send"]
     assert {p.note for p in sending} == {"(paused by a quota for 12 s)"}
     assert (sending[-1].done, sending[-1].total) == (80, 80)

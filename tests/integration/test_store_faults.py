@@ -63,7 +63,7 @@ class Project:
         self.proxy.rules.clear()
         feed = self.make_feed(retries=5)
         self.land(feed)
-        assert rescan_feed(feed).is_reconciled
+        assert rescan_feed(feed).reconciled
         assert read_rows(feed) == consume_topic(self.folder.kafka, self.folder.topic)
 
 

@@ -107,7 +107,7 @@ def test_a_second_project_takes_the_group_over_by_the_named_command(
     ((refused,),) = (feed["runs"] for feed in document["feeds"])
     assert (code, refused["error"]) == (3, "ForeignMarks")
     assert sluice("plan", "orders", root=second.root)[1]["error"] == "ForeignMarks"
-    assert read_status(sluice, second.root)["problem"]["error"] == "ForeignMarks"
+    assert read_status(sluice, second.root)["error"]["error"] == "ForeignMarks"
     (command,) = re.findall(r"sluice (accept orders group --begin committed)", refused["remedy"])
     code, accepted = sluice(*shlex.split(command), "--reason", "moved", root=second.root)
     assert (code, accepted["applied"]) == (0, True)

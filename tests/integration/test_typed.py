@@ -118,11 +118,11 @@ def test_every_record_is_landed_typed_or_quarantined(project: FeedProject) -> No
         assert (report.problems, report.compared) == ((), len(good))
         partition = TopicPartition(project.topic, quarantined[0]["partition"])
         explanation = explain(ledger, ports.lake, partition, quarantined[0]["offset"])
-        assert explanation.found is Class.QUARANTINED
+        assert explanation.class_ is Class.QUARANTINED
         assert quarantined[0]["reason"] in explanation.text
         assert "/quarantine/orders/kafka_window_date=" in explanation.text
         explanation = explain(ledger, ports.lake, TopicPartition(project.topic, good[-1][0]), good[-1][1])
-        assert explanation.found is Class.LANDED
+        assert explanation.class_ is Class.LANDED
 
 
 def test_too_many_bad_records_stop_the_batch_until_the_feed_changes(project: FeedProject) -> None:

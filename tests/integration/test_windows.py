@@ -259,7 +259,7 @@ def test_late_records_belong_to_their_arrival_hour(project: FeedProject) -> None
     assert [p.split("/")[-2] for p in list_files(world.feed)] == ["kafka_window_hour=14", "kafka_window_hour=15"]
     with world.open_ports() as ports:
         explanation = explain(open_feed_ledger(world.feed, ports), ports.lake, TopicPartition(project.topic, 0), 1)
-    assert explanation.found is Class.LANDED
+    assert explanation.class_ is Class.LANDED
     assert "hour=15" in (explanation.path or "")
     producer.close()
 

@@ -180,7 +180,7 @@ def _audit(world: World, name: str) -> str:
     before = audit_cache.load_audited(lake, FEED)
     report = audit(ledger, lake, previous=before, at=world.now, quick=True)
     audit_cache.keep(lake, FEED, report.audited, before, report.at)
-    return f"looked at {report.looked}"
+    return f"looked at {report.looked_at}"
 
 
 def _pack(world: World, name: str) -> str:
@@ -257,7 +257,7 @@ def _compare_audits(world: World) -> str:
     if (before := audit_cache.load_audited(lake, FEED)) is None:
         return ""
     quick, full = (audit(ledger, lake, previous=previous, quick=True) for previous in (before, None))
-    views = [(sorted(map(str, r.problems)), r.accounts, r.batches) for r in (quick, full)]
+    views = [(sorted(map(str, r.problems)), r.partitions, r.batches) for r in (quick, full)]
     return "" if views[0] == views[1] else f"AU: the quick audit says {views[0]}, one of everything {views[1]}"
 
 

@@ -95,7 +95,7 @@ class KafkaGroups:
             except KafkaError as error:
                 await patience.trouble(error)
             else:
-                groups = {group.name: group for part in parts for group in part.groups}
+                groups = {group.group: group for part in parts for group in part.groups}
                 return tuple(groups[name] for name in sorted(groups))
 
     async def _listed_by(self, broker: int) -> _BrokerGroups:

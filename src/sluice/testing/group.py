@@ -125,7 +125,7 @@ class MemoryGroups:
 
     def list_groups(self) -> tuple[ListedGroup, ...]:
         names = sorted({*self.others, *self.members, *([self.ours] if self.group.offsets else [])})
-        return tuple(ListedGroup(v.name, v.kind, v.state, v.protocol_type, BROKER.id) for v in map(self.view, names))
+        return tuple(ListedGroup(v.group, v.kind, v.state, v.protocol_type, BROKER.id) for v in map(self.view, names))
 
     def view(self, group: str) -> GroupView:
         members, kind = self.members.get(group, ()), self.kinds.get(group, "classic")

@@ -48,11 +48,11 @@ def list_opened(world: World, work: Callable[[], object]) -> set[str]:
 
 def test_checked_files_are_not_opened_again(world: World) -> None:
     first = run_audit(world)
-    assert (first.looked, first.batches, first.proven) == (2, 2, None)
+    assert (first.looked_at, first.batches, first.proven) == (2, 2, None)
     assert not list_opened(world, lambda: run_audit(world))
     again = run_audit(world)
-    assert (again.looked, again.batches, again.proven) == (0, 2, (NOON, NOON))
-    assert (again.accounts, again.parts, again.rows) == (first.accounts, first.parts, first.rows)
+    assert (again.looked_at, again.batches, again.proven) == (0, 2, (NOON, NOON))
+    assert (again.partitions, again.files, again.rows) == (first.partitions, first.files, first.rows)
     world.land((A, 100, 200))
     (third,) = list_opened(world, lambda: run_audit(world))
     assert "-100-200-" in third
@@ -77,13 +77,13 @@ def test_a_batch_that_was_merged_or_retired_since(world: World) -> None:
     world.compact()
     merged = run_audit(world)
     assert merged.problems == ()
-    assert merged.accounts == run_audit(world, everything=True).accounts
+    assert merged.partitions == run_audit(world, everything=True).partitions
     ledger = world.reopen_ledger()
     expire(ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
     retired = run_audit(world)
-    assert (retired.problems, retired.looked) == ((), 0)
-    assert retired.accounts == run_audit(world, everything=True).accounts
-    assert retired.accounts[0].retired == 100
+    assert (retired.problems, retired.looked_at) == ((), 0)
+    assert retired.partitions == run_audit(world, everything=True).partitions
+    assert retired.partitions[0].retired == 100
 
 
 def _find_data_file(world: World) -> str:
@@ -124,7 +124,7 @@ def test_damage_is_reported_each_time_until_repaired(world: World, damage: Calla
     assert report.problems == run_audit(world).problems == run_audit(world, everything=True).problems
     world.lake.files = intact | {p: d for p, d in world.lake.files.items() if p == paths.audited_path("orders")}
     assert run_audit(world).problems == ()
-    assert run_audit(world).looked == 0
+    assert run_audit(world).looked_at == 0
 
 
 def test_missing_or_changed_entry(world: World) -> None:
@@ -145,8 +145,8 @@ def test_file_with_only_another_tag(world: World, monkeypatch: pytest.MonkeyPatc
     real = type(world.lake).stats
     copied = lambda lake, prefix, after="": (s._replace(tag="new") for s in real(lake, prefix, after))  # noqa: E731
     monkeypatch.setattr(type(world.lake), "stats", copied)
-    assert run_audit(world).looked == 2
-    assert run_audit(world).looked == 0
+    assert run_audit(world).looked_at == 2
+    assert run_audit(world).looked_at == 0
 
 
 def test_note_of_another_ledger_or_invalid_note(world: World, tmp_path: Path) -> None:
@@ -156,8 +156,8 @@ def test_note_of_another_ledger_or_invalid_note(world: World, tmp_path: Path) ->
     proof = other.lake.files[paths.audited_path("orders")]
     for data in (proof, proof[:-3], b"", b"{}", b"[" * 50_000):
         world.lake.put(paths.audited_path("orders"), data)
-        assert run_audit(world).looked == 2
-        assert run_audit(world).looked == 0
+        assert run_audit(world).looked_at == 2
+        assert run_audit(world).looked_at == 0
 
 
 def test_missing_write_permission_is_reported(world: World) -> None:
@@ -198,7 +198,7 @@ def test_quick_audit_reports_the_findings_of_a_full_audit(tmp_path: Path, seed: 
             world.lake.write(path, data)
 
     def rewrite() -> None:
-        if all(end == 200 for end in at.values()) and run_audit(world, everything=True).is_reconciled:
+        if all(end == 200 for end in at.values()) and run_audit(world, everything=True).reconciled:
             world.compact()
 
     for _ in range(14):
@@ -207,4 +207,4 @@ def test_quick_audit_reports_the_findings_of_a_full_audit(tmp_path: Path, seed: 
             quick = run_audit(world, hashes=chance.random() < 0.3)
             full = audit(world.reopen_ledger(), world.lake)
             assert sorted(map(str, quick.problems)) == sorted(map(str, full.problems))
-            assert (quick.accounts, quick.batches) == (full.accounts, full.batches)
+            assert (quick.partitions, quick.batches) == (full.partitions, full.batches)

@@ -72,7 +72,7 @@ class Book:
 
     def explain_offset(self, offset: int) -> tuple[Class, str]:
         explanation = explain(Ledger(self.lake, "orders", lambda: 0), self.lake, KEY.tp, offset)
-        return explanation.found, explanation.text
+        return explanation.class_, explanation.text
 
 
 @pytest.fixture
@@ -131,4 +131,4 @@ def test_a_file_of_another_partition_with_the_same_offsets_is_reported(tmp_path:
 
 def test_unknown_partition(book: Book) -> None:
     explanation = explain(book.ledger, book.lake, TopicPartition("orders", 9), 1)
-    assert explanation.found is Class.UNKNOWN_PARTITION
+    assert explanation.class_ is Class.UNKNOWN_PARTITION

@@ -40,7 +40,7 @@ def run_audit(world: World, *, quick: bool = True, everything: bool = False, at:
 
 
 def summarize(report: AuditReport) -> tuple[Any, ...]:
-    return report.problems, report.accounts, report.parts, report.rows, report.batches
+    return report.problems, report.partitions, report.files, report.rows, report.batches
 
 
 def audit_all(world: World) -> AuditReport:
@@ -79,7 +79,7 @@ def test_old_entries_are_checked_in_turn(world: World) -> None:
     assert old == list(range(0, world.state().number - world.state().number % 4, 4))
     again = run_audit(world, at=NOON + HOUR)
     assert summarize(again) == summarize(first)
-    assert (again.looked, again.proven) == (0, (NOON, NOON))
+    assert (again.looked_at, again.proven) == (0, (NOON, NOON))
     assert again.unlisted > 0
     assert again.seen == NOON
     for n in range(len(old)):
@@ -125,7 +125,7 @@ def test_damage_is_reported_in_its_turn(world: World, damage: str) -> None:
     wanted = audit_all(world).problems
     turns = [run_audit(world, at=NOON + n * HOUR) for n in range(len(load_cache(world).settled) + 1)]
     if damage == "entry":
-        assert max(t.looked for t in turns) == audit_all(world).batches, "another log: none of the note counts"
+        assert max(t.looked_at for t in turns) == audit_all(world).batches, "another log: none of the note counts"
     else:
         assert wanted
         assert any(t.problems == wanted for t in turns)
@@ -140,7 +140,7 @@ def test_missing_or_changed_settled_file(world: World) -> None:
             world.lake.write(path, data)
         report = run_audit(world)
         assert summarize(report) == summarize(first)
-        assert report.looked == first.batches
+        assert report.looked_at == first.batches
 
 
 def test_two_receipts_for_one_offset_are_named(world: World) -> None:
@@ -161,7 +161,7 @@ def test_older_note_is_read(world: World) -> None:
     del raw["places"]
     world.lake.put(paths.audited_path("orders"), zlib.compress(json.dumps(raw).encode()))
     report = run_audit(world)
-    assert (report.looked, report.problems) == (0, ())
+    assert (report.looked_at, report.problems) == (0, ())
     assert load_cache(world).settled
     assert summarize(run_audit(world)) == summarize(report)
 

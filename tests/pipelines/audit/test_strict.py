@@ -59,7 +59,7 @@ def put(world: World, offset: int, mark: int | None = None, incarnation: str = "
 def test_intact_feed(world: World) -> None:
     result = run_strict_audit(world)
     assert result.problems == ()
-    assert (result.commits, result.recorded, result.unseen, result.expired) == (2, 1, (), ())
+    assert (result.committed_offsets, result.commit_entries, result.unseen, result.expired) == (2, 1, (), ())
     assert result.windows == 3
 
 
@@ -186,7 +186,7 @@ def test_strictly_checked_entries_are_not_read_again(world: World) -> None:
     read: list[str] = []
     world.lake.before["get"] = read.append
     report, second = audit_again(world, report, first)
-    assert (second.problems, second.recorded, second.windows) == ((), first.recorded, first.windows)
+    assert (second.problems, second.commit_entries, second.windows) == ((), first.commit_entries, first.windows)
     assert not [p for p in read if p.startswith(paths.manifest_folder("orders"))]
     a_manifest_too_early(world)
     recorded_ahead(world)

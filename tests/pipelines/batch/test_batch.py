@@ -409,7 +409,7 @@ def test_partly_failed_replacement_changes_nothing_and_can_be_repeated(feed: Fee
     landed = world.land(request_offsets(0, 2, again=True))
     landed.check()
     (batch,) = landed.batches
-    assert batch.adopted == 2
+    assert batch.adopted_offset_ranges == 2
     assert not before.keys() & set(world.lake.list("data/orders"))
     check(world)
 
@@ -601,7 +601,7 @@ def test_stopped_catch_up_leaves_the_rest_pending(outage: World) -> None:
     asked_for = Request(RequestKind.WINDOW, window=START, until=START + 12 * HOUR)
     first = outage.land(asked_for, enough=lambda: True)
     assert (len(first.batches), first.stopped) == (1, True)
-    assert first.left == 48 - first.batches[0].plan.span
+    assert first.left == 48 - first.batches[0].plan.offsets
     rest = outage.land(asked_for)
     assert (rest.left, rest.stopped, outage.list_windows(pending=True)) == (0, False, [])
 
@@ -620,7 +620,7 @@ def test_limits_of_a_run_cover_all_its_batches(outage: World) -> None:
     outage.feed = outage.feed.model_copy(update={"limits": limits})
     landed = outage.land(Request(RequestKind.CATCH_UP))
     assert len(landed.batches) > 1
-    assert (sum(b.plan.span for b in landed.batches), landed.left) == (20, 28)
+    assert (sum(b.plan.offsets for b in landed.batches), landed.left) == (20, 28)
 
 
 @pytest.mark.parametrize("kind", [RequestKind.COMPACT, RequestKind.REPLAY])
@@ -823,7 +823,7 @@ def test_limits_of_a_run_apply_after_an_empty_first_plan(feed: Feed) -> None:
 
     class Overtaken(MemoryEngine):
         def run(self, job: Job, tasks: Sequence[int]) -> Sequence[Outcome | TaskTraffic]:  # type: ignore[override]
-            planned.append(job.plan.span)
+            planned.append(job.plan.offsets)
             if len(planned) > 1:
                 return engine.run(job, tasks)
             world.topic.log_start = 8

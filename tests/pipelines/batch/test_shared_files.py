@@ -40,7 +40,7 @@ def test_one_file_per_batch_and_the_account_balances(sound: Sound) -> None:
     assert list_visible(sound) == [f"orders-0-{r}-shared.parquet" for r in ("0-12-b2", "12-15-b7", "15-18-b12")]
     assert sound.check().broken == []
     report = audit(sound.world.ledger, sound.world.lake, hashes=True)
-    assert (report.problems, report.parts) == ((), 3)
+    assert (report.problems, report.files) == ((), 3)
 
 
 def test_every_record_is_explained(sound: Sound) -> None:

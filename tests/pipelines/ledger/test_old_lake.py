@@ -179,7 +179,7 @@ def test_windows_and_reports_without_a_level_are_listed(old: World) -> None:
 
 
 def test_one_offset_is_explained(old: World) -> None:
-    assert explain(old.ledger, old.lake, A, 3).found is Class.LANDED  # type: ignore[arg-type]
+    assert explain(old.ledger, old.lake, A, 3).class_ is Class.LANDED  # type: ignore[arg-type]
 
 
 def test_columns_under_other_names_make_a_ledger_that_0_1_0_refuses(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def read_each_way(world: World, window: int) -> list[Any]:
     ledger = Ledger(world.lake, "orders", lambda: world.now, checkpoints=False)
     files = list_files(world.feed, world.lake, [window], ledger=ledger)
     check = check_window(world.feed, ports, window, (), lambda progress: None)
-    return [files, check.complete, check.counts, check.accounts, watch_window(world.feed, ports, window)()[1]]
+    return [files, check.complete, check.counts, check.partitions, watch_window(world.feed, ports, window)()[1]]
 
 
 def list_log(world: World) -> list[str]:

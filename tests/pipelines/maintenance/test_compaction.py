@@ -66,7 +66,7 @@ def test_small_parts_of_a_window_are_merged_without_losing_rows(world: World) ->
     assert world.compact() == Compacted()
     assert world.state().frontiers() == {A: 200, B: 200}
     explanation = explain(world.ledger, world.lake, A.tp, 44)  # type: ignore[arg-type]
-    assert (explanation.found, explanation.row) == (Class.LANDED, 14)
+    assert (explanation.class_, explanation.row) == (Class.LANDED, 14)
 
 
 def test_rows_with_nan_are_merged_and_match_the_log(tmp_path: Path) -> None:

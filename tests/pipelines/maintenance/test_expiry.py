@@ -93,8 +93,8 @@ def test_reading_a_retired_window_reports_operator_and_reason(world: World) -> N
     with pytest.raises(WindowRetired):
         world.read_rows(PartKind.QUARANTINED, windows=[START + HOUR, START])
     explanation = explain(world.ledger, world.lake, A.tp, 50)  # type: ignore[arg-type]
-    assert explanation.found is Class.RETIRED
-    assert explain(world.ledger, world.lake, A.tp, 100).found is Class.LANDED  # type: ignore[arg-type]
+    assert explanation.class_ is Class.RETIRED
+    assert explain(world.ledger, world.lake, A.tp, 100).class_ is Class.LANDED  # type: ignore[arg-type]
 
 
 def test_retired_window_stays_complete_and_loses_its_manifest_permanently(world: World) -> None:

@@ -506,7 +506,7 @@ def test_relanded_offsets_survive_replays_and_compaction(world: Typed) -> None:
     assert [d.records for d in merged[0].drift] == [2]
     listed = world.list_quarantined()
     assert listed.held == ()
-    assert [(w.relanded, w.mended, w.quarantined) for w in listed.windows] == [
+    assert [(w.relanded, w.fixed, w.quarantined) for w in listed.windows] == [
         (
             2 * len([o for o in list_large() + list_broken() if o // 100 == h]),
             2 * len([o for o in list_broken() if o // 100 == h]),
@@ -523,7 +523,7 @@ def test_explain_reports_relanded_record_and_former_quarantine_reason(world: Typ
     (batch,) = {b.id for b in world.state().batches.values() if b.request.kind is RequestKind.REPLAY}
     for _ in range(2):
         explanation = explain(world.reopen_ledger(), world.lake, A.tp, 15)  # type: ignore[arg-type]
-        assert explanation.found is Class.LANDED
+        assert explanation.class_ is Class.LANDED
         assert f"re-landed by batch {batch}" in explanation.text
         assert "it was quarantined by batch 3: amount: out_of_range: too large for int32" in explanation.text
         plain = explain(world.reopen_ledger(), world.lake, A.tp, 16)  # type: ignore[arg-type]
@@ -563,15 +563,16 @@ def test_quarantined_records_are_counted_by_reason(world: Typed) -> None:
     world.land(*split_offsets(A, 50), *split_offsets(B, 100))
     listed = world.list_quarantined()
     top = listed.held[0]
-    assert (top.window, top.kind.reason, top.kind.stage, top.first) == (
+    assert (top.start, top.kind.reason, top.kind.stage, top.first) == (
         START + HOUR,
         "not_json",
         "decode",
         "orders:0:101",
     )
     assert sum(h.records for h in listed.held) == 2 * len(list_large() + list_broken())
+    refused = list_large() + list_broken()
     assert [(w.window, w.quarantined, w.relanded) for w in listed.windows] == [
-        (START + h * HOUR, 2 * len([o for o in list_large() + list_broken() if o // 100 == h]), 0) for h in (0, 1)
+        (world.feed.window.name(START + h * HOUR), 2 * len([o for o in refused if o // 100 == h]), 0) for h in (0, 1)
     ]
     assert world.list_quarantined(Filter(reasons=("nothing",))).held == ()
 

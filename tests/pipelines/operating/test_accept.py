@@ -76,7 +76,7 @@ def list_rows(world: World) -> list[tuple[int, int]]:
 
 
 def is_reconciled(world: World) -> bool:
-    return audit(world.ledger, world.lake, hashes=True).is_reconciled  # type: ignore[arg-type]
+    return audit(world.ledger, world.lake, hashes=True).reconciled  # type: ignore[arg-type]
 
 
 def copy_files(world: World) -> dict[str, bytes]:
@@ -257,10 +257,10 @@ def test_hours_between_the_last_look_and_the_acceptance_are_never_empty(event: A
     for state in (world.ledger.read(), checkpoint.load(checkpoint.dump(world.ledger.read()))):
         assert state is not None
         windows_of = {n: strip.standing(state, settings, START + n * HOUR, now) for n in range(6)}
-        assert {n for n, s in windows_of.items() if s.standing == "landed"} == {*range(6)}
+        assert {n for n, s in windows_of.items() if s.state == "landed"} == {*range(6)}
         unseen = {n for n, s in windows_of.items() if s.losses.unseen}
         assert unseen == {*range((boundary - START) // HOUR, 5)}, "later hours are the new log's"
-        assert {n for n, s in windows_of.items() if s.is_empty} == {*range(6)} - unseen - {0}
+        assert {n for n, s in windows_of.items() if s.empty} == {*range(6)} - unseen - {0}
 
 
 def test_truncated_log_resumes_at_its_end(world: World) -> None:

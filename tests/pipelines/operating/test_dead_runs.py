@@ -111,7 +111,7 @@ def test_catch_up_finishes_dead_replacement_without_pending_overlap(landed: Worl
     assert (met.fate, met.ways, met.verdict.why) == (Fate.TAKEN_OVER, (), "set by the test")
     assert str(met).startswith(f"batch {batch.id} (offsets orders:0:0-2, replacing) is unfinished, and run run-1")
     (result,) = done.batches
-    assert (result.batch, result.foreign, result.adopted) == (batch.id, True, 1)
+    assert (result.batch, result.foreign, result.adopted_offset_ranges) == (batch.id, True, 1)
     assert landed.ledger.read().live() == ()
     assert batch.plan is not None
     assert set(landed.ledger.read().replaced) == set(batch.plan.replaces)
@@ -139,7 +139,11 @@ def test_staged_replacement_is_finished_after_kafka_deleted_its_records(landed: 
     landed.topic.log_start = 1
     done, met_batches = run_next(landed, make_request(0, 2))
     done.check()
-    assert (met_batches[batch.id].fate, done.batches[0].adopted, done.refusals) == (Fate.TAKEN_OVER, 1, ())
+    assert (met_batches[batch.id].fate, done.batches[0].adopted_offset_ranges, done.refusals) == (
+        Fate.TAKEN_OVER,
+        1,
+        (),
+    )
     assert landed.ledger.read().live() == ()
 
 
@@ -217,15 +221,15 @@ def test_dry_run_reports_fate_of_dead_batches_and_is_not_blocked(landed: World) 
         request: preview(landed.feed, landed.make_ports(), request)
         for request in (CATCH_UP, make_request(0, 1), make_request(0, 2))
     }
-    assert [(p.blocked, p.met[0].batch, p.met[0].fate) for p in previews.values()] == [
+    assert [(p.blocked, p.other_batches[0].batch, p.other_batches[0].fate) for p in previews.values()] == [
         (None, batch.id, Fate.TAKEN_OVER)
     ] * 3
     other = preview(landed.feed, landed.make_ports(), replace(CATCH_UP, only=PARTITIONS[1:]))
-    assert (other.met[0].fate, len(other.met[0].ways)) == (Fate.LEFT, 2)
+    assert (other.other_batches[0].fate, len(other.other_batches[0].ways)) == (Fate.LEFT, 2)
     landed.liveness.dead.clear()
     alive = preview(landed.feed, landed.make_ports(), make_request(0, 1))
     assert isinstance(alive.blocked, PlanBusy)
-    assert alive.met == ()
+    assert alive.other_batches == ()
 
 
 def test_run_succeeds_after_abandoning_a_blocking_dead_replacement(feed: Feed) -> None:

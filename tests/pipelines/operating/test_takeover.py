@@ -78,7 +78,7 @@ def make_rows(first: int, end: int) -> list[tuple[int, int]]:
 
 
 def is_reconciled(world: World) -> bool:
-    return audit(world.ledger, world.lake, hashes=True).is_reconciled
+    return audit(world.ledger, world.lake, hashes=True).reconciled
 
 
 WRITERS: dict[str, Callable[[World], object]] = {
@@ -309,7 +309,7 @@ def test_checkpoint_keeps_the_accepted_takeover(world: World) -> None:
 
 
 def test_offset_of_another_ledger_is_classified_as_foreign(world: World) -> None:
-    spot = replace(moving.make_spot(), committed=world.group.offsets[P0])
+    spot = replace(moving.make_spot(), commit=world.group.offsets[P0])
     assert stands(Ledger(world.lake, "orders", lambda: 0).read(), spot) is Stands.FOREIGN
 
 

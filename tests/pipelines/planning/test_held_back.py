@@ -45,7 +45,7 @@ def test_offsets_behind_young_open_transaction_are_counted_and_reported(feed: Fe
     (finding,) = list_held_back(
         feed, [make_partition(0, 100), make_partition(1, 60)], {make_tp(1): make_transaction(60)}, BROKER, NOW
     )
-    assert finding.text == (
+    assert finding.message == (
         "orders:1 is held at offset 60 by transaction 'billing-7' of producer 7, last written"
         " 2027-01-15T07:59:55Z (5 s ago): 40 offsets cannot land yet"
     )
@@ -62,32 +62,32 @@ def test_multi_partition_transaction_is_one_finding_with_commands(feed: Feed) ->
         {make_tp(n): make_transaction(90 - n) for n in range(5)},
     )
     (finding,) = list_held_back(feed, partitions, holders, BROKER, NOW)
-    assert finding.text.startswith(
+    assert finding.message.startswith(
         "orders:0 is held at offset 90, orders:1 at 89, orders:2 at 88 and 2 more partitions by"
     )
     commands = " && ".join(f"{ABORT} {n} --start-offset {90 - n}" for n in range(3))
     assert finding.remedy.endswith(f"abort it, and so in 2 more partitions: {commands}")
-    assert [p["last_stable_offset"] for p in finding.document()["partitions"]] == [90, 89, 88, 87, 86]
+    assert [p.last_stable_offset for p in finding.partitions] == [90, 89, 88, 87, 86]
     assert by_partition([finding])[make_tp(4)].remedy.endswith(f": {ABORT} 4 --start-offset 86")
 
 
 def test_transactions_are_sorted_by_blocked_offsets(feed: Feed) -> None:
     holders = {make_tp(0): make_transaction(99, 1), make_tp(1): make_transaction(10, 2)}
     findings = list_held_back(feed, [make_partition(0, 99), make_partition(1, 10)], holders, BROKER, NOW)
-    assert [(h.offsets, h.by and h.by.producer_id) for h in findings] == [(90, 2), (1, 1)]
+    assert [(h.offsets, h.transaction and h.transaction.producer_id) for h in findings] == [(90, 2), (1, 1)]
 
 
 def test_blocked_offsets_are_reported_when_transaction_is_unknown(feed: Feed) -> None:
     (finding,) = list_held_back(feed, [make_partition(0, 60)], {}, BrokerConfig(), NOW)
-    assert "by an open transaction (Kafka does not report which): 40 offsets" in finding.text
+    assert "by an open transaction (Kafka does not report which): 40 offsets" in finding.message
     assert finding.remedy.endswith(f"{ABORT} 0 --start-offset 60")
-    assert (finding.document()["transaction"], finding.age, finding.overdue) == (None, None, False)
+    assert (finding.transaction, finding.age, finding.overdue) == (None, None, False)
 
 
 def test_transaction_begun_after_partition_was_described_is_not_blamed(feed: Feed) -> None:
     """Partitions are described before their open transactions: the holder may have ended in between."""
     (finding,) = list_held_back(feed, [make_partition(0, 60)], {make_tp(0): make_transaction(120)}, BROKER, NOW)
-    assert (finding.by, finding.held[0].start) == (None, 60)
+    assert (finding.transaction, finding.partitions[0].last_stable_offset) == (None, 60)
 
 
 def test_transaction_without_recent_writes_is_reported_as_hanging(feed: Feed) -> None:
@@ -117,4 +117,4 @@ def test_transactions_are_requested_only_for_blocked_partitions(feed: Feed) -> N
     cluster = MemoryCluster(open={make_tp(1): make_transaction(60)}, settings=Configs(broker=BROKER))
     assert look(feed, cluster, [make_partition(0, 100)], NOW) == ()
     (finding,) = look(feed, cluster, [make_partition(0, 100), make_partition(1, 60)], NOW)
-    assert (finding.by, finding.limit) == (make_transaction(60), 15 * MINUTE)
+    assert (finding.transaction, finding.limit) == (make_transaction(60), 15 * MINUTE)

@@ -363,7 +363,7 @@ def test_window_that_an_origin_cuts_is_complete_only_with_its_first_records(stam
         assert list(range(*r)) == own
         assert complete(world.state, window, SETTINGS) is all(o >= origin for o in own)
         expected = Standing.LANDED if all(o >= origin for o in own) else Standing.FROM_ORIGIN
-        assert strip.standing(world.state, SETTINGS, window, now).standing is expected
+        assert strip.standing(world.state, SETTINGS, window, now).state is expected
     assert checkpoint.load(checkpoint.dump(world.state)) == world.state
 
 

@@ -235,7 +235,7 @@ def test_files_of_lost_entries_are_set_aside_and_not_deleted() -> None:
     world = shorten_ledger()
     before = dict(world.files)
     done = accept_ledger(world.feed, world.open_ports("operator"), "the disk was restored")
-    assert (done.number, done.next, done.abandoned) == (8, 11, (7,))
+    assert (done.entry, done.next, done.abandoned) == (8, 11, (7,))
     moved = {p.removeprefix(f"{LATER}11/"): data for p, data in world.files.items() if p.startswith(LATER)}
     assert {p.rpartition("/")[2] for p in moved} >= {"orders-0-4-6-b7.parquet", "orders-1-2-5-b7.parquet"}
     assert set(moved) == set(done.aside)

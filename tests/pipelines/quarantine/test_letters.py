@@ -186,12 +186,12 @@ def test_letters_are_sent_once_with_the_commit() -> None:
     world.land(100, 120, [103, 117])
     world.land(120, 140, [130])
     result = world.commit()
-    assert (result.status, result.letters, result.letters_to) == (CommitStatus.COMMITTED, 3, DLQ)
+    assert (result.status, result.dead_letters, result.dead_letters_to) == (CommitStatus.COMMITTED, 3, DLQ)
     assert world.sent == ["orders:0:103", "orders:0:117", "orders:0:130"]
     assert {topic for topic, _ in world.group.letters} == {DLQ}
     assert world.commit().status is CommitStatus.UNCHANGED
     world.land(140, 150, [149])
-    assert world.commit().letters == 1
+    assert world.commit().dead_letters == 1
     assert world.list_sent_offsets() == [103, 117, 130, 149]
 
 
@@ -199,7 +199,12 @@ def test_no_letters_are_sent_without_quarantined_records() -> None:
     world = World()
     world.land(100, 120)
     result = world.commit()
-    assert (result.status, result.letters, result.letters_to, world.sent) == (CommitStatus.COMMITTED, 0, "", [])
+    assert (result.status, result.dead_letters, result.dead_letters_to, world.sent) == (
+        CommitStatus.COMMITTED,
+        0,
+        "",
+        [],
+    )
 
 
 def test_letters_are_sent_regardless_of_the_frontier() -> None:
@@ -210,10 +215,10 @@ def test_letters_are_sent_regardless_of_the_frontier() -> None:
     world.land(120, 130, [125])
     joins = world.group.joins
     beyond = world.commit()
-    assert (beyond.status, beyond.letters, world.group.joins) == (CommitStatus.COMMITTED, 1, joins + 1)
+    assert (beyond.status, beyond.dead_letters, world.group.joins) == (CommitStatus.COMMITTED, 1, joins + 1)
     world.land(0, 50, [7], kind="window")
     below = world.commit()
-    assert below.letters == 1
+    assert below.dead_letters == 1
     assert [(m.before, m.after) for m in below.offsets if m.key == KEY] == [(110, 110)]
     assert world.list_sent_offsets() == [105, 125, 7]
     world.land(110, 120, [111])
@@ -242,7 +247,7 @@ def test_void_and_abandoned_batches_send_no_letters() -> None:
     world.ledger.append(lambda s: AbandonEntry(batch=planned[0], reason="test"))
     world.publish(planned, [105])
     world.plan(100, 110)
-    assert (world.commit().letters, world.sent) == (0, [])
+    assert (world.commit().dead_letters, world.sent) == (0, [])
 
 
 def test_records_committed_before_letters_were_enabled_are_not_sent() -> None:
@@ -325,7 +330,7 @@ def test_retired_records_are_not_sent() -> None:
     expired = KeyRange(key=KEY, range=Range(100, 110))
     world.ledger.append(lambda s: RetireEntry(before=1, ranges=(expired,), parts=(part.path,), reason="test"))
     del world.lake.files[part.path]
-    assert world.commit().letters == 0
+    assert world.commit().dead_letters == 0
 
 
 # -- refusals and crashes
@@ -383,7 +388,7 @@ def test_lost_commit_response_is_resolved_by_reading_back(lose: str) -> None:
         with pytest.raises(CommitFenced):
             world.commit()
     else:
-        assert world.commit().letters == 2
+        assert world.commit().dead_letters == 2
     world.commit()
     assert world.list_sent_offsets() == [105, 112, 118]
 
@@ -458,8 +463,8 @@ def test_letters_sent_without_moved_offsets_are_not_resent_after_crash() -> None
 def test_records_published_during_a_commit_are_sent_by_the_next_commit() -> None:
     world = make_world_with_pending_letters()
     world.group.on_commit = lambda: (heal(world), world.land(120, 130, [125]))[0]
-    assert world.commit().letters == 2
-    assert world.commit().letters == 1
+    assert world.commit().dead_letters == 2
+    assert world.commit().dead_letters == 1
     assert world.list_sent_offsets() == [105, 112, 118, 125]
 
 
@@ -523,7 +528,7 @@ def test_large_quarantine_is_sent_in_bounded_memory() -> None:
         peak = max(peak, pa.total_allocated_bytes() - pa_before)
 
     world.group.on_letter = measure_memory
-    assert world.commit().letters == 3000
+    assert world.commit().dead_letters == 3000
     assert peak < 8 << 20
 
 

@@ -57,7 +57,7 @@ def test_sent_values_contain_columns_added_by_records(feed: Feed, tmp_path: Path
     plan, lake, ledger = open_plan(feed, tmp_path)
     shape = sending(feed, lake, plan, 3, FREELY, tmp_path).shape
     cursor, sent = Shelf(lake, ledger, ledger.read(), plan).cursor(0, 0), []
-    for rows in cursor.read_between(0, plan.span, lambda: plan.span):
+    for rows in cursor.read_between(0, plan.offsets, lambda: plan.offsets):
         sent += records_of(rows, plan.sources[0], plan, shape, 0).column("value").to_pylist()
     assert {v["id"]: v for v in map(json.loads, sent)} == {v["id"]: v for v in VALUES}
 
@@ -73,7 +73,7 @@ def test_stand_ins_of_oversized_records_are_not_sent(tmp_path: Path) -> None:
     plan = replace(plan, wishes=replace(plan.wishes, kind=PartKind.QUARANTINED))
     shelf = Shelf(lake, ledger, ledger.read(), plan)
     assert shelf.amount(0)[0] == 2
-    rows = shelf.cursor(0, 0).read_between(0, plan.span, lambda: plan.span)
+    rows = shelf.cursor(0, 0).read_between(0, plan.offsets, lambda: plan.offsets)
     assert [r["value"] for batch in rows for r in batch.to_pylist()] == [b"[1]"]
 
 
@@ -87,6 +87,6 @@ def test_condition_can_name_column_added_by_records(feed: Feed, tmp_path: Path) 
         row_filter.check(wishes, columns)
         with row_filter.open_condition(wishes, columns) as condition:
             rows = Shelf(lake, ledger, state, plan, condition).cursor(0, 0)
-            read = [r for batch in rows.read_between(0, plan.span, lambda: plan.span) for r in batch.to_pylist()]
+            read = [r for batch in rows.read_between(0, plan.offsets, lambda: plan.offsets) for r in batch.to_pylist()]
         assert [r["id"] for r in read] == ids
         assert "note" not in read[0] or where == "note = 'n7'"

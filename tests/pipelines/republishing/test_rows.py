@@ -86,7 +86,7 @@ def test_sources_alternate_and_pieces_cover_the_plan() -> None:
         (2 * PIECE + 5, 2 * PIECE + 6),
         (3 * PIECE, 3 * PIECE + 2),
     ]
-    assert sum(p.end - p.start for p in plan_pieces) == plan.span
+    assert sum(p.end - p.start for p in plan_pieces) == plan.offsets
 
 
 def test_plan_digest_does_not_depend_on_name() -> None:

@@ -22,4 +22,4 @@ def test_offsets_in_zookeeper_do_not_expire(tmp_path: Path) -> None:
     there = OffsetSettings(store=OffsetStore.ZOOKEEPER, connect="127.0.0.1:9")
     ledger, state = world.ledger, world.state()
     for feed, count in ((in_kafka, 1), (in_kafka.model_copy(update={"offsets": there}), 0)):
-        assert len(look_ahead(feed, ledger, state, cluster, {}, world.now).expiries) == count
+        assert len(look_ahead(feed, ledger, state, cluster, {}, world.now).expires) == count

@@ -35,8 +35,8 @@ def state(*accounted: tuple[int, int, int]) -> State:
 
 def test_window_without_pending_offsets_is_landed() -> None:
     statuses = standings(state((0, 0, 30), (1, 0, 13)), HOURLY, [HOUR, 2 * HOUR, 3 * HOUR], NOW, OutsideFacts())
-    assert [s.standing for s in statuses] == [Standing.LANDED, Standing.PARTIAL, Standing.PARTIAL]
-    assert [(s.done, s.span) for s in statuses] == [(20, 20), (13, 20), (10, 20)]
+    assert [s.state for s in statuses] == [Standing.LANDED, Standing.PARTIAL, Standing.PARTIAL]
+    assert [(s.accounted, s.offsets) for s in statuses] == [(20, 20), (13, 20), (10, 20)]
     assert [o.ranges for s in statuses for o in s.pending] == [(Range(13, 20),), (Range(20, 30),)]
 
 
@@ -50,7 +50,7 @@ def test_facts_outside_ledger_refine_window_status() -> None:
         (OutsideFacts({KEYS[1]: 12}, running={2 * HOUR: 5}, failed={2 * HOUR: 4}), Standing.RUNNING),
     ):
         status = standing(nothing, HOURLY, 2 * HOUR, NOW, facts)
-        assert status.standing is expected
+        assert status.state is expected
         assert status.batch == {Standing.FAILED: 4, Standing.RUNNING: 5}.get(expected)
     by_partition = standing(
         nothing, HOURLY, 2 * HOUR, NOW, OutsideFacts({KEYS[1]: 12}, {KEYS[1].tp: transaction})
@@ -61,11 +61,11 @@ def test_facts_outside_ledger_refine_window_status() -> None:
 def test_closed_window_with_unresolved_end_is_partial_or_pending() -> None:
     caught_up = state((0, 0, 35), (1, 0, 30))
     still_open = standing(caught_up, HOURLY, 4 * HOUR, NOW)
-    assert (still_open.standing, still_open.done, still_open.span) == (Standing.OPEN, 5, None)
+    assert (still_open.state, still_open.accounted, still_open.offsets) == (Standing.OPEN, 5, None)
     later = standing(caught_up, HOURLY, 4 * HOUR, NOW + HOUR)
-    assert later.standing is Standing.PARTIAL
-    assert standing(caught_up, HOURLY, 5 * HOUR, NOW + 2 * HOUR).standing is Standing.PENDING
-    assert standing(State(), HOURLY, HOUR, NOW).standing is Standing.PENDING
+    assert later.state is Standing.PARTIAL
+    assert standing(caught_up, HOURLY, 5 * HOUR, NOW + 2 * HOUR).state is Standing.PENDING
+    assert standing(State(), HOURLY, HOUR, NOW).state is Standing.PENDING
 
 
 @pytest.mark.parametrize(

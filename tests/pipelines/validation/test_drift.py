@@ -298,7 +298,7 @@ def test_feed_that_fails_on_drift_publishes_nothing_until_fixed(world: World) ->
     assert caught.value.exit_code == 3
     assert world.ledger.read().landed == {}
     done = world.land(world.make_feed(SCHEMA))
-    assert done.batches[0].adopted == 1, "the failed run's receipts are kept"
+    assert done.batches[0].adopted_offset_ranges == 1, "the failed run's receipts are kept"
     check_drift(done.batches[0].receipts, world.make_feed(SCHEMA).policies)
     world.land_records(world.make_feed(SCHEMA, "fail"), {"id": 1}, ROW)
 

@@ -56,7 +56,7 @@ def test_missing_group_is_dead_and_is_not_created_by_viewing(groups: KafkaGroups
     view = groups.view("nobody-ever")
     assert (view.exists, view.free, view.state, view.members) == (False, True, GroupState.DEAD, ())
     assert groups.fetch_committed("nobody-ever") == {}
-    assert "nobody-ever" not in {g.name for g in groups.list_groups()}
+    assert "nobody-ever" not in {g.group for g in groups.list_groups()}
 
 
 def test_put_offsets_are_read_back_and_create_group_without_protocol(groups: KafkaGroups, fresh_topic: Any) -> None:
@@ -69,7 +69,7 @@ def test_put_offsets_are_read_back_and_create_group_without_protocol(groups: Kaf
     assert groups.fetch_committed(f"g-{topic}") == offsets
     view = groups.view(f"g-{topic}")
     assert (view.state, view.kind, view.protocol_type, view.members) == (GroupState.EMPTY, "classic", "", ())
-    assert [(g.state, g.kind) for g in groups.list_groups() if g.name == f"g-{topic}"] == [("Empty", "classic")]
+    assert [(g.state, g.kind) for g in groups.list_groups() if g.group == f"g-{topic}"] == [("Empty", "classic")]
 
 
 def test_live_group_is_described_and_its_offsets_cannot_be_set(
@@ -83,7 +83,7 @@ def test_live_group_is_described_and_its_offsets_cannot_be_set(
         assert (view.protocol_type, view.assignor, view.free) == ("consumer", "range", False)
         assert str(view.coordinator).endswith(kafka.bootstrap)
         (member,) = view.members or ()
-        assert (member.client_id, member.host, member.instance_id, member.assignment) == (
+        assert (member.client_id, member.host, member.instance_id, member.partitions) == (
             "loader",
             "127.0.0.1",
             "loader-1",

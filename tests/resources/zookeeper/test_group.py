@@ -105,13 +105,13 @@ def test_group_description_lists_owners_of_partitions(zookeeper: LocalZooKeeper)
         with closing(ZooKeeperGroup(zookeeper.connect, "shown")) as group:
             commit(group, {TPS[0]: make_offset(5)})
             view = groups.view("shown")
-            assert (view.state, [m.assignment for m in view.members or ()]) == (GroupState.STABLE, [tuple(TPS)])
+            assert (view.state, [m.partitions for m in view.members or ()]) == (GroupState.STABLE, [tuple(TPS)])
             with pytest.raises(GroupHeld, match="in use"):
                 groups.put("shown", {TPS[0]: make_offset(1)})
         assert groups.view("shown").free
         groups.put("shown", {TPS[0]: make_offset(1), TPS[1]: make_offset(2)})
         assert groups.fetch_committed("shown") == {TPS[0]: make_offset(1), TPS[1]: make_offset(2)}
-        assert "shown" in [g.name for g in groups.list_groups()]
+        assert "shown" in [g.group for g in groups.list_groups()]
 
 
 @pytest.fixture
