@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.lake.paths import log_path
+from sluice.pipelines.ledger.entries import GapEntry
 from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.maintenance.fixers import Record
 from sluice.pipelines.operating.acceptance import AcceptEvent, accept_log, accept_lost
@@ -99,6 +101,24 @@ def test_recorded_loss_is_accepted(tmp_path: Path) -> None:
     verdict = sound.check()
     assert verdict.holds, str(verdict)
     assert verdict.counts["acknowledged values pending, passed over or named"] == 3
+
+
+def test_entries_after_lost_ones_follow_the_entry_that_names_the_loss(tmp_path: Path) -> None:
+    world = landed_world.World(tmp_path)
+    world.land(split_offsets(A, 10)[0])
+    ledger = world.reopen_ledger()
+    gap = ledger.read().number
+    late = world.lake.files[log_path("orders", gap - 1)]
+    ledger.append(lambda s: GapEntry(next=gap + 5, evidence=(), reason="restored"))
+    world.lake.files[log_path("orders", gap + 2)] = late  # by a run that knew the lost entries
+    world.ledger = world.reopen_ledger()
+    world.land(*split_offsets(B, 25))
+    verdict = by_files(world, tmp_path / "lake")
+    assert verdict.holds, str(verdict)
+    path = log_path("orders", gap + 5)
+    world.lake.files[path] = re.sub(rb'"follows":"[0-9a-f]{64}"', b'"follows":"%064d"' % 0, world.lake.files[path])
+    verdict = by_files(world, tmp_path / "lake")
+    assert f"entry {gap + 5} is number {gap + 5}, or does not follow the entry before it" in str(verdict)
 
 
 @pytest.mark.parametrize(("event", "life"), [(AcceptEvent.RECREATED, "id-2"), (AcceptEvent.TRUNCATED, "id-1#1")])
