@@ -70,7 +70,7 @@ MAY_REACH_INTO = {
 }
 """Private attributes of others, by module."""
 
-PUBLIC = {"_asdict", "_replace", "_fields", "_exit"}
+PUBLIC = {"_asdict", "_replace", "_fields", "_exit", "_value_"}
 """Names with an underscore that the standard library documents."""
 
 MODULES = sorted(
