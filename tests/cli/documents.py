@@ -183,7 +183,7 @@ DOCUMENTS = [
             "columns": Any,
             "extra": Any,
             "sampled": int,
-            "fit": int,
+            "fit": int | None,
         },
     ),
     Document("kafka grant", None, {"user": str, "rights": list[Right]}),
