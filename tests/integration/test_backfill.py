@@ -356,14 +356,14 @@ def test_repair_fixes_planted_faults_and_nothing_else(
     assert sorted(p for p in machine.shared.rglob("*")) == before
     code, report = invoke("repair", *machine.project_options)
     assert code == 0
-    assert [f["found"] for f in report["feeds"]] == [f["found"] for f in dry_run["feeds"]]
-    findings = report["feeds"][0]["found"]
+    assert [f["findings"] for f in report["feeds"]] == [f["findings"] for f in dry_run["feeds"]]
+    findings = report["feeds"][0]["findings"]
     assert [f["what"] for f in findings] == [
         "shown", "staging", "manifest", "staging", "unfinished", "heartbeat", "untold",
     ]  # fmt: skip
     code, second_report = invoke("repair", *machine.project_options)
     del second_report["temporary"]  # left by other processes on this host
-    assert (code, second_report) == (0, {"dry_run": False, "feeds": [{"feed": "orders", "found": []}], "broken": []})
+    assert (code, second_report) == (0, {"dry_run": False, "feeds": [{"feed": "orders", "findings": []}], "broken": []})
     assert not list(folder.glob("staging/*"))
     assert not list(folder.glob("owners/*"))
     check_everything_landed(machine, invoke)

@@ -54,7 +54,7 @@ def test_interrupted_bucket_creation_ends_the_s3_server(monkeypatch: pytest.Monk
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(local_s3.Bucket, "call", interrupt)
+    monkeypatch.setattr(local_s3.S3Client, "call", interrupt)
     store = LocalS3()
     with pytest.raises(KeyboardInterrupt):
         store.__enter__()
