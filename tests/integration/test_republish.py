@@ -272,7 +272,8 @@ def test_republish_by_key_adds_coordinates_and_refuses_invalid_requests(
         "--yes",
     ]
     chosen = run_command(capfd, *filtered, "--partition-by", "places.py:last")
-    assert chosen["records"] == chosen["records_by_partition"]["1"] == len([n for n in range(16, 90, 8) if (3 * n + 1) % 11])
+    with_a_key = len([n for n in range(16, 90, 8) if (3 * n + 1) % 11])
+    assert chosen["records"] == chosen["records_by_partition"]["1"] == with_a_key
     audited = run_command(capfd, "audit", "orders", "--republished", chosen["id"], *project_options)
     assert (audited["holds"], audited["rows"]) == (True, chosen["records"])
     assert main([*command, "--topic", target, "--where", "exists (from read_text('/etc/passwd'))", "--dry-run"]) == 2
