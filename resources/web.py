@@ -53,6 +53,8 @@ class Deadline:
         """Return a connection, as `socket.create_connection` does."""
         line = socket.create_connection(address, self._seconds)
         self._lines.append(line.dup())  # usable while TLS wraps the original, or a response outlives it
+        if self._late.is_set():
+            line.close()
         self.check()
         return line
 

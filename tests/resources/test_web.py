@@ -53,6 +53,14 @@ def test_request_to_a_dripping_server_ends(script: str) -> None:
         web.send(Request(f"http://127.0.0.1:{port}/"), seconds=SECONDS, max_bytes=1000)
 
 
+def test_connection_after_the_deadline_is_closed() -> None:
+    """An open one would be an error here, where it is collected."""
+    with dripping("headers") as port, web.Deadline(0.2) as deadline:
+        deadline._timer.join()
+        with pytest.raises(TimeoutError, match="no complete answer"):
+            deadline.connect(("127.0.0.1", port))
+
+
 def test_body_is_bounded() -> None:
     with dripping("endless") as port:
         answer = web.send(Request(f"http://127.0.0.1:{port}/"), seconds=60, max_bytes=1000)
