@@ -199,14 +199,15 @@ def _check_kafka(settings: KafkaSettings, feeds: tuple[Feed, ...]) -> list[Diagn
 
 
 def _of_feeds(feeds: Sequence[Feed], names: Collection[str], *, spark: bool) -> Iterator[CheckGroup]:
+    from sluice.pipelines.feed.feed import group_feeds
     from sluice.resources.health.spark_checks import examine_spark
 
-    for of in _alike(feeds, lambda f: f.kafka):
+    for of in group_feeds(feeds, lambda f: f.kafka):
         kafka = of[0].kafka
         yield CheckGroup(f"Kafka {kafka.bootstrap}", partial(_check_kafka, kafka, tuple(of)), _names(of))
-    for of in _alike(feeds, lambda f: (f.lake, f.store)):
+    for of in group_feeds(feeds, lambda f: (f.lake, f.store)):
         yield CheckGroup(f"Lake {of[0].lake}", partial(_lake, of, names), _names(of))
-    for of in _alike(feeds, lambda f: f.spark):
+    for of in group_feeds(feeds, lambda f: f.spark):
         title, seconds = f"Spark {of[0].spark.master or 'local'}", SECONDS + of[0].spark.start_timeout / 1000
         yield CheckGroup(title, partial(examine_spark, of[0], start=spark), _names(of), seconds)
 
@@ -224,18 +225,6 @@ def _lake(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
     except SetupError as error:  # who only reads has no client of Kafka
         return [*lake, report_skipped("ledger", error.message, error.remedy)]
     return [*lake, *examine_ledgers(feeds, names)]
-
-
-def _alike(feeds: Sequence[Feed], part: Callable[[Feed], object]) -> list[list[Feed]]:
-    """The feeds, together where that part of them is the same."""
-    groups: list[tuple[object, list[Feed]]] = []
-    for feed in feeds:
-        there = next((group for key, group in groups if key == part(feed)), None)
-        if there is None:
-            groups.append((part(feed), [feed]))
-        else:
-            there.append(feed)
-    return [group for _, group in groups]
 
 
 def _names(feeds: Sequence[Feed]) -> tuple[str, ...]:

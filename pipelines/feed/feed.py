@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from typing import Annotated, Self
 
 from pydantic import (
@@ -289,3 +290,16 @@ class Feed(Settings):
         if self.columns is None and self.policies.on_drift is not OnDrift.EXTRA:
             raise ValueError("has policies.on_drift without a schema that records could drift from")
         return self
+
+
+def group_feeds(feeds: Iterable[Feed], part: Callable[[Feed], object]) -> list[list[Feed]]:
+    """Returns the feeds, together where that part of them is equal. Texts do not do: secrets look alike in them."""
+    groups: list[tuple[object, list[Feed]]] = []
+    for feed in feeds:
+        own = part(feed)
+        group = next((group for other, group in groups if other == own), None)
+        if group is None:
+            groups.append((own, [feed]))
+        else:
+            group.append(feed)
+    return [group for _, group in groups]

@@ -35,7 +35,7 @@ from sluice.pipelines.errors import (
     WindowIncomplete,
     WindowOpen,
 )
-from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.feed import Feed, group_feeds
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import TopicPartition
@@ -239,10 +239,8 @@ def run_feeds(
     from sluice.resources.spark import engine
 
     results, began = dict[str, RunResult](), time.monotonic()
-    by_spark: dict[str, list[str]] = {}
-    for name in requests:
-        by_spark.setdefault(repr(feeds[name].spark), []).append(name)
-    for names in by_spark.values():
+    for group in group_feeds((feeds[name] for name in requests), lambda feed: feed.spark):
+        names = [feed.name for feed in group]
         if results:
             engine.end()
         if side_by_side:

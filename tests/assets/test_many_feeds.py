@@ -50,6 +50,7 @@ from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.util.units import show_window
 from sluice.resources.lake import open_store
 from sluice.resources.local.local_s3 import LocalS3
+from sluice.resources.spark import engine
 from sluice.running import RunResult
 from sluice.testing.group import MemoryGroup
 from tests.assets.conftest import ON_FILES
@@ -281,6 +282,23 @@ def test_refused_events_of_a_feed_do_not_stop_other_feeds(
     assert [outcomes[name].error for name in ("orders", "returns")] == [None, None]
     run = get_only_run(instance)
     assert (run.status, run.tags[FAILED_TAG]) == (dg.DagsterRunStatus.FAILURE, "refunds")
+
+
+def test_feeds_whose_spark_differs_in_a_secret_do_not_share_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = "spark: {{conf: {{spark.hadoop.fs.azure.account.key.x: {}}}}}\n"
+    keys = {"orders": "one", "refunds": "two", "returns": "one"}
+    fleet, events = Fleet(root, {name: build_feed(name, conf.format(key)) for name, key in keys.items()}), list[str]()
+    feeds = {name: fleet.project.feed(name) for name in keys}
+    monkeypatch.setattr(engine, "end", lambda: events.append("Spark ends"))
+
+    def run_one(feed: Feed, *_: object) -> RunResult:
+        events.append(feed.name)
+        return RunResult(feed.name)
+
+    side_by_side = running.SideBySide(fleet.project.fleet(), run_one)
+    requests = dict.fromkeys(keys, CATCH_UP)
+    running.run_feeds(feeds, requests, lambda name: fleet.progress.append, fleet.open_ports, side_by_side=side_by_side)
+    assert (sorted(events[:2]), events[2:]) == (["orders", "returns"], ["Spark ends", "refunds"])
 
 
 def test_per_kafka_limit_bounds_concurrent_feeds(fleet: Fleet) -> None:
