@@ -83,12 +83,11 @@ def build_quarantine_metadata(view: LedgerView, window: int) -> Metadata:
     """Returns the metadata of a complete window's quarantine."""
     facts = BatchFacts(view.list_receipts(window))
     parts = [p for _, p in facts.parts(PartKind.QUARANTINED)]
-    rows, records = sum(p.rows for p in parts), facts.counts.records
     return {
-        "dagster/partition_row_count": rows,
+        "dagster/partition_row_count": facts.counts.quarantined,
         "dagster/uri": _locate(view, window, 1),
-        "rows": rows,
-        "share": round(rows / records, 6) if records else 0.0,
+        "rows": facts.counts.quarantined,
+        "share": round(facts.counts.quarantined_share, 6),
         "bytes": sum(p.bytes for p in parts),
         "files": len({p.path for p in parts}),
         "reasons": _count_reasons(view.lake, parts),
@@ -108,7 +107,7 @@ def _build_quality(view: LedgerView, window: int, facts: BatchFacts) -> Metadata
     if view.feed.contract is not None:
         quality |= count_breaches(view.read_judged(window))
     if quarantines(view.feed):
-        quality["quarantined_share"] = round(facts.quarantined_share, 6)
+        quality["quarantined_share"] = round(facts.counts.quarantined_share, 6)
     if view.feed.columns is not None:
         quality["new_fields"] = sum(d.kind is DriftKind.NEW for d in facts.drift)
     return quality
@@ -277,16 +276,15 @@ def _describe_batches(view: LedgerView, batches: Sequence[Batch]) -> Metadata:
 def _build_boundaries(view: LedgerView, window: int, facts: BatchFacts) -> dg.TableMetadataValue:
     """Returns the window's offsets in each partition, by class."""
     ranges = {k: windows.find_range(view.state, k, window, view.feed.window) for k in sorted(view.state.origins)}
-    by_key = facts.group(lambda r: r.offset_range.key)
+    by_key = facts.by_partition
     return _build_range_table([(k, r, by_key.get(k, BatchFacts(()))) for k, r in ranges.items() if r is not None])
 
 
 def _build_ranges(facts: BatchFacts) -> dg.TableMetadataValue:
     """Returns the landed offset ranges, by class. Receipts without a gap between them are one range."""
-    by_key = sorted(facts.group(lambda r: r.offset_range.key).items())
     ranges = [
         (k, r, BatchFacts([x for x in f.receipts if r.meets(x.offset_range.range)]))
-        for k, f in by_key
+        for k, f in facts.by_partition.items()
         for r in f.ranges
     ]
     return _build_range_table(ranges)

@@ -22,7 +22,7 @@ from sluice.pipelines.errors import UsageError
 from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:
-    from sluice.pipelines.audit.audit import AuditReport, PartitionAccount
+    from sluice.pipelines.audit.audit import AuditedPartition, AuditReport
     from sluice.pipelines.audit.feed_proof import FeedProof
     from sluice.pipelines.audit.strict_audit import Strict
     from sluice.pipelines.republishing.republish_audit import RepublishAudit
@@ -230,9 +230,9 @@ _OPTIONAL = {"quarantined", "lost", "skipped", "retired", "dropped", "holes"}
 """Columns that are shown only if one of their cells is not zero."""
 
 
-def _build_row(name: str, a: PartitionAccount) -> list[str]:
-    c = a.counts
-    numbers = (c.landed, c.quarantined, c.no_record, a.lost, a.skipped, a.retired, c.dropped)
+def _build_row(name: str, a: AuditedPartition) -> list[str]:
+    c, of = a.account.counts, a.account
+    numbers = (c.landed, c.quarantined, c.no_record, of.lost, of.skipped, of.retired, c.dropped)
     holes = ", ".join(map(str, a.holes)) or "0"
     return [name, count(a.origin), count(a.frontier), *map(count, numbers), holes]
 

@@ -19,7 +19,7 @@ from sluice.pipelines.status.window_state import Standing
 from sluice.pipelines.util.units import many, show_about, show_instant
 
 if TYPE_CHECKING:
-    from sluice.pipelines.operating.check_window import PartitionAccount, WindowCheck
+    from sluice.pipelines.operating.check_window import CheckedPartition, WindowCheck
     from sluice.pipelines.status.repeats import Coordinate, Repeats
     from sluice.pipelines.status.window_rows import Outside, WindowRows
 
@@ -118,8 +118,8 @@ def _list_figures(c: WindowCheck) -> Iterator[tuple[str, str | Text]]:
         ("aborted", counts.aborted),
         ("compacted away", counts.compacted),
         ("dropped", counts.dropped),
-        ("lost", sum(a.lost for a in c.partitions)),
-        ("skipped", sum(a.skipped for a in c.partitions)),
+        ("lost", c.account.lost),
+        ("skipped", c.account.skipped),
     )
     yield "not landed", ", ".join(f"{count(n)} {name}" for name, n in others if n) or "nothing else"
     if not c.rows:
@@ -219,7 +219,7 @@ def _view_partitions(c: WindowCheck) -> RenderableType:
 _PARTITIONS = 8
 
 
-def _build_row(c: WindowCheck, a: PartitionAccount, label: str) -> tuple[str, ...]:
-    other = a.accounted_offsets - a.counts.records
-    numbers = (a.start, a.end, a.counts.landed, a.counts.quarantined, other, a.pending)
+def _build_row(c: WindowCheck, a: CheckedPartition, label: str) -> tuple[str, ...]:
+    counts = a.account.counts
+    numbers = (a.start, a.end, counts.landed, counts.quarantined, a.account.total - counts.records, a.pending)
     return label, *map(count, numbers)

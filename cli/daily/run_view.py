@@ -177,16 +177,16 @@ def view(run: TimedRun) -> list[RenderableType]:
 
 
 def _partition_table(batches: BatchFacts) -> RenderableType:
-    partitions = sorted(batches.group(lambda r: r.offset_range.key).items())
-    labels = label_partitions(key for key, _ in partitions)
+    partitions = batches.by_partition
+    labels = label_partitions(partitions)
     columns = {
-        "partition": [labels[key] for key, _ in partitions],
-        "range": [" ".join(map(str, p.ranges)) for _, p in partitions],
-        "landed": [count(p.counts.landed) for _, p in partitions],
-        "no record": [count(p.counts.no_record) for _, p in partitions],
-        "quarantined": [count(p.counts.quarantined) for _, p in partitions],
-        "files": [str(p.part_count) for _, p in partitions],
-        "size": [size(p.bytes) for _, p in partitions],
+        "partition": list(labels.values()),
+        "range": [" ".join(map(str, p.ranges)) for p in partitions.values()],
+        "landed": [count(p.counts.landed) for p in partitions.values()],
+        "no record": [count(p.counts.no_record) for p in partitions.values()],
+        "quarantined": [count(p.counts.quarantined) for p in partitions.values()],
+        "files": [str(p.part_count) for p in partitions.values()],
+        "size": [size(p.bytes) for p in partitions.values()],
     }
     if not batches.counts.quarantined:
         del columns["quarantined"]
@@ -278,7 +278,7 @@ def _describe_amount(run: BatchFacts) -> str:
 
 def _describe_quarantine(feed: str, run: BatchFacts) -> str:
     """The quarantined records, and the command that shows them."""
-    share = format_percent(run.quarantined_share)
+    share = format_percent(run.counts.quarantined_share)
     return f"{many(run.counts.quarantined, 'record')} ({share}): sluice quarantine list {feed}"
 
 

@@ -52,7 +52,7 @@ def report(
         status=account.batch.status,
         rows=facts.counts.landed,
         quarantined=facts.counts.quarantined,
-        quarantined_share=facts.quarantined_share,
+        quarantined_share=facts.counts.quarantined_share,
         dropped=facts.counts.dropped,
         no_record=facts.counts.no_record,
         bytes=facts.bytes,

@@ -36,6 +36,7 @@ from sluice.pipelines.errors import Terminal
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.proof import hash_file
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.account import OffsetAccount, build_account
 from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
 from sluice.pipelines.model.kafka import Key, Range, subtract, union
 from sluice.pipelines.model.plans import OffsetRange
@@ -67,16 +68,13 @@ class AuditProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionAccount:
-    """Offsets of one partition by class. `holes` lie between the frontier and landed offsets; `files` counts parts."""
+class AuditedPartition:
+    """The account of one partition. `holes` lie between the frontier and landed offsets; `files` counts parts."""
 
     key: Flat[Key]
     origin: int
     frontier: int
-    counts: Flat[Counts]
-    lost: int
-    skipped: int
-    retired: int
+    account: Flat[OffsetAccount]
     committed: int | None
     holes: tuple[Range, ...]
     reserved: tuple[Range, ...]
@@ -101,7 +99,7 @@ class AuditReport:
     """
 
     feed: str
-    partitions: tuple[PartitionAccount, ...]
+    partitions: tuple[AuditedPartition, ...]
     problems: tuple[AuditProblem, ...]
     files: int
     rows: int
@@ -185,7 +183,7 @@ def audit(
     settled = scope.settled
     return AuditReport(
         ledger.feed,
-        _make_accounts(state, everything, settled),
+        tuple(_list_partitions(state, everything, settled)),
         tuple(problems),
         len(np.unique(everything.tags)) + sum(s.parts for s in settled),
         int(everything.column("rows").sum()) + sum(s.rows for s in settled),
@@ -355,34 +353,26 @@ class _Scope:
         return [path for path, tag in self.listed.items() if path not in live and tag not in known_tags]
 
 
-def _make_accounts(state: State, rows: Rows, others: Sequence[Settled]) -> tuple[PartitionAccount, ...]:
+def _list_partitions(state: State, rows: Rows, others: Sequence[Settled]) -> Iterator[AuditedPartition]:
     totals = rows.totals(*SUMMED)
-    of = {
-        k: {n: totals.get(k, {}).get(n, 0) + sum_settled(others, k, n) for n in (*SUMMED, "files")}
-        for k in state.origins
-    }
-    return tuple(_make_account(state, key, of[key]) for key in sorted(state.origins))
-
-
-def _make_account(state: State, key: Key, of: dict[str, int]) -> PartitionAccount:
-    return PartitionAccount(
-        key=key,
-        origin=state.origins[key].offset,
-        frontier=state.frontier(key),
-        counts=Counts(**{name: of[name] for name in COUNTS}),
-        lost=sum(r.span for r in state.lost.get(key, ())),
-        skipped=sum(r.span for r in state.skipped.get(key, ())),
-        retired=sum(r.span for r in state.retired.get(key, ())),
-        committed=state.commits.get(key),
-        holes=state.holes(key),
-        reserved=state.list_reserved(key),
-        files=of["files"],
-        bytes=of["bytes"],
-        relanded=of["relanded"],
-        fixed=of["mended"],
-        ended=state.ended.get(key),
-        known_end=state.find_known_end(key),
-    )
+    for key in sorted(state.origins):
+        own = totals.get(key, {})
+        of = {n: own.get(n, 0) + sum_settled(others, key, n) for n in (*SUMMED, "files")}
+        yield AuditedPartition(
+            key=key,
+            origin=state.origins[key].offset,
+            frontier=state.frontier(key),
+            account=build_account(state, key, Counts(**{name: of[name] for name in COUNTS})),
+            committed=state.commits.get(key),
+            holes=state.holes(key),
+            reserved=state.list_reserved(key),
+            files=of["files"],
+            bytes=of["bytes"],
+            relanded=of["relanded"],
+            fixed=of["mended"],
+            ended=state.ended.get(key),
+            known_end=state.find_known_end(key),
+        )
 
 
 def _check_sums(receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:

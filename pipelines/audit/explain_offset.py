@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from sluice.pipelines.audit.gaps import read_policies
 from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.lake import parquet, paths
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.account import OffsetClass, list_unread
 from sluice.pipelines.ledger.entries import PublishEntry
-from sluice.pipelines.ledger.fold import Accounted
 from sluice.pipelines.model.kafka import Key, Range, TopicPartition
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.planning import windows
@@ -29,29 +28,13 @@ from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.util.documents import Flat
 
 
-class Class(StrEnum):
-    """The class of an offset, or the reason why it has none yet."""
-
-    LANDED = "landed"
-    QUARANTINED = "quarantined"
-    NO_RECORD = "no record"
-    DROPPED = "dropped by policy"
-    LOST = "lost"
-    SKIPPED = "skipped"
-    RETIRED = "retired"
-    BELOW_ORIGIN = "below the origin"
-    RESERVED = "reserved by a live batch"
-    PENDING = "not read yet"
-    UNKNOWN_PARTITION = "no partition of this feed"
-
-
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """`text` is one readable sentence. Landed records have a lake path, row group and row within it (from 0)."""
 
     tp: Flat[TopicPartition]
     offset: int
-    class_: Class
+    class_: OffsetClass
     text: str
     path: str | None = None
     row_group: int | None = None
@@ -70,7 +53,7 @@ def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int, cluster
     state = ledger.read()
     key = state.current.get(tp)
     if key is None:
-        return Explanation(tp, offset, Class.UNKNOWN_PARTITION, f"the ledger knows no partition {tp}")
+        return Explanation(tp, offset, OffsetClass.UNKNOWN_PARTITION, f"the ledger knows no partition {tp}")
     explanation = _explain_offset(ledger, lake, state, key, offset)
     if cluster and explanation.counts.get("compacted"):
         explanation = replace(explanation, text=explanation.text + _describe_policy(cluster, tp.topic))
@@ -83,8 +66,9 @@ def _explain_offset(ledger: Ledger, lake: Lake, state: State, key: Key, offset: 
     if (publication := _publication_of(ledger, state, key, offset)) is None:
         return _explain_unlanded(ledger, state, key, offset)
     explanation = _explain_landed(lake, ledger.feed, offset, *publication)
-    again = _relanding_text(ledger, lake, key, offset, *publication[1:]) if explanation.class_ is Class.LANDED else ""
-    return replace(explanation, text=explanation.text + again)
+    if explanation.class_ is not OffsetClass.LANDED:
+        return explanation
+    return replace(explanation, text=explanation.text + _relanding_text(ledger, lake, key, offset, *publication[1:]))
 
 
 def _publication_of(ledger: Ledger, state: State, key: Key, offset: int) -> tuple[int, int, Receipt] | None:
@@ -114,9 +98,9 @@ def _explain_landed(lake: Lake, feed: str, offset: int, batch: int, number: int,
         _check_own(lake, feed, part, r)
         position = _row(lake, part, offset)
         if position is not None:
-            kind = Class.LANDED if part.kind is PartKind.LANDED else Class.QUARANTINED
+            kind = OffsetClass.LANDED if part.kind is PartKind.LANDED else OffsetClass.QUARANTINED
             text = f"{kind} by batch {batch}: row {position[1]} of row group {position[0]} in {lake.locate(part.path)}"
-            if kind is Class.QUARANTINED:
+            if kind is OffsetClass.QUARANTINED:
                 text += f"; {_reason(lake, part, *position)}"
             return Explanation(tp, offset, kind, text, part.path, *position, batch, number)
         rows += _rows_within(lake, part, r.offset_range.range)
@@ -127,7 +111,7 @@ def _explain_landed(lake: Lake, feed: str, offset: int, batch: int, number: int,
     reasons = " or ".join(_UNSEEN[k] for k in possible)
     numbers = ", ".join(f"{counts[k]} {k}" for k in possible)
     text = f"read by batch {batch} and not landed: {reasons} (offset range {r.offset_range} has {numbers})"
-    kind = Class.DROPPED if possible == ["dropped"] else Class.NO_RECORD
+    kind = OffsetClass.DROPPED if possible == ["dropped"] else OffsetClass.NO_RECORD
     return Explanation(tp, offset, kind, text, None, None, None, batch, number, counts)
 
 
@@ -221,10 +205,9 @@ def _describe_policy(cluster: Cluster, topic: str) -> str:
             return "; whether Kafka compacts this topic, which leaves offsets without a batch, is unknown"
 
 
-_UNREAD: dict[Class, tuple[Callable[[State], Accounted], str]] = {
-    Class.LOST: (lambda state: state.lost, "recorded in the ledger and never read"),
-    Class.SKIPPED: (lambda state: state.skipped, "skipped by a decision that the ledger records"),
-    Class.RETIRED: (lambda state: state.retired, "landed once and retired"),
+_UNREAD = {
+    OffsetClass.LOST: "recorded in the ledger and never read",
+    OffsetClass.SKIPPED: "skipped by a decision that the ledger records",
 }
 
 
@@ -285,18 +268,19 @@ def _leaf(file: pq.ParquetFile, index: int) -> int:
 
 
 def _explain_unlanded(ledger: Ledger, state: State, key: Key, offset: int) -> Explanation:
-    for kind, (ranges, why) in _UNREAD.items():
-        for r in ranges(state).get(key, ()):
-            if r.start <= offset < r.end:
-                if kind is Class.RETIRED:
-                    why = manifest.describe_retirement(ledger, state, key, Range(offset, offset + 1))
-                    return Explanation(key.tp, offset, kind, f"landed once, in the range {r}; {why}")
-                return Explanation(key.tp, offset, kind, f"{kind}: in the range {r}, {why}")
+    for kind, ranges in list_unread(state, key).items():
+        for r in (r for r in ranges if r.start <= offset < r.end):
+            text = f"{kind}: in the range {r}, {_UNREAD.get(kind)}"
+            if kind is OffsetClass.RETIRED:
+                why = manifest.describe_retirement(ledger, state, key, Range(offset, offset + 1))
+                text = f"landed once, in the range {r}; {why}"
+            return Explanation(key.tp, offset, kind, text)
     for batch, s in state.list_live_ranges():
         if s.key == key and s.start <= offset < s.end:
             text = f"batch {batch.id} ({batch.owner.describe()}) reserves it and has not published"
-            return Explanation(key.tp, offset, Class.RESERVED, text, batch=batch.id)
+            return Explanation(key.tp, offset, OffsetClass.RESERVED, text, batch=batch.id)
     origin, frontier = state.origins[key].offset, state.frontier(key)
     if offset < origin:
-        return Explanation(key.tp, offset, Class.BELOW_ORIGIN, f"below the feed's origin {origin}: never requested")
-    return Explanation(key.tp, offset, Class.PENDING, f"not read yet: the frontier is {frontier}")
+        text = f"below the feed's origin {origin}: never requested"
+        return Explanation(key.tp, offset, OffsetClass.BELOW_ORIGIN, text)
+    return Explanation(key.tp, offset, OffsetClass.PENDING, f"not read yet: the frontier is {frontier}")

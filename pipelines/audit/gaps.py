@@ -40,7 +40,8 @@ class Gap:
 def find_gaps(report: AuditReport, state: State, cluster: Cluster) -> tuple[Gap, ...]:
     """Returns the gaps in the current lives of topics. Kafka is asked for the policies of topics with gaps only."""
     current = set(state.current.values())
-    offsets = {a.key: a.counts.compacted for a in report.partitions if a.counts.compacted and a.key in current}
+    sums = {a.key: a.account.counts.compacted for a in report.partitions if a.key in current}
+    offsets = {key: compacted for key, compacted in sums.items() if compacted}
     compacted = read_policies(cluster, {key.topic for key in offsets})
     rows, ranges = report.audited.rows, dict[Key, list[Range]]()
     for row in rows.where(rows.column("compacted") > 0).to_rows():

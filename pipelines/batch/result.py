@@ -37,6 +37,7 @@ from sluice.pipelines.model.receipts import (
     Receipt,
     Reporter,
     Traffic,
+    sum_counts,
 )
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning.held_back import HeldBack
@@ -140,12 +141,12 @@ class BatchResult:
 
     @property
     def partitions(self) -> Derived[tuple[LandedPartition, ...]]:
-        groups = BatchFacts(self.receipts).group(lambda r: r.offset_range.key)
-        return tuple(LandedPartition(k, f.ranges, f.part_count, f.bytes, f.counts) for k, f in sorted(groups.items()))
+        groups = BatchFacts(self.receipts).by_partition.items()
+        return tuple(LandedPartition(k, f.ranges, f.part_count, f.bytes, f.counts) for k, f in groups)
 
     @property
     def counts(self) -> Derived[Flat[Counts]]:
-        return sum((r.counts for r in self.receipts), Counts())
+        return sum_counts(self.receipts)
 
     @property
     def bytes(self) -> Derived[int]:

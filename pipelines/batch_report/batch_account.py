@@ -16,7 +16,7 @@ from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.batches import reverse_batches
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Plan
-from sluice.pipelines.model.receipts import NO_TRAFFIC, RangeFailure, Receipt
+from sluice.pipelines.model.receipts import NO_TRAFFIC, Counts, RangeFailure, Receipt, sum_counts
 from sluice.pipelines.planning.schema_changes import shape_named
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine.listing import receipts_in_staging
@@ -36,14 +36,7 @@ class PastBatch:
 
     batch: int
     at: int | None
-    landed: int
-    quarantined: int
-
-    @property
-    def share(self) -> float:
-        """The share of refused records among all that landed or were refused."""
-        fitting = self.landed + self.quarantined
-        return self.quarantined / fitting if fitting else 0.0
+    counts: Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +101,7 @@ def read_account(
         ),
         failures=entry.failures if entry else tuple(failures),
         types=shape.columns.texts() if shape.columns else {},
-        past=(*_before(ledger, state, batch), _past(batch, entry.at if entry else None, receipts)),
+        past=(*_before(ledger, state, batch), PastBatch(batch.id, entry.at if entry else None, sum_counts(receipts))),
         why=why,
         against=_list_against(state, receipts),
     )
@@ -150,12 +143,7 @@ def _before(ledger: Ledger, state: State, batch: Batch) -> Sequence[PastBatch]:
     before = (b for b in state.batches.newest_first(batch.id) if b.published is not None and not b.merges)
     recent = sorted(islice(before, PAST - 1), key=lambda b: b.published or 0)
     entries = map_parallel(ledger.publication, recent)
-    return [_past(b, e.at, e.receipts) for b, e in zip(recent, entries, strict=True)]
-
-
-def _past(batch: Batch, at: int | None, receipts: Sequence[Receipt]) -> PastBatch:
-    counts = BatchFacts(receipts).counts
-    return PastBatch(batch.id, at, counts.landed, counts.quarantined)
+    return [PastBatch(b.id, e.at, sum_counts(e.receipts)) for b, e in zip(recent, entries, strict=True)]
 
 
 def windows(receipts: Sequence[Receipt]) -> Iterator[int]:

@@ -179,7 +179,7 @@ NAME = 80
 def quarantine(a: BatchAccount, refused_records: Rejects) -> Html:
     """Refused records, most frequent first, with a few samples of each kind."""
     counts = a.facts.counts
-    refused, total = counts.quarantined, counts.quarantined + counts.landed
+    refused, total = counts.quarantined, counts.records
     if not refused:
         if counts.dropped:
             note = f"{many(counts.dropped, 'record')} did not fit and were dropped, as the feed asks: none is kept."

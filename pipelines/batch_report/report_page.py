@@ -43,7 +43,6 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import Policies
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import BatchStatus, Ledger
-from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.model.receipts import SHARES, BrokerTraffic, Counts, PartKind, RangeFailure, Receipt, sum_brokers
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.quarantine.limit import check_quarantine
@@ -82,7 +81,9 @@ def html(page: Page) -> str:
         tag("title", title),
         Html(f"<style>{CSS}</style>"),
     )
-    body = tag("body", _header(a, [name for name, _ in sections]), tag("main", *(s for _, s in sections)), _footer(a))
+    note = "This file holds values of records: share it as you would share the data. It needs no network."
+    header, main = _header(a, [name for name, _ in sections]), tag("main", *(s for _, s in sections))
+    body = tag("body", header, main, tag("footer", note))
     return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
 
 
@@ -133,11 +134,13 @@ def _header(a: BatchAccount, names: Sequence[tuple[str, str]]) -> Html:
 
 def verdict(a: BatchAccount) -> tuple[str, str, str]:
     """The outcome of the batch: a word, its colour, and a sentence."""
-    when = _request(a.plan) + ("" if a.at is None else f", published {show_instant(a.at - a.at % 1000)}")
+    request = str(a.plan.request)
+    published = "" if a.at is None else f", published {show_instant(a.at - a.at % 1000)}"
+    when = request[:1].upper() + request[1:] + published
     if a.batch.status is BatchStatus.ABANDONED:
         return "given up", "bad", f"{when}. Nothing of it is published; its ranges are pending again."
     if not a.is_published:
-        word = "refused" if a.why or _refusing(a) else "not published"
+        word = "refused" if a.why or any(o.refuses for o in a.facts.outcomes) else "not published"
         return word, "bad", f"{when}. Nothing of it is visible; it stays staged, and its ranges are pending."
     if a.failures:
         return "published in part", "warn", f"{when}. {many(len(a.failures), 'offset range')} failed and stay pending."
@@ -146,15 +149,6 @@ def verdict(a: BatchAccount) -> tuple[str, str, str]:
         broken = f"{many(len(warned), 'expectation')} of its contract not met"
         return "published", "warn", f"{when}, with {broken}."
     return "published", "good", f"{when}."
-
-
-def _refusing(a: BatchAccount) -> bool:
-    return any(o.refuses for o in a.facts.outcomes)
-
-
-def _request(plan: Plan) -> str:
-    text = str(plan.request)
-    return text[:1].upper() + text[1:]
 
 
 def _why(a: BatchAccount) -> Html:
@@ -239,11 +233,6 @@ def _windows(a: BatchAccount) -> str:
     return first if len(starts) == 1 else f"{many(len(starts), 'window')}, {first} to {show_window(starts[-1])}"
 
 
-def _footer(a: BatchAccount) -> Html:
-    text = "This file holds values of records: share it as you would share the data. It needs no network."
-    return tag("footer", text)
-
-
 TIMES = ("kafka_timestamp", "timestamp")
 """The column of the records' times, in typed feeds and in raw ones."""
 
@@ -260,11 +249,8 @@ def make(a: BatchAccount, lake: Lake, behind: Sequence[PartitionLag] | None = No
 def columns_to_profile(a: BatchAccount) -> list[str]:
     """The columns whose values are shown: the records' times, and the contract's columns in its order."""
     checked = (c for e in (a.facts.contract.expectations if a.facts.contract else ()) for c in catalogue.columns(e))
-    return list(dict.fromkeys([*_time(a), *checked]))
-
-
-def _time(a: BatchAccount) -> list[str]:
-    return [TIMES[1]] if all(r.format.startswith("raw") for r in a.facts.receipts) else [TIMES[0]]
+    is_raw = all(r.format.startswith("raw") for r in a.facts.receipts)
+    return list(dict.fromkeys([TIMES[is_raw], *checked]))
 
 
 def _with_reason(a: BatchAccount, policies: Policies, lake: Lake) -> BatchAccount:
@@ -522,18 +508,21 @@ def render_history(a: BatchAccount) -> Html:
     past = a.past
     if len(past) == 1:
         return section("history", "History", note="This is the feed's first batch.")
+    landed, shares, rows = list[Bar](), list[Bar](), list[list[str]]()
+    for p in past:
+        name, c, when = f"batch {p.batch}", p.counts, _show_time(p)
+        refused = share(c.quarantined, c.records)
+        landed.append(Bar(name, c.landed, "now" if p.batch == a.batch.id else "", f"{number(c.landed)} rows, {when}"))
+        shares.append(Bar(name, c.quarantined_share, "reject", f"{refused} quarantined, {when}"))
+        rows.append([str(p.batch), when, number(c.landed), number(c.quarantined), refused])
     ends = [_show_time(past[0]), _show_time(past[-1])]
-    landed = [
-        Bar(f"batch {p.batch}", p.landed, _kind(p, a, ""), f"{number(p.landed)} rows, {_show_time(p)}") for p in past
-    ]
-    shares = [Bar(f"batch {p.batch}", p.share, "reject", f"{_share(p)} quarantined, {_show_time(p)}") for p in past]
-    worst = max(p.share for p in past)
+    worst = max(p.counts.quarantined_share for p in past)
     plots = tag(
         "div",
         tag(
             "div",
             tag("h3", "Rows landed"),
-            upright("Rows landed by batch", landed, ends, f"up to {number(max(p.landed for p in past))}"),
+            upright("Rows landed by batch", landed, ends, f"up to {number(max(p.counts.landed for p in past))}"),
         ),
         tag(
             "div",
@@ -542,19 +531,10 @@ def render_history(a: BatchAccount) -> Html:
         ),
         class_="two",
     )
-    rows_ = [[str(p.batch), _show_time(p), number(p.landed), number(p.quarantined), _share(p)] for p in reversed(past)]
     columns = ["batch", "published", "landed", "quarantined", "share"]
     note = "This batch is the one on the right."
-    every = details("As a table", table("Batches", columns, rows_, right=columns[2:]))
+    every = details("As a table", table("Batches", columns, rows[::-1], right=columns[2:]))
     return section("history", f"The last {many(len(past), 'batch', 'batches')}", plots, every, note=note)
-
-
-def _kind(p: PastBatch, a: BatchAccount, usual: str) -> str:
-    return "now" if p.batch == a.batch.id else usual
-
-
-def _share(p: PastBatch) -> str:
-    return share(p.quarantined, p.landed + p.quarantined)
 
 
 def _show_time(p: PastBatch) -> str:

@@ -32,6 +32,7 @@ from sluice.pipelines.model.receipts import (
     Receipt,
     Reporter,
     TaskTraffic,
+    sum_counts,
 )
 from sluice.pipelines.planning.windows import find_range_between
 from sluice.pipelines.ports import Cluster, Fetched, Fetcher, FetchFailed, Lake, Ports
@@ -72,7 +73,7 @@ class Sample:
 
     @property
     def counts(self) -> Counts:
-        return sum((r.counts for r in self.receipts), Counts())
+        return sum_counts(self.receipts)
 
     @property
     def records(self) -> int:

@@ -23,7 +23,7 @@ from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
 from sluice.pipelines.model.kafka import union
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, Part, PartKind, Receipt, Tally
+from sluice.pipelines.model.receipts import Drift, DriftKind, Part, PartKind, Receipt, Tally, sum_counts
 from sluice.pipelines.ports import Lake
 
 MERGE_BYTES = 128 << 20
@@ -126,7 +126,7 @@ class Merger:
     def _receipt(self, m: Merge, parts: tuple[Part, ...]) -> Receipt:
         """The merged receipt: the sums of counts and input bytes, and the tallies and drift of all rows."""
         rs, last = m.receipts, m.receipts[-1]
-        counts = sum((r.counts for r in rs), Counts())
+        counts = sum_counts(rs)
         tallies, drift = sum_tallies_and_drift(rs, counts.landed)
         receipt = Receipt(
             m.offset_range,

@@ -84,6 +84,11 @@ class Counts:
         return self.landed + self.quarantined
 
     @property
+    def quarantined_share(self) -> float:
+        """The share of quarantined records among the landed and quarantined ones; 0 without any."""
+        return self.quarantined / self.records if self.records else 0.0
+
+    @property
     def total(self) -> int:
         return self.records + self.dropped + self.no_record
 
@@ -183,6 +188,11 @@ class Receipt:
     def of(self, kind: PartKind) -> tuple[Part, ...]:
         """The parts that hold rows of this kind."""
         return tuple(p for p in self.parts if p.kind is kind)
+
+
+def sum_counts(receipts: Iterable[Receipt]) -> Counts:
+    """Returns where the offsets of all these ranges went."""
+    return sum((r.counts for r in receipts), Counts())
 
 
 class HasParts(Protocol):

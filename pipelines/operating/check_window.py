@@ -5,9 +5,8 @@ It uses the ledger and exactly the window's files. Kafka is asked only about a w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from sluice.pipelines.audit.gaps import find_remedies
 from sluice.pipelines.batch.result import find_remedy
@@ -23,8 +22,8 @@ from sluice.pipelines.errors import (
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.fold import Accounted
-from sluice.pipelines.model.kafka import Key, Range, intersect
+from sluice.pipelines.ledger.account import OffsetAccount, build_account
+from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, Reporter
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status_through
@@ -37,6 +36,7 @@ from sluice.pipelines.publishing.published_files import File, build_file
 from sluice.pipelines.quarantine.listing import Filter, QuarantineGroup, listing
 from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.status import strip
+from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.status.repeats import Coordinate
 from sluice.pipelines.status.window_rows import Ends, WindowRows, read_rows
 from sluice.pipelines.status.window_state import Standing, WindowStanding, describe_pending
@@ -49,68 +49,40 @@ _WAITING = (Standing.OPEN, Standing.HELD, Standing.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionAccount:
-    """Offsets of one partition in the window. `start` and `end` are None while the boundary is not pinned.
+class CheckedPartition:
+    """The account of one partition in the window. `start` and `end` are None while the boundary is not pinned.
 
-    `counts` are those of the receipts; `lost`, `skipped` and `retired` are numbers of offsets. `pending` is the rest of
-    the range; None while its end is not pinned. `first` and `last` are the landed records.
+    `pending` is the rest of the range; None while its end is not pinned. `first` and `last` are the landed records.
     """
 
     key: Flat[Key]
     start: int | None
     end: int | None
-    counts: Flat[Counts]
-    lost: int = 0
-    skipped: int = 0
-    retired: int = 0
+    account: Flat[OffsetAccount]
     first: Coordinate | None = None
     last: Coordinate | None = None
 
     @property
-    def span(self) -> int | None:
-        """The number of offsets in the range."""
-        return None if self.start is None or self.end is None else self.end - self.start
-
-    @property
     def pending(self) -> Derived[int | None]:
-        return None if self.span is None else self.span - self.accounted_offsets
-
-    @property
-    def accounted_offsets(self) -> int:
-        return self.counts.total + self.lost + self.skipped + self.retired
+        return None if self.start is None or self.end is None else self.end - self.start - self.account.total
 
 
-def build_accounts(
-    state: State, settings: WindowSettings, window: int, receipts: Iterable[Receipt], ends: Ends = MappingProxyType({})
-) -> tuple[PartitionAccount, ...]:
-    """Returns the account of each partition that the window (its start, ms) has offsets of, from its receipts.
+def check_partitions(
+    state: State, settings: WindowSettings, window: int, receipts: Sequence[Receipt], ends: Ends
+) -> Iterator[CheckedPartition]:
+    """Yields each partition that the window (its start, ms) has offsets of, with its account from these receipts.
 
     `ends` are the first and the last record of partitions.
     """
-    counts: dict[Key, Counts] = {}
-    for r in receipts:
-        counts[r.offset_range.key] = counts.get(r.offset_range.key, Counts()) + r.counts
-    spans = {k: windows.find_known_range(state, k, window, settings) for k in state.ended}
-    former = {k for k, span in spans.items() if span and span.span}
-    keys = sorted({*state.known(), *counts, *former})
-    accounts = (_build_account(state, key, settings, window, counts) for key in keys)
-    return tuple(replace(a, first=ends[a.key][0], last=ends[a.key][1]) if a.key in ends else a for a in accounts)
-
-
-def _build_account(
-    state: State, key: Key, settings: WindowSettings, window: int, counts: Mapping[Key, Counts]
-) -> PartitionAccount:
-    start = windows.find_boundary(state, key, window)
-    end = windows.find_boundary(state, key, settings.end_of(window))
-    if key in state.ended and (span := windows.find_known_range(state, key, window, settings)):
-        start, end = span
-
-    def count(ranges: Accounted) -> int:
-        within = () if start is None or end is None else intersect(ranges.get(key, ()), Range(start, end))
-        return sum(r.span for r in within)
-
-    lost, skipped, retired = (count(ranges) for ranges in (state.lost, state.skipped, state.retired))
-    return PartitionAccount(key, start, end, counts.get(key, Counts()), lost, skipped, retired)
+    by_key = BatchFacts(receipts).by_partition
+    former = {k: span for k in state.ended if (span := windows.find_known_range(state, k, window, settings))}
+    for key in sorted({*state.known(), *by_key, *(k for k, span in former.items() if span.span)}):
+        start, end = former.get(key) or (
+            windows.find_boundary(state, key, time) for time in (window, settings.end_of(window))
+        )
+        span = Range(0, 0) if start is None or end is None else Range(start, end)
+        counts = by_key[key].counts if key in by_key else Counts()
+        yield CheckedPartition(key, start, end, build_account(state, key, counts, span), *ends.get(key, ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +106,7 @@ class WindowCheck:
     settings: Internal[WindowSettings]
     standing: Flat[WindowStanding]
     reasons: tuple[Reason, ...]
-    partitions: tuple[PartitionAccount, ...]
+    partitions: tuple[CheckedPartition, ...]
     reasons_of_quarantine: tuple[QuarantineGroup, ...]
     rows: Flat[WindowRows | None]
     files: tuple[File, ...]
@@ -144,12 +116,17 @@ class WindowCheck:
     @property
     def complete(self) -> Derived[bool]:
         """Returns whether each offset of the window is accounted for and all of its files can be read."""
-        pending = any(a.pending for a in self.partitions)
+        pending = any(p.pending for p in self.partitions)
         return self.standing.state is Standing.LANDED and not self.reasons and not pending
 
     @property
+    def account(self) -> OffsetAccount:
+        """The account of the window, in all lives of its partitions."""
+        return sum((p.account for p in self.partitions), OffsetAccount(Counts()))
+
+    @property
     def counts(self) -> Derived[Flat[Counts]]:
-        return sum((a.counts for a in self.partitions), Counts())
+        return self.account.counts
 
     @property
     def empty(self) -> Derived[bool]:
@@ -215,7 +192,7 @@ def check_window(feed: Feed, ports: Ports, window: int | None, by: Sequence[str]
         settings,
         standing,
         (*_list_wrong_files(feed, ports, state, start, wrong, placed), *reasons),
-        build_accounts(state, settings, start, receipts, rows.ends if rows else {}),
+        tuple(check_partitions(state, settings, start, receipts, rows.ends if rows else {})),
         quarantine,
         rows,
         tuple(

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, SluiceError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger import Batch, BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.figures import Figure, build_figure
 from sluice.pipelines.model.receipts import Life, PartKind
@@ -16,7 +16,7 @@ from sluice.pipelines.operating.feed_status import FeedStatus, OpenPorts, read_s
 from sluice.pipelines.operating.findings import Finding, explain_error
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine.limit import faults_of
-from sluice.pipelines.status.batch_facts import newest_landed, of_batch, of_batches
+from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.status.outlook import Outlook
 from sluice.pipelines.status.window_state import Standing
 
@@ -82,19 +82,31 @@ def _of_outlook(feed: str, outlook: Outlook) -> Iterator[Figure]:
 def _of_ledger(ledger: Ledger, lake: Lake) -> Iterator[Figure]:
     """Totals, and the newest batch that landed something. Raises LakeUnavailable."""
     batches = [b for b in ledger.read().batches.values() if not b.rewrites]
-    yield from of_batches(ledger.feed, batches)
-    if newest := newest_landed(batches):
-        entry = ledger.publication(newest)
-        yield from of_batch(ledger.feed, ledger.recall(newest), entry)
-        with suppress(LakeUnavailable, PartUnreadable):
-            yield from _count_refused(ledger.feed, entry, lake)
+    landed = [b for b in batches if b.published is not None]
+    for outcome in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED):
+        yield build_figure("batches_total", sum(b.status is outcome for b in batches), ledger.feed, str(outcome))
+    yield build_figure("landed_rows_total", sum(b.rows for b in landed), ledger.feed)
+    if landed:
+        newest = max(landed, key=lambda b: b.published or 0)
+        yield from _of_batch(ledger.feed, ledger.recall(newest), ledger.publication(newest), lake)
 
 
-def _count_refused(feed: str, entry: PublishEntry, lake: Lake) -> Iterator[Figure]:
-    """Of a batch, by reason, counted in its files."""
-    parts = [p for r in entry.receipts for p in r.of(PartKind.QUARANTINED)]
+def _of_batch(feed: str, batch: Batch, entry: PublishEntry, lake: Lake) -> Iterator[Figure]:
+    facts = BatchFacts(entry.receipts, entry.traffic)
+    yield build_figure("last_batch_published_timestamp_seconds", entry.at / 1000, feed)
+    yield build_figure("last_batch_duration_seconds", max(0, entry.at - batch.planned_at) / 1000, feed)
+    for outcome in ("landed", "quarantined", "dropped", "no_record"):
+        yield build_figure("last_batch_offsets", getattr(facts.counts, outcome), feed, outcome)
+    yield build_figure("last_batch_bytes", facts.bytes, feed)
+    yield build_figure("last_batch_files", facts.files, feed)
+    yield build_figure("last_batch_input_bytes", facts.task_time.input_bytes, feed)
+    for activity, ns in facts.task_time.ns.items():
+        yield build_figure("last_batch_task_seconds", ns / 1e9, feed, activity)
+    yield build_figure("last_batch_throttled_seconds", facts.all_brokers.throttle_ms / 1000, feed)
+    yield build_figure("last_batch_failed_offset_ranges", len(entry.failures), feed)
     reasons: Counter[str] = Counter()
-    for fault in faults_of([p.path for p in parts], lake):
-        reasons[fault.kind.expectation or fault.kind.reason] += fault.records
+    with suppress(LakeUnavailable, PartUnreadable):
+        for fault in faults_of([p.path for _, p in facts.parts(PartKind.QUARANTINED)], lake):
+            reasons[fault.kind.expectation or fault.kind.reason] += fault.records
     for reason, records in sorted(reasons.items()):
         yield build_figure("last_batch_quarantined_records", records, feed, reason)

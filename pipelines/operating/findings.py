@@ -21,7 +21,7 @@ from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.receipts import Counts, Life, Part, RangeFailure
+from sluice.pipelines.model.receipts import Life, Part, RangeFailure, sum_counts
 from sluice.pipelines.planning import origins, windows
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import publish
@@ -198,7 +198,7 @@ def _find_wrong_files(
 
 
 def _find_quarantine(feed: Feed, newest: PublishEntry | None) -> Iterator[Finding]:
-    counts = sum((r.counts for r in newest.receipts), Counts()) if newest else Counts()
+    counts = sum_counts(newest.receipts if newest else ())
     if newest and counts.quarantined > MOSTLY * counts.records:
         share = f"{counts.quarantined:,} of {counts.records:,} records of batch {newest.batch} are in quarantine"
         yield Finding("quarantine", share, f"list them by reason: sluice quarantine list {feed.name}", since=newest.at)

@@ -20,6 +20,7 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.lake.parquet import find_remedy
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.account import list_unread
 from sluice.pipelines.ledger.columns import NOTHING_SUPERSEDED
 from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ledger.fold import by_key
@@ -287,7 +288,7 @@ def find_unproven(
     own = by_key((r.offset_range.key, r.offset_range.range) for r in receipts)
     for key in state.known():
         span = windows.find_range(state, key, window, settings)
-        other = (r for of in (state.lost, state.skipped, state.retired) for r in of.get(key, ()))
+        other = (r for ranges in list_unread(state, key).values() for r in ranges)
         rest = subtract(span, [*own.get(key, ()), *other]) if span and span.span else ()
         if rest:  # offsets that landed before their window had a boundary are in another one's receipts
             near = read_receipts_meeting(ledger, state, ((key, r) for r in rest))

@@ -18,7 +18,7 @@ import pyarrow as pa
 from sluice.pipelines.errors import Breach, QuarantineExceeded
 from sluice.pipelines.feed.sections import OnUndecodable, Policies
 from sluice.pipelines.lake import parquet
-from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, sum_counts
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.row_format import OVERSIZED
 from sluice.pipelines.schema.arrays import int64s, view_int32s
@@ -70,10 +70,10 @@ class Fault:
 
 def check_quarantine(receipts: Sequence[Receipt], policies: Policies, lake: Lake) -> None:
     """Raises QuarantineExceeded when the receipts hold more quarantined records than the policies allow."""
-    counts = sum((r.counts for r in receipts), Counts())
+    counts = sum_counts(receipts)
     if not _exceeds(counts, policies):
         return
-    bad, all_ = counts.quarantined, counts.quarantined + counts.landed
+    bad, all_ = counts.quarantined, counts.records
     ordered = sorted(receipts, key=lambda r: (r.offset_range.tp, r.offset_range.start))
     parts = [p for r in ordered for p in r.of(PartKind.QUARANTINED)]
     faults = faults_of([p.staged for p in parts], lake)
@@ -98,7 +98,7 @@ def _exceeds(counts: Counts, policies: Policies) -> bool:
     bad, limit = counts.quarantined, policies.quarantine_limit
     if policies.on_undecodable is OnUndecodable.FAIL:
         return bad > 0
-    many_ = bad >= limit.at_least and bad > limit.share * (bad + counts.landed)
+    many_ = bad >= limit.at_least and bad > limit.share * counts.records
     return bad > 0 and (many_ or _too_many(counts, policies))
 
 
@@ -117,13 +117,13 @@ def _way_out(counts: Counts, policies: Policies) -> str:
 
 def show_share(counts: Counts) -> str:
     """The keys of a feed file under which these records would be published, rounded up to a percent."""
-    percent = min(100, 100 * counts.quarantined // (counts.quarantined + counts.landed) + 1)
+    percent = min(100, 100 * counts.quarantined // counts.records + 1)
     return f"policies: {{quarantine_limit: {{share: {percent / 100:g}}}}}"
 
 
 def list_faults_beyond(counts: Counts, policies: Policies, faults: Sequence[Fault]) -> list[str]:
     """The frequent faults of a sample, if a batch with this share of them could be refused; otherwise empty."""
-    if counts.quarantined <= policies.quarantine_limit.share * (counts.quarantined + counts.landed):
+    if counts.quarantined <= policies.quarantine_limit.share * counts.records:
         return []
     return [str(fault) for fault in faults[:_SAID]]
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sluice.pipelines.contract.catalogue import ExpectationOutcome, Result, contract_results
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.model.figures import Figure, build_figure
-from sluice.pipelines.model.kafka import Range, union
+from sluice.pipelines.model.kafka import Key, Range, union
 from sluice.pipelines.model.plans import Plan, Task
 from sluice.pipelines.model.receipts import (
     NO_TRAFFIC,
@@ -29,14 +28,11 @@ from sluice.pipelines.model.receipts import (
     by_broker,
     count_files,
     sum_brokers,
+    sum_counts,
 )
 from sluice.pipelines.util.documents import Derived
 from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.drift import sum_drift
-
-if TYPE_CHECKING:
-    from sluice.pipelines.ledger import Batch
-    from sluice.pipelines.ledger.entries import PublishEntry
 
 THROTTLED_SHARE = 0.1
 """The share of the time with a broker from which throttling is worth a word."""
@@ -209,12 +205,7 @@ class BatchFacts:
 
     @cached_property
     def counts(self) -> Counts:
-        return sum((r.counts for r in self.receipts), Counts())
-
-    @property
-    def quarantined_share(self) -> float:
-        """The share of quarantined records among the landed and quarantined ones."""
-        return self.counts.quarantined / self.counts.records if self.counts.records else 0.0
+        return sum_counts(self.receipts)
 
     @cached_property
     def bytes(self) -> int:
@@ -255,6 +246,11 @@ class BatchFacts:
             groups.setdefault(key(r), []).append(r)
         return {k: BatchFacts(receipts) for k, receipts in groups.items()}
 
+    @property
+    def by_partition(self) -> dict[Key, BatchFacts]:
+        """The facts of each partition, by key."""
+        return dict(sorted(self.group(lambda r: r.offset_range.key).items()))
+
     def parts(self, kind: PartKind) -> list[tuple[Receipt, Part]]:
         """The files of a kind, in log order."""
         return [(r, p) for r in self.ordered_receipts for p in r.of(kind)]
@@ -294,45 +290,12 @@ class BatchFacts:
 
 def sum_times(receipts: Iterable[Receipt]) -> WorkTime:
     """The sum of these receipts, without offset ranges that an earlier attempt had finished."""
-    return sum(map(_sum_task_times, (r for r in receipts if not r.adopted)), WorkTime(dict.fromkeys(ACTIVITIES, 0)))
-
-
-def _sum_task_times(r: Receipt) -> WorkTime:
-    return WorkTime(r.timings, r.counts.records + r.counts.dropped, r.input_bytes, 1)
+    read = (r for r in receipts if not r.adopted)
+    times = (WorkTime(r.timings, r.counts.records + r.counts.dropped, r.input_bytes, 1) for r in read)
+    return sum(times, WorkTime(dict.fromkeys(ACTIVITIES, 0)))
 
 
 def by_task(plan: Plan, receipts: Iterable[Receipt]) -> list[tuple[Task, WorkTime]]:
     """Returns each task of the plan with the time of its finished offset ranges."""
     by_range = {r.offset_range: r for r in receipts}
     return [(task, sum_times(by_range[s] for s in task.offset_ranges if s in by_range)) for task in plan.tasks]
-
-
-def of_batches(feed: str, batches: Sequence[Batch]) -> Iterator[Figure]:
-    """Totals of these batches."""
-    from sluice.pipelines.ledger import BatchStatus
-
-    for outcome in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED):
-        yield build_figure("batches_total", sum(b.status is outcome for b in batches), feed, str(outcome))
-    yield build_figure("landed_rows_total", sum(b.rows for b in batches if b.published is not None), feed)
-
-
-def newest_landed(batches: Iterable[Batch]) -> Batch | None:
-    """The batch that was published last, of these."""
-    published = ((b.published, b) for b in batches if b.published is not None)
-    return max(published, key=lambda p: p[0], default=(0, None))[1]
-
-
-def of_batch(feed: str, batch: Batch, entry: PublishEntry) -> Iterator[Figure]:
-    """Returns the figures of a finished batch, by its publish entry."""
-    facts = BatchFacts(entry.receipts, entry.traffic)
-    yield build_figure("last_batch_published_timestamp_seconds", entry.at / 1000, feed)
-    yield build_figure("last_batch_duration_seconds", max(0, entry.at - batch.planned_at) / 1000, feed)
-    for outcome in ("landed", "quarantined", "dropped", "no_record"):
-        yield build_figure("last_batch_offsets", getattr(facts.counts, outcome), feed, outcome)
-    yield build_figure("last_batch_bytes", facts.bytes, feed)
-    yield build_figure("last_batch_files", facts.files, feed)
-    yield build_figure("last_batch_input_bytes", facts.task_time.input_bytes, feed)
-    for activity, ns in facts.task_time.ns.items():
-        yield build_figure("last_batch_task_seconds", ns / 1e9, feed, activity)
-    yield build_figure("last_batch_throttled_seconds", facts.all_brokers.throttle_ms / 1000, feed)
-    yield build_figure("last_batch_failed_offset_ranges", len(entry.failures), feed)

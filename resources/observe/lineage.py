@@ -28,8 +28,8 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.stores import place, scheme
 from sluice.pipelines.lake import paths
-from sluice.pipelines.model.receipts import count_files
 from sluice.pipelines.records.rows.row_format import landed_schema
+from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.extras import VERSION
 from sluice.resources.lake import open_lake
@@ -203,18 +203,17 @@ def _topic(feed: Feed, topic: str, batches: Sequence[BatchResult]) -> Any:
     from openlineage.client.event_v2 import InputDataset
     from openlineage.client.facet_v2 import input_statistics_input_dataset as statistics
 
-    receipts = [r for b in batches for r in b.receipts if r.offset_range.topic == topic]
-    rows = sum(r.counts.records + r.counts.dropped for r in receipts)
+    facts = BatchFacts([r for b in batches for r in b.receipts if r.offset_range.topic == topic])
     ranges = sorted(
         (r.offset_range.partition, r.offset_range.start, r.offset_range.end, r.offset_range.incarnation)
-        for r in receipts
+        for r in facts.receipts
     )
     return InputDataset(
         namespace=kafka_namespace(feed),
         name=topic,
         inputFacets={
             "inputStatistics": statistics.InputStatisticsInputDatasetFacet(
-                rowCount=rows, size=sum(r.input_bytes for r in receipts)
+                rowCount=facts.counts.records + facts.counts.dropped, size=facts.input_bytes
             ),
             "sluice_offsets": _offsets(ranges),
         },
@@ -246,7 +245,7 @@ def _rows(feed: Feed, batches: Sequence[BatchResult]) -> Any:
     from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
 
     namespace, name = lake_name(feed)
-    receipts = [r for b in batches for r in b.receipts]
+    facts = BatchFacts([r for b in batches for r in b.receipts])
     fields = [
         schema_dataset.SchemaDatasetFacetFields(
             name=f.name, type=str(f.type), description=feed.descriptions.get(f.name)
@@ -262,9 +261,7 @@ def _rows(feed: Feed, batches: Sequence[BatchResult]) -> Any:
         },
         outputFacets={
             "outputStatistics": statistics.OutputStatisticsOutputDatasetFacet(
-                rowCount=sum(r.counts.landed for r in receipts),
-                size=sum(b.bytes for b in batches),
-                fileCount=count_files(receipts),
+                rowCount=facts.counts.landed, size=facts.bytes, fileCount=facts.files
             )
         },
     )

@@ -14,13 +14,14 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from sluice.pipelines.audit.audit import AuditReport, audit
-from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.explain_offset import explain
 from sluice.pipelines.audit.gaps import choose_remedies
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.errors import BatchIncomplete, NothingToAccept, Refused, UnknownTopic, UsageError
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.model.kafka import Range, TopicPartition
 from sluice.pipelines.model.plans import AskedRange
 from sluice.pipelines.operating.acceptance import accept_damaged
@@ -319,7 +320,7 @@ def test_deleted_offsets_are_reported_and_accepted_only_by_policy(project: FeedP
         key = state.current[TopicPartition(project.topic, 0)]
         assert state.lost[key] == (Range(10, 40),)
         assert state.frontier(key) == 100
-        assert explain(open_feed_ledger(accepting, ports), ports.lake, key.tp, 20).class_ is Class.LOST
+        assert explain(open_feed_ledger(accepting, ports), ports.lake, key.tp, 20).class_ is OffsetClass.LOST
         assert audit(open_feed_ledger(accepting, ports), ports.lake).reconciled
 
 
@@ -343,9 +344,9 @@ def test_audit_rescan_and_explain_match_landed_records(project: FeedProject) -> 
         )
         assert (full.reconciled, full.compared) == (True, 300)
         explanation = explain(ledger, ports.lake, TopicPartition(project.topic, 1), 42)
-        assert (explanation.class_, explanation.row) == (Class.LANDED, 42)
-        assert explain(ledger, ports.lake, TopicPartition(project.topic, 1), 1000).class_ is Class.PENDING
-        assert explain(ledger, ports.lake, TopicPartition("nowhere", 1), 1).class_ is Class.UNKNOWN_PARTITION
+        assert (explanation.class_, explanation.row) == (OffsetClass.LANDED, 42)
+        assert explain(ledger, ports.lake, TopicPartition(project.topic, 1), 1000).class_ is OffsetClass.PENDING
+        assert explain(ledger, ports.lake, TopicPartition("nowhere", 1), 1).class_ is OffsetClass.UNKNOWN_PARTITION
 
 
 @pytest.mark.each_lake

@@ -11,12 +11,13 @@ from kafka import KafkaAdminClient
 from kafka import TopicPartition as Plain
 
 from sluice.pipelines.audit.audit import audit
-from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.explain_offset import explain
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.batch.land import LandingOptions, land
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.errors import NothingToAccept, OffsetsLost, TopicRecreated, UsageError
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.operating.acceptance import AcceptEvent, accept_log, accept_lost
@@ -118,9 +119,8 @@ def test_windows_land_below_the_origin_again_and_after_a_skip(project: FeedProje
         skip = Skip(None, "a load test")
         done = land(feed, ports, CATCH_UP, new_owner("test"), lambda progress: None, LandingOptions(skip=skip))
         key = next(s.key for s in done.skipped if s.key.partition == 0)
-        assert (
-            explain(open_feed_ledger(feed, ports), ports.lake, key.tp, committed[key.tp].offset).class_ is Class.SKIPPED
-        )  # type: ignore[union-attr]
+        at = committed[key.tp].offset  # type: ignore[union-attr]
+        assert explain(open_feed_ledger(feed, ports), ports.lake, key.tp, at).class_ is OffsetClass.SKIPPED
     assert [s.range.span for s in done.skipped] == [10, 10]
     run(feed, request_offsets(project.topic, 0, done.skipped[0].range.start, done.skipped[0].range.start + 5))
     assert len(read_rows(feed)) == len(inside) + 5

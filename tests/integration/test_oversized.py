@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 
-from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.explain_offset import explain
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.maintenance.replay import Replayed, replay
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
@@ -78,7 +79,7 @@ def read_values(feed: Feed) -> dict[int, bytes]:
     return {row["offset"]: row["value"] for row in read_rows(feed)}
 
 
-def explain_offset(feed: Feed, project: FeedProject, offset: int) -> Class:
+def explain_offset(feed: Feed, project: FeedProject, offset: int) -> OffsetClass:
     with open_inline_ports(feed) as ports:
         return explain(open_feed_ledger(feed, ports), ports.lake, TopicPartition(project.topic, 0), offset).class_
 
@@ -111,7 +112,7 @@ def test_oversized_batch_is_quarantined_and_lands_with_more_memory(project: Feed
         "stage": "decode",
         "reason": "oversized",
     }
-    assert explain_offset(feed, project, 2) is Class.QUARANTINED
+    assert explain_offset(feed, project, 2) is OffsetClass.QUARANTINED
     check_audit(feed)
 
     feed = project.write_feed(tuning=LARGE_TASK)
@@ -139,7 +140,7 @@ def test_dropped_batch_is_counted(project: FeedProject) -> None:
     schema = '{id: "string"}'
     feed = project.write_feed(tuning=SMALL_TASK, format="json", schema=schema, policies="{on_undecodable: drop}")
     run(feed)
-    assert explain_offset(feed, project, 2) is Class.DROPPED
+    assert explain_offset(feed, project, 2) is OffsetClass.DROPPED
     check_audit(feed)
 
 

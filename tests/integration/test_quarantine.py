@@ -13,10 +13,11 @@ import pytest
 from kafka import KafkaProducer
 
 from sluice.pipelines.audit.audit import audit
-from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.explain_offset import explain
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.maintenance.fixers import Fixer, Record
 from sluice.pipelines.maintenance.replay import Replayed, Replayer, replay
 from sluice.pipelines.model.kafka import TopicPartition
@@ -159,7 +160,7 @@ def test_quarantined_records_land_after_the_feed_is_fixed(
         explanation = explain(
             open_feed_ledger(feed, ports), ports.lake, TopicPartition(project.topic, 1), fixed["offset"]
         )
-    assert explanation.class_ is Class.LANDED
+    assert explanation.class_ is OffsetClass.LANDED
     assert "fixed: it was quarantined by batch" in explanation.text
     assert "amount: wrong_type" in explanation.text
     assert run(feed).batches == (), "the replay leaves nothing pending"

@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.pipelines.audit.audit import audit
-from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.explain_offset import explain
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.errors import QuarantineExceeded
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
+from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lake import open_lake
@@ -118,11 +119,11 @@ def test_every_record_is_landed_typed_or_quarantined(project: FeedProject) -> No
         assert (report.problems, report.compared) == ((), len(good))
         partition = TopicPartition(project.topic, quarantined[0]["partition"])
         explanation = explain(ledger, ports.lake, partition, quarantined[0]["offset"])
-        assert explanation.class_ is Class.QUARANTINED
+        assert explanation.class_ is OffsetClass.QUARANTINED
         assert quarantined[0]["reason"] in explanation.text
         assert "/quarantine/orders/kafka_window_date=" in explanation.text
         explanation = explain(ledger, ports.lake, TopicPartition(project.topic, good[-1][0]), good[-1][1])
-        assert explanation.class_ is Class.LANDED
+        assert explanation.class_ is OffsetClass.LANDED
 
 
 def test_too_many_bad_records_stop_the_batch_until_the_feed_changes(project: FeedProject) -> None:

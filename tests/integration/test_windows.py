@@ -14,13 +14,14 @@ import pytest
 from kafka import KafkaProducer
 
 from sluice.pipelines.audit.audit import audit
-from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.explain_offset import explain
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.batch import land as rounds
 from sluice.pipelines.batch.land import LandingOptions, land
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.errors import BatchIncomplete, WindowHeld, WindowIncomplete
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Outcome, RangeFailure, TaskTraffic
@@ -259,7 +260,7 @@ def test_late_records_belong_to_their_arrival_hour(project: FeedProject) -> None
     assert [p.split("/")[-2] for p in list_files(world.feed)] == ["kafka_window_hour=14", "kafka_window_hour=15"]
     with world.open_ports() as ports:
         explanation = explain(open_feed_ledger(world.feed, ports), ports.lake, TopicPartition(project.topic, 0), 1)
-    assert explanation.class_ is Class.LANDED
+    assert explanation.class_ is OffsetClass.LANDED
     assert "hour=15" in (explanation.path or "")
     producer.close()
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from sluice.pipelines.batch.land import land as land_batch
 from sluice.pipelines.batch.result import Landed
-from sluice.pipelines.contract.catalogue import ExpectationOutcome, contract_results
+from sluice.pipelines.contract.catalogue import ExpectationOutcome
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
@@ -30,14 +30,14 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.receipts import Counts, Drift, PartKind, Receipt
+from sluice.pipelines.model.receipts import Counts, Drift, PartKind
 from sluice.pipelines.planning.schema_changes import find_columns
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing.publish import abandon
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
 from sluice.pipelines.schema.arrays import plain
+from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.util.units import parse_instant, show_window
-from sluice.pipelines.validation.drift import sum_drift
 from sluice.reading import When, Windows, find_one
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.liveness import new_owner
@@ -92,20 +92,17 @@ class LandedMessages:
     @property
     def counts(self) -> Counts:
         """Numbers of landed, quarantined, dropped and other messages."""
-        return sum((b.counts for b in self.result.batches), Counts())
+        return self._facts.counts
 
     @property
     def expectations(self) -> list[ExpectationOutcome]:
         """The result of each expectation of the feed's contract, in its order."""
-        if self.feed.contract is None:
-            return []
-        results = [r for b in self.result.batches for r in b.results]
-        return contract_results(self.feed.contract, self._receipts, results)
+        return self._facts.outcomes
 
     @property
     def drift(self) -> list[Drift]:
         """Differences between the messages and the feed's schema, by kind and field."""
-        return list(sum_drift(self._receipts))
+        return list(self._facts.drift)
 
     @property
     def windows(self) -> list[str]:
@@ -136,7 +133,7 @@ class LandedMessages:
         return run_report(report, Windows.of(here, self._ledger, self.lake, (start,), PartKind.LANDED))
 
     def _window(self) -> int:
-        windows = {r.offset_range.window for r in self._receipts if r.counts.landed}
+        windows = {r.offset_range.window for r in self._facts.receipts if r.counts.landed}
         if len(windows) == 1 and (start := windows.pop()) is not None:
             return start
         raise UsageError(
@@ -148,13 +145,15 @@ class LandedMessages:
     def _ledger(self) -> Ledger:
         return Ledger(self.lake, self.feed.name, lambda: 0)
 
-    @property
-    def _receipts(self) -> list[Receipt]:
-        receipts = (r for b in self.result.batches for r in b.receipts)
-        return sorted(receipts, key=lambda r: (r.offset_range.tp, r.offset_range.start))
+    @cached_property
+    def _facts(self) -> BatchFacts:
+        batches = self.result.batches
+        receipts, results = [r for b in batches for r in b.receipts], [r for b in batches for r in b.results]
+        receipts.sort(key=lambda r: (r.offset_range.tp, r.offset_range.start))
+        return BatchFacts(receipts, contract=self.feed.contract, results=results)
 
     def _table(self, kind: PartKind) -> pa.Table:
-        parts = (p.path for r in self._receipts for p in r.of(kind))
+        parts = (p.path for r in self._facts.receipts for p in r.of(kind))
         batches = [b for path in parts for b in parquet.read_batches(self.lake, path, _BATCH_ROWS)]
         table = pa.Table.from_batches(batches) if batches else self._schema(kind).empty_table()
         return table.cast(plain(table.schema)).replace_schema_metadata()

@@ -83,7 +83,7 @@ def test_a_batch_that_was_merged_or_retired_since(world: World) -> None:
     retired = run_audit(world)
     assert (retired.problems, retired.looked_at) == ((), 0)
     assert retired.partitions == run_audit(world, everything=True).partitions
-    assert retired.partitions[0].retired == 100
+    assert retired.partitions[0].account.retired == 100
 
 
 def _find_data_file(world: World) -> str:

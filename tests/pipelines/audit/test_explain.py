@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.explain_offset import explain
 from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.ledger.entries import (
     Entry,
     KeyRange,
@@ -70,7 +71,7 @@ class Book:
         self.lake.files[path] = sink.getvalue()
         return Part(path, kind, path, path, len(offsets), 1, "0" * 64)
 
-    def explain_offset(self, offset: int) -> tuple[Class, str]:
+    def explain_offset(self, offset: int) -> tuple[OffsetClass, str]:
         explanation = explain(Ledger(self.lake, "orders", lambda: 0), self.lake, KEY.tp, offset)
         return explanation.class_, explanation.text
 
@@ -89,22 +90,22 @@ def book() -> Book:
 @pytest.mark.parametrize(
     ("offset", "expected", "says"),
     [
-        (8, Class.LANDED, "row 0 of row group 1 in memory://landed/5.parquet"),
-        (7, Class.QUARANTINED, "memory://quarantined/7.parquet; bad: bad: bad"),
+        (8, OffsetClass.LANDED, "row 0 of row group 1 in memory://landed/5.parquet"),
+        (7, OffsetClass.QUARANTINED, "memory://quarantined/7.parquet; bad: bad: bad"),
         (
             9,
-            Class.NO_RECORD,
+            OffsetClass.NO_RECORD,
             "a control record or in an aborted transaction (offset range orders:0:5-12 has 1 control, 1 aborted)",
         ),
-        (13, Class.DROPPED, "dropped by the feed's on_undecodable"),
-        (16, Class.LOST, "[15, 18)"),
-        (19, Class.SKIPPED, "[18, 20)"),
-        (22, Class.RESERVED, "run run-1"),
-        (25, Class.PENDING, "the frontier is 20"),
-        (4, Class.BELOW_ORIGIN, "origin 5"),
+        (13, OffsetClass.DROPPED, "dropped by the feed's on_undecodable"),
+        (16, OffsetClass.LOST, "[15, 18)"),
+        (19, OffsetClass.SKIPPED, "[18, 20)"),
+        (22, OffsetClass.RESERVED, "run run-1"),
+        (25, OffsetClass.PENDING, "the frontier is 20"),
+        (4, OffsetClass.BELOW_ORIGIN, "origin 5"),
     ],
 )
-def test_each_class_is_shown_by_name(book: Book, offset: int, expected: Class, says: str) -> None:
+def test_each_class_is_shown_by_name(book: Book, offset: int, expected: OffsetClass, says: str) -> None:
     kind, text = book.explain_offset(offset)
     assert kind is expected
     assert says in text
@@ -131,4 +132,4 @@ def test_a_file_of_another_partition_with_the_same_offsets_is_reported(tmp_path:
 
 def test_unknown_partition(book: Book) -> None:
     explanation = explain(book.ledger, book.lake, TopicPartition("orders", 9), 1)
-    assert explanation.class_ is Class.UNKNOWN_PARTITION
+    assert explanation.class_ is OffsetClass.UNKNOWN_PARTITION

@@ -21,13 +21,14 @@ import pytest
 
 from sluice import testing as sluice_testing
 from sluice.pipelines.audit.audit import audit
-from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.explain_offset import explain
 from sluice.pipelines.committing.commit import CommitSettings, CommitStatus, commit
 from sluice.pipelines.errors import LedgerTooNew
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import Layout
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import BatchStatus, entries
+from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.maintenance.compaction import compact
 from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
@@ -179,7 +180,7 @@ def test_windows_and_reports_without_a_level_are_listed(old: World) -> None:
 
 
 def test_one_offset_is_explained(old: World) -> None:
-    assert explain(old.ledger, old.lake, A, 3).class_ is Class.LANDED  # type: ignore[arg-type]
+    assert explain(old.ledger, old.lake, A, 3).class_ is OffsetClass.LANDED  # type: ignore[arg-type]
 
 
 def test_columns_under_other_names_make_a_ledger_that_0_1_0_refuses(tmp_path: Path) -> None:

@@ -22,13 +22,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.explain_offset import explain
 from sluice.pipelines.errors import Failed, LakeUnavailable, OwnershipLost, PlanBusy, ProofFailed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import CompactionSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import PartWriter
+from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry
 from sluice.pipelines.maintenance import compaction, merging, rewrite
 from sluice.pipelines.maintenance.compaction import Compacted, compact, find, foresee_compaction
@@ -66,7 +67,7 @@ def test_small_parts_of_a_window_are_merged_without_losing_rows(world: World) ->
     assert world.compact() == Compacted()
     assert world.state().frontiers() == {A: 200, B: 200}
     explanation = explain(world.ledger, world.lake, A.tp, 44)  # type: ignore[arg-type]
-    assert (explanation.class_, explanation.row) == (Class.LANDED, 14)
+    assert (explanation.class_, explanation.row) == (OffsetClass.LANDED, 14)
 
 
 def test_rows_with_nan_are_merged_and_match_the_log(tmp_path: Path) -> None:

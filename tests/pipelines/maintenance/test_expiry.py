@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.explain_offset import explain
 from sluice.pipelines.errors import PlanBusy, UsageError, WindowIncomplete, WindowRetired
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger
+from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.ledger.entries import (
     AcceptEntry,
     Boundaries,
@@ -93,8 +94,8 @@ def test_reading_a_retired_window_reports_operator_and_reason(world: World) -> N
     with pytest.raises(WindowRetired):
         world.read_rows(PartKind.QUARANTINED, windows=[START + HOUR, START])
     explanation = explain(world.ledger, world.lake, A.tp, 50)  # type: ignore[arg-type]
-    assert explanation.class_ is Class.RETIRED
-    assert explain(world.ledger, world.lake, A.tp, 100).class_ is Class.LANDED  # type: ignore[arg-type]
+    assert explanation.class_ is OffsetClass.RETIRED
+    assert explain(world.ledger, world.lake, A.tp, 100).class_ is OffsetClass.LANDED  # type: ignore[arg-type]
 
 
 def test_retired_window_stays_complete_and_loses_its_manifest_permanently(world: World) -> None:

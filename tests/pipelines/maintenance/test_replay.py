@@ -19,13 +19,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.pipelines.audit.audit import audit, list_live_receipts
-from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.explain_offset import explain
 from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, PlanBusy, ProofFailed, SchemaChanged
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.sharing import Sharing, UnwrittenRange
 from sluice.pipelines.landing.writer import PartTarget
 from sluice.pipelines.ledger import BatchStatus
+from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.maintenance import replay as replaying
 from sluice.pipelines.maintenance import sorter
 from sluice.pipelines.maintenance.fixers import Fixer, Record
@@ -523,7 +524,7 @@ def test_explain_reports_relanded_record_and_former_quarantine_reason(world: Typ
     (batch,) = {b.id for b in world.state().batches.values() if b.request.kind is RequestKind.REPLAY}
     for _ in range(2):
         explanation = explain(world.reopen_ledger(), world.lake, A.tp, 15)  # type: ignore[arg-type]
-        assert explanation.class_ is Class.LANDED
+        assert explanation.class_ is OffsetClass.LANDED
         assert f"re-landed by batch {batch}" in explanation.text
         assert "it was quarantined by batch 3: amount: out_of_range: too large for int32" in explanation.text
         plain = explain(world.reopen_ledger(), world.lake, A.tp, 16)  # type: ignore[arg-type]
