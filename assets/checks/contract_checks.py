@@ -15,7 +15,7 @@ import dagster as dg
 from sluice.assets.events.landed_metadata import build_column_schema, count_breaches
 from sluice.assets.events.ledger_view import Judged, LedgerView
 from sluice.assets.specs.asset_specs import Metadata, plain, table
-from sluice.pipelines.contract.catalogue import ENTRIES, ExpectationOutcome, Issue, text
+from sluice.pipelines.contract.catalogue import RULES, ExpectationOutcome, Issue, text
 from sluice.pipelines.contract.expectation import Expectation, Severity
 from sluice.pipelines.errors import BatchRefused, Breach
 from sluice.pipelines.feed.feed import Feed
@@ -34,7 +34,7 @@ CheckResult = dict[str, Any]
 
 def find_check(e: Expectation) -> str:
     """Returns the name of the expectation's check: one for each data quality issue."""
-    return _name_check(ENTRIES[e.type].issue)
+    return _name_check(RULES[e.type].issue)
 
 
 def _name_check(issue: Issue) -> str:
@@ -101,7 +101,7 @@ def evaluate_refused(feed: Feed, refused: BatchRefused, page: str | None) -> Ite
 
 
 def _find_breached(breach: Breach) -> str:
-    issue = ENTRIES[breach.expectation].issue if breach.expectation in ENTRIES else None
+    issue = RULES[breach.expectation].issue if breach.expectation in RULES else None
     return _name_check(issue) if issue else SCHEMA_DRIFT
 
 

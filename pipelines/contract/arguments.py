@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from sluice.pipelines.contract.catalogue import CatalogueEntry, Kwarg, Takes
+from sluice.pipelines.contract.catalogue import Kwarg, Rule, Takes
 from sluice.pipelines.contract.literals import member, parse_bound
 from sluice.pipelines.schema.schema import Kind, Type, TypeFamily
 from sluice.pipelines.util.units import sanitize
@@ -47,32 +47,32 @@ class Wrong(ValueError):
         self.what, self.remedy = what, remedy
 
 
-def flaws(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
+def flaws(rule: Rule, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
     """Everything that is wrong with the arguments. Their names are known; nulls were left out."""
-    needed = [k for k in entry.kwargs.values() if k.required and k.name not in kwargs]
+    needed = [k for k in rule.kwargs.values() if k.required and k.name not in kwargs]
     missing = [Flaw(k.name, "is missing", f"it takes {k.takes}") for k in needed]
-    flaws_found = [*missing, *_places(entry, kwargs, types)]
-    yield from flaws_found or [*_each(entry, kwargs, types)] or [*_together(entry, kwargs, types)]
+    flaws_found = [*missing, *_places(rule, kwargs, types)]
+    yield from flaws_found or [*_each(rule, kwargs, types)] or [*_together(rule, kwargs, types)]
 
 
-def _places(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
+def _places(rule: Rule, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
     """Flaws of the columns, which must be right before anything else can be checked."""
-    for name, kwarg in entry.kwargs.items():
+    for name, kwarg in rule.kwargs.items():
         if name in kwargs and kwarg.takes in (Takes.COLUMN, Takes.COLUMNS):
             try:
                 for column in _names(kwargs[name]) if kwarg.takes is Takes.COLUMNS else [kwargs[name]]:
-                    _column(entry, column, types)
+                    _column(rule, column, types)
             except Wrong as wrong:
                 yield Flaw(name, wrong.what, wrong.remedy)
 
 
-def _column(entry: CatalogueEntry, name: object, types: Types) -> None:
+def _column(rule: Rule, name: object, types: Types) -> None:
     if not isinstance(name, str):
         raise Wrong("should be a column's name")
     if name not in types:
         raise _unknown_column(name, types)
-    if types[name].kind.family not in entry.families:
-        families = ", ".join(f for f in TypeFamily if f in entry.families)
+    if types[name].kind.family not in rule.families:
+        families = ", ".join(f for f in TypeFamily if f in rule.families)
         raise Wrong(
             f"`{sanitize(name)}` is {types[name].kind}, which this expectation does not support",
             f"it is about {families}",
@@ -89,11 +89,11 @@ def _unknown_column(name: str, types: Types) -> Wrong:
     return Wrong(f"`{sanitize(name)}` is not a column of this feed", hint)
 
 
-def _each(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
-    about = [types[kwargs[n]] for n, k in entry.kwargs.items() if k.takes is Takes.COLUMN and n in kwargs]
+def _each(rule: Rule, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
+    about = [types[kwargs[n]] for n, k in rule.kwargs.items() if k.takes is Takes.COLUMN and n in kwargs]
     for name, value in kwargs.items():
-        kwarg = entry.kwargs[name]
-        if "windows" in entry.kwargs and isinstance(value, dict) and "$PARAMETER" in value:
+        kwarg = rule.kwargs[name]
+        if "windows" in rule.kwargs and isinstance(value, dict) and "$PARAMETER" in value:
             continue
         try:
             _CHECKS[kwarg.takes](value, kwarg, about)
@@ -103,30 +103,30 @@ def _each(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Ite
             yield Flaw(name, str(error), "")
 
 
-def _together(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
+def _together(rule: Rule, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
     """Flaws that only several arguments have together."""
     checks = (_bounds, _parameters, _comparable, _summable)
     for check in checks:
         try:
-            check(entry, kwargs, types)
+            check(rule, kwargs, types)
         except Wrong as wrong:
             yield Flaw("", wrong.what, wrong.remedy)
 
 
-def _bounds(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> None:
-    if not entry.needs_bounds:
+def _bounds(rule: Rule, kwargs: Mapping[str, Any], types: Types) -> None:
+    if not rule.needs_bounds:
         return
     low, high = kwargs.get("min_value"), kwargs.get("max_value")
     if low is None and high is None:
         raise Wrong("has neither min_value nor max_value", "give one, or both")
     if isinstance(low, dict) or isinstance(high, dict) or low is None or high is None:
         return
-    t = types[kwargs["column"]] if entry.kwargs["min_value"].takes is Takes.BOUND else Type(Kind.DECIMAL)
+    t = types[kwargs["column"]] if rule.kwargs["min_value"].takes is Takes.BOUND else Type(Kind.DECIMAL)
     if parse_bound(t, low) > parse_bound(t, high):
         raise Wrong("has a min_value above its max_value", "no value is between them")
 
 
-def _parameters(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> None:
+def _parameters(rule: Rule, kwargs: Mapping[str, Any], types: Types) -> None:
     """Every `$PARAMETER` comes from a window, and every window is used."""
     used = [value["$PARAMETER"] for value in kwargs.values() if isinstance(value, dict) and "$PARAMETER" in value]
     defined = [w["parameter_name"] for w in kwargs.get("windows", [])]
@@ -140,8 +140,8 @@ def _is_parameter(value: object) -> bool:
     return isinstance(value, dict) and "$PARAMETER" in value
 
 
-def _comparable(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> None:
-    if entry.reason not in ("not_greater", "not_equal", "not_unique"):
+def _comparable(rule: Rule, kwargs: Mapping[str, Any], types: Types) -> None:
+    if rule.reason not in ("not_greater", "not_equal", "not_unique"):
         return
     names = kwargs.get("column_list") or [kwargs["column_A"], kwargs["column_B"]]
     kinds = {_measure(types[name]) for name in names}
@@ -159,8 +159,8 @@ def _measure(t: Type) -> str:
     return {Kind.FLOAT32: "floats", Kind.FLOAT64: "floats", Kind.DECIMAL: "decimals"}.get(t.kind, "whole numbers")
 
 
-def _summable(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> None:
-    if entry.reason != "wrong_sum":
+def _summable(rule: Rule, kwargs: Mapping[str, Any], types: Types) -> None:
+    if rule.reason != "wrong_sum":
         return
     added = [types[name] for name in kwargs["column_list"]]
     kinds = {_measure(t) for t in added}

@@ -1,18 +1,31 @@
-"""The expectations of Great Expectations' core that a contract can have: arguments, columns and description of each.
+"""The rules that a contract can have: expectations of Great Expectations' core. A rule stands here, in one place.
 
-`ENTRIES` is the table. `suite` reads files by it, `records.contract_rows` (tasks) and `validation` (driver) evaluate
-its expectations, and docs/contracts.md lists it. This module is light: it loads neither Arrow nor Great Expectations.
+`RULES` is the table: names, arguments, columns, words, and DuckDB's functions of simple aggregates. `suite` reads files
+by it. Two tables by the same names have the functions that test rows: `records.contract_rows.row_checks` over Arrow in
+tasks, and `validation.batch_expectations` over a whole batch on the driver. docs/contracts.md lists all. This module is
+light: it loads neither Arrow nor Great Expectations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
-from sluice.pipelines.contract.sentences import sentence
+from sluice.pipelines.contract.sentences import (
+    Args,
+    Sentence,
+    Words,
+    abbreviate,
+    describe_between,
+    describe_quantiles,
+    fill,
+    format_value,
+    format_values,
+    one_of,
+)
 from sluice.pipelines.model.receipts import EXAMPLES
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Field, Kind, Schema, Type, TypeFamily
 from sluice.pipelines.util.documents import Derived, Internal
@@ -72,24 +85,31 @@ class Kwarg:
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogueEntry:
-    """One type of expectation.
+class Rule:
+    """One type of expectation, under its name in Great Expectations.
 
     `families` are the kinds of columns that it can be about. `reason` is the word that rows get in quarantine; empty
-    for expectations about whole batches.
+    for rules about whole batches. `aggregate` is DuckDB's function of the value that has bounds. `words` are subject,
+    verb and rest of its sentence.
     """
 
     type: str
     scope: Scope
     issue: Issue
-    kwargs: Mapping[str, Kwarg] = field(hash=False)
     families: frozenset[TypeFamily]
+    kwargs: Mapping[str, Kwarg] = field(hash=False)
     reason: str = ""
+    aggregate: str = ""
+    words: tuple[Words, Words, Words] = ("", "", "")
 
     @property
     def needs_bounds(self) -> bool:
         """Returns whether it needs `min_value`, `max_value` or both."""
         return "min_value" in self.kwargs
+
+    def reads(self, subject: Words, verb: Words, rest: Words) -> Rule:
+        """Returns the rule with these words."""
+        return replace(self, words=(subject, verb, rest))
 
 
 _ORDERED = frozenset({TypeFamily.NUMBER, TypeFamily.TIME, TypeFamily.DAY})
@@ -116,6 +136,11 @@ _NULLS = Kwarg(
     default="all_values_are_missing",
     choices=("all_values_are_missing", "any_value_is_missing", "never"),
 )
+_COUNT = Kwarg("value", Takes.COUNT, required=True)
+_MATCH_ON = Kwarg("match_on", Takes.CHOICE, default="any", choices=("any", "all"))
+_OR_EQUAL = Kwarg("or_equal", Takes.TRUTH, default=False)
+_PAIRS = Kwarg("value_pairs_set", Takes.PAIRS, required=True)
+_TOTAL = Kwarg("sum_total", Takes.NUMBER, required=True)
 _REGEX = Kwarg("regex", Takes.REGEX, required=True)
 _REGEXES = Kwarg("regex_list", Takes.REGEXES, required=True)
 _STRICT = (Kwarg("strict_min", Takes.TRUTH, default=False), Kwarg("strict_max", Takes.TRUTH, default=False))
@@ -126,27 +151,56 @@ def _bounds(takes: Takes) -> tuple[Kwarg, ...]:
     return Kwarg("min_value", takes), Kwarg("max_value", takes), *_STRICT
 
 
-def _row(type_: str, issue: Issue, reason: str, families: frozenset[TypeFamily], *kwargs: Kwarg) -> CatalogueEntry:
-    return CatalogueEntry(type_, Scope.ROW, issue, {k.name: k for k in (*kwargs, _MOSTLY)}, families, reason)
+def _row(type_: str, issue: Issue, reason: str, families: frozenset[TypeFamily], *kwargs: Kwarg) -> Rule:
+    return Rule(type_, Scope.ROW, issue, families, {k.name: k for k in (*kwargs, _MOSTLY)}, reason)
 
 
-def _whole(type_: str, issue: Issue, families: frozenset[TypeFamily], *kwargs: Kwarg) -> CatalogueEntry:
-    return CatalogueEntry(type_, Scope.WHOLE, issue, {k.name: k for k in kwargs}, families)
+def _whole(type_: str, issue: Issue, families: frozenset[TypeFamily], *kwargs: Kwarg, aggregate: str = "") -> Rule:
+    return Rule(type_, Scope.WHOLE, issue, families, {k.name: k for k in kwargs}, aggregate=aggregate)
+
+
+def _value(value: str, families: frozenset[TypeFamily], takes: Takes, subject: str, aggregate: str = "") -> Rule:
+    """Returns the rule about bounds of a number or value that all rows of a column have together."""
+    kwargs, issue = (_COLUMN, *_bounds(takes)), _ISSUES.get(value, Issue.NUMERIC)
+    rule = _whole(f"expect_column_{value}_to_be_between", issue, families, *kwargs, aggregate=aggregate)
+    return rule.reads(subject, "is", describe_between)
+
+
+_ISSUES = {
+    "unique_value_count": Issue.UNIQUENESS,
+    "proportion_of_unique_values": Issue.UNIQUENESS,
+    "proportion_of_non_null_values": Issue.COMPLETENESS,
+}
+
+
+def _describe_member(args: Args) -> str:
+    return one_of(args["value_set"])
+
+
+def _describe_count(args: Args) -> str:
+    return format_value(args["value"])
+
+
+def _describe_set(args: Args) -> str:
+    return format_values(args["value_set"])
 
 
 _ALL = (
-    _row("expect_column_values_to_not_be_null", Issue.COMPLETENESS, "is_null", _ANY, _COLUMN),
-    _row("expect_column_values_to_be_null", Issue.COMPLETENESS, "not_null", _ANY, _COLUMN),
-    _row("expect_column_values_to_be_in_set", Issue.VALIDITY, "not_in_set", _SIMPLE, _COLUMN, _SET),
-    _row("expect_column_values_to_not_be_in_set", Issue.VALIDITY, "in_set", _SIMPLE, _COLUMN, _SET),
-    _row(
-        "expect_column_values_to_be_between",
-        Issue.NUMERIC,
-        "out_of_bounds",
-        _ORDERED,
-        _COLUMN,
-        *_bounds(Takes.BOUND),
+    _row("expect_column_values_to_not_be_null", Issue.COMPLETENESS, "is_null", _ANY, _COLUMN).reads(
+        "{column}", "is not", "null"
     ),
+    _row("expect_column_values_to_be_null", Issue.COMPLETENESS, "not_null", _ANY, _COLUMN).reads(
+        "{column}", "is", "null"
+    ),
+    _row("expect_column_values_to_be_in_set", Issue.VALIDITY, "not_in_set", _SIMPLE, _COLUMN, _SET).reads(
+        "{column}", "is", _describe_member
+    ),
+    _row("expect_column_values_to_not_be_in_set", Issue.VALIDITY, "in_set", _SIMPLE, _COLUMN, _SET).reads(
+        "{column}", "is not", _describe_member
+    ),
+    _row(
+        "expect_column_values_to_be_between", Issue.NUMERIC, "out_of_bounds", _ORDERED, _COLUMN, *_bounds(Takes.BOUND)
+    ).reads("{column}", "is", describe_between),
     _row(
         "expect_column_value_lengths_to_be_between",
         Issue.VALIDITY,
@@ -154,46 +208,39 @@ _ALL = (
         _TEXT,
         _COLUMN,
         *_bounds(Takes.COUNT),
+    ).reads("the length of {column}", "is", describe_between),
+    _row("expect_column_value_lengths_to_equal", Issue.VALIDITY, "wrong_length", _TEXT, _COLUMN, _COUNT).reads(
+        "the length of {column}", "is", _describe_count
+    ),
+    _row("expect_column_values_to_match_regex", Issue.VALIDITY, "no_match", _TEXT, _COLUMN, _REGEX).reads(
+        "{column}", "matches", "{regex}"
+    ),
+    _row("expect_column_values_to_not_match_regex", Issue.VALIDITY, "matches", _TEXT, _COLUMN, _REGEX).reads(
+        "{column}", "does not match", "{regex}"
     ),
     _row(
-        "expect_column_value_lengths_to_equal",
-        Issue.VALIDITY,
-        "wrong_length",
-        _TEXT,
-        _COLUMN,
-        Kwarg("value", Takes.COUNT, required=True),
+        "expect_column_values_to_match_regex_list", Issue.VALIDITY, "no_match", _TEXT, _COLUMN, _REGEXES, _MATCH_ON
+    ).reads("{column}", "matches", "{match_on} of {regex_list}"),
+    _row("expect_column_values_to_not_match_regex_list", Issue.VALIDITY, "matches", _TEXT, _COLUMN, _REGEXES).reads(
+        "{column}", "does not match", "any of {regex_list}"
     ),
-    _row("expect_column_values_to_match_regex", Issue.VALIDITY, "no_match", _TEXT, _COLUMN, _REGEX),
-    _row("expect_column_values_to_not_match_regex", Issue.VALIDITY, "matches", _TEXT, _COLUMN, _REGEX),
-    _row(
-        "expect_column_values_to_match_regex_list",
-        Issue.VALIDITY,
-        "no_match",
-        _TEXT,
-        _COLUMN,
-        _REGEXES,
-        Kwarg("match_on", Takes.CHOICE, default="any", choices=("any", "all")),
-    ),
-    _row("expect_column_values_to_not_match_regex_list", Issue.VALIDITY, "matches", _TEXT, _COLUMN, _REGEXES),
     _row(
         "expect_column_pair_values_a_to_be_greater_than_b",
         Issue.NUMERIC,
         "not_greater",
         _ORDERED,
         *_PAIR,
-        Kwarg("or_equal", Takes.TRUTH, default=False),
+        _OR_EQUAL,
         _PAIR_NULLS,
+    ).reads(
+        "{column_A}", "is", lambda a: f"{'at least' if a['or_equal'] else 'more than'} {abbreviate(a['column_B'])}"
     ),
-    _row("expect_column_pair_values_to_be_equal", Issue.VALIDITY, "not_equal", _SIMPLE, *_PAIR, _PAIR_NULLS),
+    _row("expect_column_pair_values_to_be_equal", Issue.VALIDITY, "not_equal", _SIMPLE, *_PAIR, _PAIR_NULLS).reads(
+        "{column_A}", "is", "equal to {column_B}"
+    ),
     _row(
-        "expect_column_pair_values_to_be_in_set",
-        Issue.VALIDITY,
-        "not_in_set",
-        _SIMPLE,
-        *_PAIR,
-        Kwarg("value_pairs_set", Takes.PAIRS, required=True),
-        _PAIR_NULLS,
-    ),
+        "expect_column_pair_values_to_be_in_set", Issue.VALIDITY, "not_in_set", _SIMPLE, *_PAIR, _PAIRS, _PAIR_NULLS
+    ).reads("({column_A}, {column_B})", "is", lambda a: one_of(a["value_pairs_set"])),
     _row(
         "expect_select_column_values_to_be_unique_within_record",
         Issue.UNIQUENESS,
@@ -201,63 +248,53 @@ _ALL = (
         _SIMPLE,
         _COLUMNS,
         _NULLS,
+    ).reads("{column_list}", "are", "all different in a row"),
+    _row("expect_multicolumn_sum_to_equal", Issue.NUMERIC, "wrong_sum", _NUMBER, _COLUMNS, _TOTAL, _NULLS).reads(
+        "the sum of {column_list}", "is", lambda a: format_value(a["sum_total"])
     ),
-    _row(
-        "expect_multicolumn_sum_to_equal",
-        Issue.NUMERIC,
-        "wrong_sum",
-        _NUMBER,
-        _COLUMNS,
-        Kwarg("sum_total", Takes.NUMBER, required=True),
-        _NULLS,
+    _whole("expect_table_row_count_to_be_between", Issue.VOLUME, _ANY, *_bounds(Takes.COUNT), _WINDOWS).reads(
+        "the number of rows", "is", describe_between
     ),
-    _whole("expect_table_row_count_to_be_between", Issue.VOLUME, _ANY, *_bounds(Takes.COUNT), _WINDOWS),
-    _whole("expect_table_row_count_to_equal", Issue.VOLUME, _ANY, Kwarg("value", Takes.COUNT, required=True)),
+    _whole("expect_table_row_count_to_equal", Issue.VOLUME, _ANY, _COUNT).reads(
+        "the number of rows", "is", _describe_count
+    ),
     _whole(
         "expect_table_columns_to_match_set",
         Issue.SCHEMA,
         _ANY,
         Kwarg("column_set", Takes.NAMES, required=True),
         Kwarg("exact_match", Takes.TRUTH, default=True),
-    ),
+    ).reads("the columns", lambda a: "are" if a["exact_match"] else "have", "{column_set}, in any order"),
     _whole(
         "expect_table_columns_to_match_ordered_list",
         Issue.SCHEMA,
         _ANY,
         Kwarg("column_list", Takes.NAMES, required=True),
+    ).reads("the columns", "are", "{column_list}, in this order"),
+    _whole("expect_table_column_count_to_be_between", Issue.SCHEMA, _ANY, *_bounds(Takes.COUNT)[:2]).reads(
+        "the number of columns", "is", describe_between
     ),
-    _whole(
-        "expect_table_column_count_to_be_between",
-        Issue.SCHEMA,
-        _ANY,
-        Kwarg("min_value", Takes.COUNT),
-        Kwarg("max_value", Takes.COUNT),
+    _whole("expect_table_column_count_to_equal", Issue.SCHEMA, _ANY, _COUNT).reads(
+        "the number of columns", "is", _describe_count
     ),
-    _whole("expect_table_column_count_to_equal", Issue.SCHEMA, _ANY, Kwarg("value", Takes.COUNT, required=True)),
-    _whole("expect_column_to_exist", Issue.SCHEMA, _ANY, _COLUMN, Kwarg("column_index", Takes.COUNT)),
-    _whole("expect_column_values_to_be_unique", Issue.UNIQUENESS, _FLAT, _COLUMN, _MOSTLY),
-    _whole("expect_compound_columns_to_be_unique", Issue.UNIQUENESS, _FLAT, _COLUMNS, _NULLS, _MOSTLY),
-    _whole("expect_column_unique_value_count_to_be_between", Issue.UNIQUENESS, _FLAT, _COLUMN, *_bounds(Takes.COUNT)),
-    _whole(
-        "expect_column_proportion_of_unique_values_to_be_between",
-        Issue.UNIQUENESS,
-        _FLAT,
-        _COLUMN,
-        *_bounds(Takes.SHARE),
+    _whole("expect_column_to_exist", Issue.SCHEMA, _ANY, _COLUMN, Kwarg("column_index", Takes.COUNT)).reads(
+        "{column}", "exists", lambda a: "" if a["column_index"] is None else f"at place {a['column_index']}"
     ),
-    _whole(
-        "expect_column_proportion_of_non_null_values_to_be_between",
-        Issue.COMPLETENESS,
-        _ANY,
-        _COLUMN,
-        *_bounds(Takes.SHARE),
+    _whole("expect_column_values_to_be_unique", Issue.UNIQUENESS, _FLAT, _COLUMN, _MOSTLY).reads(
+        "{column}", "is", "unique"
     ),
-    _whole("expect_column_min_to_be_between", Issue.NUMERIC, _ORDERED, _COLUMN, *_bounds(Takes.BOUND)),
-    _whole("expect_column_max_to_be_between", Issue.NUMERIC, _ORDERED, _COLUMN, *_bounds(Takes.BOUND)),
-    _whole("expect_column_mean_to_be_between", Issue.NUMERIC, _NUMBER, _COLUMN, *_bounds(Takes.NUMBER)),
-    _whole("expect_column_median_to_be_between", Issue.NUMERIC, _NUMBER, _COLUMN, *_bounds(Takes.NUMBER)),
-    _whole("expect_column_sum_to_be_between", Issue.NUMERIC, _NUMBER, _COLUMN, *_bounds(Takes.NUMBER)),
-    _whole("expect_column_stdev_to_be_between", Issue.NUMERIC, _NUMBER, _COLUMN, *_bounds(Takes.NUMBER)),
+    _whole("expect_compound_columns_to_be_unique", Issue.UNIQUENESS, _FLAT, _COLUMNS, _NULLS, _MOSTLY).reads(
+        "{column_list}", "are", "unique together"
+    ),
+    _value("unique_value_count", _FLAT, Takes.COUNT, "the number of distinct {column}"),
+    _value("proportion_of_unique_values", _FLAT, Takes.SHARE, "the share of distinct {column}"),
+    _value("proportion_of_non_null_values", _ANY, Takes.SHARE, "the share of {column} that is not null", "count"),
+    _value("min", _ORDERED, Takes.BOUND, "the smallest {column}", "min"),
+    _value("max", _ORDERED, Takes.BOUND, "the largest {column}", "max"),
+    _value("mean", _NUMBER, Takes.NUMBER, "the mean of {column}", "avg"),
+    _value("median", _NUMBER, Takes.NUMBER, "the median of {column}"),
+    _value("sum", _NUMBER, Takes.NUMBER, "the sum of {column}", "sum"),
+    _value("stdev", _NUMBER, Takes.NUMBER, "the standard deviation of {column}", "stddev_samp"),
     _whole(
         "expect_column_quantile_values_to_be_between",
         Issue.NUMERIC,
@@ -265,10 +302,16 @@ _ALL = (
         _COLUMN,
         Kwarg("quantile_ranges", Takes.QUANTILES, required=True),
         Kwarg("allow_relative_error", Takes.TRUTH, default=False),
+    ).reads("the quantiles of {column}", "are", describe_quantiles),
+    _whole("expect_column_distinct_values_to_be_in_set", Issue.UNIQUENESS, _SIMPLE, _COLUMN, _SET).reads(
+        "{column}", "has", lambda a: f"only {_describe_set(a)}"
     ),
-    _whole("expect_column_distinct_values_to_be_in_set", Issue.UNIQUENESS, _SIMPLE, _COLUMN, _SET),
-    _whole("expect_column_distinct_values_to_equal_set", Issue.UNIQUENESS, _SIMPLE, _COLUMN, _SET),
-    _whole("expect_column_distinct_values_to_contain_set", Issue.UNIQUENESS, _SIMPLE, _COLUMN, _SET),
+    _whole("expect_column_distinct_values_to_equal_set", Issue.UNIQUENESS, _SIMPLE, _COLUMN, _SET).reads(
+        "{column}", "has", lambda a: f"each of, and only, {_describe_set(a)}"
+    ),
+    _whole("expect_column_distinct_values_to_contain_set", Issue.UNIQUENESS, _SIMPLE, _COLUMN, _SET).reads(
+        "{column}", "has", lambda a: f"each of {_describe_set(a)}"
+    ),
     _whole(
         "expect_column_most_common_value_to_be_in_set",
         Issue.VALIDITY,
@@ -276,43 +319,44 @@ _ALL = (
         _COLUMN,
         _SET,
         Kwarg("ties_okay", Takes.TRUTH, default=False),
-    ),
+    ).reads("the most common {column}", "is", _describe_member),
 )
-ENTRIES: Mapping[str, CatalogueEntry] = {e.type: e for e in _ALL}
-"""Every supported expectation by its type."""
+RULES: Mapping[str, Rule] = {r.type: r for r in _ALL}
+"""Every supported rule by its type."""
 
 
-def entry(expectation: Expectation) -> CatalogueEntry:
-    """The table's entry for an expectation of a contract."""
-    return ENTRIES[expectation.type]
+def rule_of(expectation: Expectation) -> Rule:
+    """Returns the rule of an expectation."""
+    return RULES[expectation.type]
 
 
 def get_argument(expectation: Expectation, name: str) -> Any:
     """An argument's value in the suite, or its default."""
     value = expectation.kwargs.get(name)
-    return entry(expectation).kwargs[name].default if value is None else value
+    return rule_of(expectation).kwargs[name].default if value is None else value
 
 
 def text(expectation: Expectation) -> str:
     """Returns the expectation in words: "amount is between 0 and 10,000"."""
-    rendered = sentence(expectation.type, _arguments(expectation)).text
-    share = expectation.kwargs.get("mostly")
+    rendered, share = _make_sentence(expectation).text, expectation.kwargs.get("mostly")
     return rendered if share in (None, 1) else f"{rendered}, in at least {share * 100:g}% of rows"
 
 
 def demand(expectation: Expectation) -> str:
     """Returns the demand on a row that breaks the expectation: "amount should be between 0 and 10,000"."""
-    return sentence(expectation.type, _arguments(expectation)).demand
+    return _make_sentence(expectation).demand
 
 
-def _arguments(expectation: Expectation) -> dict[str, Any]:
-    return {name: get_argument(expectation, name) for name in entry(expectation).kwargs}
+def _make_sentence(expectation: Expectation) -> Sentence:
+    rule = rule_of(expectation)
+    args = {name: get_argument(expectation, name) for name in rule.kwargs}
+    return Sentence(*(fill(part, args) for part in rule.words))
 
 
 def columns(expectation: Expectation) -> tuple[str, ...]:
     """The columns that the expectation is about; none if it is about the table as a whole."""
     names: list[str] = []
-    for kwarg in entry(expectation).kwargs.values():
+    for kwarg in rule_of(expectation).kwargs.values():
         if kwarg.takes is Takes.COLUMN:
             names.append(expectation.kwargs[kwarg.name])
         elif kwarg.takes is Takes.COLUMNS:
@@ -402,7 +446,7 @@ class ExpectationOutcome:
 
 def by_row(e: Expectation) -> bool:
     """Returns whether each row meets it or breaks it alone, and no row may break it."""
-    return entry(e).scope is Scope.ROW and get_argument(e, "mostly") == 1
+    return rule_of(e).scope is Scope.ROW and get_argument(e, "mostly") == 1
 
 
 def enough(checked: int, unexpected: int, mostly: float) -> bool:
@@ -426,7 +470,7 @@ def contract_results(
         by_place.setdefault(result.expectation, []).append(result)
     outcomes = []
     for e in contract.expectations:
-        if entry(e).scope is Scope.ROW:
+        if rule_of(e).scope is Scope.ROW:
             outcomes.append(_of_rows(e, mine))
         elif e.place in by_place:
             outcomes.append(_of_batches(e, by_place[e.place]))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.pipelines.contract.arguments import flaws
-from sluice.pipelines.contract.catalogue import ENTRIES, column_types
+from sluice.pipelines.contract.catalogue import RULES, column_types
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
 from sluice.pipelines.schema.schema import Schema, Type
 from sluice.pipelines.util.units import sanitize
@@ -44,7 +44,7 @@ def recall(text: str) -> Contract:
 
 
 def _expectation_of(index: int, item: Mapping[str, Any]) -> Expectation:
-    if item["type"] not in ENTRIES or not isinstance(item["kwargs"], dict):
+    if item["type"] not in RULES or not isinstance(item["kwargs"], dict):
         raise ValueError("no expectation that we know")
     return Expectation(index, item["type"], item["kwargs"], Severity(item["severity"]))
 
@@ -218,7 +218,7 @@ def _of_item(item: object, path: str, types: Mapping[str, Type]) -> Iterator[Con
         yield ContractProblem(path, "is not an expectation", 'write {"type": "expect_…", "kwargs": {…}}')
         return
     type_ = item.get("type")
-    if not isinstance(type_, str) or type_ not in ENTRIES:
+    if not isinstance(type_, str) or type_ not in RULES:
         yield _unsupported_type(type_, path, item)
         return
     path = f"{path} {type_}"
@@ -236,28 +236,28 @@ def _unsupported_type(type_: object, path: str, item: Mapping[str, Any]) -> Cont
         return ContractProblem(f"{path}: expectation_type", what, "save the suite again with 1.x")
     if not isinstance(type_, str):
         return ContractProblem(f"{path}: type", "is missing" if type_ is None else "should be text", "expect_…")
-    near = get_close_matches(type_, ENTRIES, n=1)
+    near = get_close_matches(type_, RULES, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return ContractProblem(f"{path} {sanitize(type_)}", "is not supported", f"{hint}supported: {', '.join(ENTRIES)}")
+    return ContractProblem(f"{path} {sanitize(type_)}", "is not supported", f"{hint}supported: {', '.join(RULES)}")
 
 
 def _of_kwargs(kwargs: object, path: str, type_: str, types: Mapping[str, Type]) -> Iterator[ContractProblem]:
     if not isinstance(kwargs, dict):
         yield ContractProblem(f"{path}: kwargs", "should be an object", 'write {"column": "…"}')
         return
-    allowed = ENTRIES[type_].kwargs
+    allowed = RULES[type_].kwargs
     for name, value in kwargs.items():
         if name in _REFUSED and value is not None:
             yield ContractProblem(f"{path}: {name}", "is not supported", _REFUSED[name])
         elif name not in allowed and name not in _REFUSED and name not in _SILENT:
             yield ContractProblem(f"{path}: {sanitize(name)}", "is unknown", _near(name, allowed))
     present = {k: v for k, v in kwargs.items() if k in allowed and v is not None}
-    for flaw in flaws(ENTRIES[type_], present, types):
+    for flaw in flaws(RULES[type_], present, types):
         yield ContractProblem(f"{path}: {flaw.name}" if flaw.name else path, flaw.what, flaw.remedy)
 
 
 def _expectation(index: int, item: Mapping[str, Any]) -> Expectation:
-    known_kwargs = ENTRIES[item["type"]].kwargs
+    known_kwargs = RULES[item["type"]].kwargs
     kwargs = {k: v for k, v in (item.get("kwargs") or {}).items() if k in known_kwargs and v != known_kwargs[k].default}
     return Expectation(index, item["type"], kwargs, Severity(item.get("severity", Severity.CRITICAL)))
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from sluice.pipelines.contract import literals
 from sluice.pipelines.contract.catalogue import (
-    ENTRIES,
+    RULES,
     ExpectationOutcome,
     Result,
     Scope,
@@ -33,6 +33,7 @@ from sluice.pipelines.contract.catalogue import (
     contract_results,
     enough,
     get_argument,
+    rule_of,
     text,
 )
 from sluice.pipelines.contract.expectation import Expectation
@@ -119,7 +120,7 @@ def hold_whole(
     Raises Failed if the local disk is full, LakeUnavailable, PartUnreadable.
     """
     expectations = [
-        e for e in (shape.contract.expectations if shape.contract else ()) if ENTRIES[e.type].scope is Scope.WHOLE
+        e for e in (shape.contract.expectations if shape.contract else ()) if rule_of(e).scope is Scope.WHOLE
     ]
     batch = BatchContext(sum(r.counts.landed for r in receipts), tuple(column_types(shape.columns)), earlier)
     results = [_OF_TABLES[e.type](e, batch) for e in expectations if e.type in _OF_TABLES]
@@ -224,7 +225,7 @@ def _of_rows(
         if not table.rows:
             yield from (Result(e.place, True, NO_ROWS) for e in expectations)
             return
-        yield from _of_aggregates([e for e in expectations if e.type in _AGGREGATES], table, types)
+        yield from _of_aggregates([e for e in expectations if rule_of(e).aggregate], table, types)
         yield from (_QUANTILES[e.type](e, table) for e in expectations if e.type in _QUANTILES)
         counted = sorted((e for e in expectations if e.type in _COUNTED), key=columns)
         for names, group in groupby(counted, key=columns):
@@ -232,23 +233,13 @@ def _of_rows(
                 yield from (_COUNTED[e.type](e, values, table, types[names[0]]) for e in group)
 
 
-_AGGREGATES = {
-    "expect_column_min_to_be_between": "min",
-    "expect_column_max_to_be_between": "max",
-    "expect_column_mean_to_be_between": "avg",
-    "expect_column_sum_to_be_between": "sum",
-    "expect_column_stdev_to_be_between": "stddev_samp",
-    "expect_column_proportion_of_non_null_values_to_be_between": "count",
-}
-
-
 def _of_aggregates(
     expectations: Sequence[Expectation], table: StagedTable, types: Mapping[str, Type]
 ) -> Iterator[Result]:
     """Decide all aggregates in one query."""
-    values = table.aggregates([(_AGGREGATES[e.type], e.kwargs["column"]) for e in expectations])
+    values = table.aggregates([(rule_of(e).aggregate, e.kwargs["column"]) for e in expectations])
     for e in expectations:
-        function, column = _AGGREGATES[e.type], e.kwargs["column"]
+        function, column = rule_of(e).aggregate, e.kwargs["column"]
         value, t = values[function, column], types[column]
         if function in ("min", "max"):
             yield _of_extreme(e, value, t)
@@ -366,7 +357,7 @@ _COUNTED: Mapping[str, Callable[[Expectation, Counted, StagedTable, Type], Resul
     "expect_column_distinct_values_to_equal_set": _check_distinct_set,
     "expect_column_most_common_value_to_be_in_set": _check_most_common,
 }
-DECIDED = frozenset({*_OF_TABLES, *_AGGREGATES, *_QUANTILES, *_COUNTED})
+DECIDED = frozenset({*_OF_TABLES, *_QUANTILES, *_COUNTED, *(t for t, rule in RULES.items() if rule.aggregate)})
 """The types of expectation that this module decides."""
 
 

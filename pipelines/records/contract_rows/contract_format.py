@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.contract.catalogue import Scope, columns, demand, entry, get_argument
+from sluice.pipelines.contract.catalogue import Scope, columns, demand, get_argument, rule_of
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import EXAMPLES, Tally
@@ -64,7 +64,7 @@ class RowChecks:
     """The row expectations of a contract, prepared for batch after batch of landed rows of one schema."""
 
     def __init__(self, contract: Contract) -> None:
-        self._expectations = [e for e in contract.expectations if entry(e).scope is Scope.ROW]
+        self._expectations = [e for e in contract.expectations if rule_of(e).scope is Scope.ROW]
         self._reasons = _ReasonColumns(contract)
         self._schema: pa.Schema | None = None
         self._rows: list[_RowCheck] = []
@@ -133,7 +133,7 @@ class _ReasonColumns:
         rows = contract.expectations
         self._texts = [
             _encode_texts([str(Stage.CONTRACT)] * len(rows)),
-            _encode_texts([entry(e).reason for e in rows]),
+            _encode_texts([rule_of(e).reason for e in rows]),
             _encode_texts([e.type for e in rows]),
             _encode_texts([", ".join(columns(e)) for e in rows]),
             _encode_texts([demand(e) for e in rows]),

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from sluice.pipelines.contract.arguments import flaws
-from sluice.pipelines.contract.catalogue import ENTRIES
+from sluice.pipelines.contract.catalogue import RULES
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.records.json.schema_document import Document, Subschema
 from sluice.pipelines.records.rows.value_reader import MOST_PROBLEMS, UnusableSchema
@@ -127,7 +127,7 @@ def _read(document: Document) -> _Made:
 
 def _make_expectation(path: int, column: str, limit: _Limit, types: Mapping[str, Type]) -> Expectation:
     kwargs = {"column": column, **limit.kwargs}
-    for flaw in flaws(ENTRIES[limit.type], kwargs, types):
+    for flaw in flaws(RULES[limit.type], kwargs, types):
         what = f"cannot be part of a contract for a column of {types[column]}: {flaw.name} {flaw.what}"
         raise UnusableSchema(limit.paths[0], what)
     return Expectation(path, limit.type, kwargs)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines.contract.catalogue import ENTRIES, Scope, Takes, columns, demand, text
+from sluice.pipelines.contract.catalogue import RULES, Scope, Takes, columns, demand, text
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.records.shape import Shape
@@ -25,7 +25,7 @@ def make_expectation(type_: str, **kwargs: Any) -> Expectation:
 def test_catalogue_matches_great_expectations() -> None:
     import great_expectations.expectations as gxe
 
-    for entry in ENTRIES.values():
+    for entry in RULES.values():
         name = "".join(word.capitalize() for word in entry.type.split("_"))
         properties = getattr(gxe, name).schema()["properties"]
         assert properties["metadata"]["properties"]["data_quality_issues"]["const"] == [str(entry.issue)], entry.type
@@ -37,16 +37,16 @@ def test_catalogue_matches_great_expectations() -> None:
 
 
 def test_the_documentation_lists_each_with_its_reason() -> None:
-    for entry in ENTRIES.values():
+    for entry in RULES.values():
         row = re.search(rf"^\| `{entry.type}` \|.*$", DOCS, re.MULTILINE)
         assert row, entry.type
         assert entry.reason in row[0], entry.type
 
 
 def test_row_expectations_have_reasons_and_batch_expectations_have_none() -> None:
-    assert {bool(e.reason) for e in ENTRIES.values() if e.scope is Scope.ROW} == {True}
-    assert {e.reason for e in ENTRIES.values() if e.scope is Scope.WHOLE} == {""}
-    assert sum(e.scope is Scope.ROW for e in ENTRIES.values()) == 16
+    assert {bool(e.reason) for e in RULES.values() if e.scope is Scope.ROW} == {True}
+    assert {e.reason for e in RULES.values() if e.scope is Scope.WHOLE} == {""}
+    assert sum(e.scope is Scope.ROW for e in RULES.values()) == 16
 
 
 LEAST: dict[Takes, Any] = {
@@ -66,9 +66,9 @@ LEAST: dict[Takes, Any] = {
 }
 
 
-@pytest.mark.parametrize("type_", [*ENTRIES])
+@pytest.mark.parametrize("type_", [*RULES])
 def test_each_expectation_has_a_description(type_: str) -> None:
-    kwargs = {k.name: LEAST[k.takes] for k in ENTRIES[type_].kwargs.values() if k.takes in LEAST}
+    kwargs = {k.name: LEAST[k.takes] for k in RULES[type_].kwargs.values() if k.takes in LEAST}
     expectation = Expectation(0, type_, kwargs)
     assert text(expectation).isprintable()
     assert "should" in demand(expectation)

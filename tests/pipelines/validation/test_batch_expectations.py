@@ -25,7 +25,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.contract.catalogue import ENTRIES, Result, Scope
+from sluice.pipelines.contract.catalogue import RULES, Result, Scope
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.errors import LakeUnavailable
 from sluice.pipelines.model.plans import OffsetRange
@@ -243,7 +243,7 @@ def test_results_match_great_expectations(rows: list[Row], expectations: list[Ex
 
 
 def test_every_batch_expectation_is_implemented() -> None:
-    assert {t for t, e in ENTRIES.items() if e.scope is Scope.WHOLE} == DECIDED
+    assert {t for t, e in RULES.items() if e.scope is Scope.WHOLE} == DECIDED
 
 
 # -- cases outside Great Expectations
@@ -371,7 +371,7 @@ def test_strings_with_zero_bytes_are_compared_in_full() -> None:
 
 def test_results_do_not_reveal_record_text() -> None:
     rows = [ROW | {"s": "secret"}, ROW | {"s": "secret"}, ROW | {"s": "other"}]
-    types = [t for t, e in ENTRIES.items() if e.scope is Scope.WHOLE and "value_set" in e.kwargs]
+    types = [t for t, e in RULES.items() if e.scope is Scope.WHOLE and "value_set" in e.kwargs]
     expectations: list[Expectation] = [(t, {"column": "s", "value_set": ["x"]}) for t in types]
     expectations += [("expect_column_values_to_be_unique", {"column": "s"})]
     results = evaluate(rows, *expectations)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.contract.catalogue import ENTRIES, Scope
+from sluice.pipelines.contract.catalogue import RULES, Scope
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.records.contract_rows.contract_format import RowChecks
@@ -260,7 +260,7 @@ def generate_table(draw: st.DrawFn) -> Table:
 def test_unexpected_rows_match_great_expectations_on_pandas(
     oracle: Oracle, table: Table, expectations: list[Expectation]
 ) -> None:
-    assert {t for t, _ in expectations} == {e.type for e in ENTRIES.values() if e.scope is Scope.ROW}
+    assert {t for t, _ in expectations} == {e.type for e in RULES.values() if e.scope is Scope.ROW}
     result = RowChecks(make_contract(*expectations, severity="info")).check(make_rows(table))
     results = [(t.checked, find_broken_rows(t, table, expectations[t.expectation])) for t in result.tallies]
     for expectation, ours, theirs in zip(expectations, results, oracle.judge(table, expectations), strict=True):
