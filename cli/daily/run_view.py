@@ -233,8 +233,8 @@ def _list_losses(landed: Landed, where: str = "") -> list[Text]:
 
 
 def _describe_drifts(run: BatchFacts) -> Iterator[str]:
-    """A line for each field that differs from the schema."""
-    drifts = [d for d in run.drift if d.kind is not DriftKind.MISSING]
+    """A line for each field that differs from the schema. A missing one does if the schema names its place."""
+    drifts = [d for d in run.drift if d.kind is not DriftKind.MISSING or d.type]
     yield from map(describe_drift, drifts[:_FIELDS_SHOWN])
     if more := drifts[_FIELDS_SHOWN:]:
         yield f"and {many(len(more), 'further field')} differ from the schema"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Container, Iterable, Mapping
@@ -33,7 +34,7 @@ from sluice.pipelines.model.receipts import EngineKind
 from sluice.pipelines.records.rows.value_reader import KEY_PREFIX, KeyReader, Reader, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import READERS
-from sluice.pipelines.schema.schema import SchemaError
+from sluice.pipelines.schema.schema import Schema, SchemaError, parse_field
 from sluice.pipelines.util.units import sanitize
 
 _KEY = re.compile(r"\bfeed[\"']?\s*:")
@@ -294,13 +295,28 @@ def _check_paths(read: YamlFile) -> tuple[FileProblem, ...]:
 
 def _with_reader(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:
     """Returns the data of a feed with its reader and columns, or the problem of its schema's file."""
-    if "schema" in data:
-        return FileProblem("schema", "is for `format: json`", "the columns are those of a file: name a schema_file")
     pull = f"sluice schema pull {sanitize(str(data['feed']))}"
     reader = _reader(data, root, _usual_wire(data), "", pull)
     if not isinstance(reader, Reader):
         return reader or data  # validation reports the problem
-    return data | {"reader": reader, "schema": reader.columns.texts()}
+    own = data.get("schema", {})
+    if not isinstance(own, dict):
+        return data | {"reader": reader}  # validation reports the problem
+    if problem := _check_placed(own, reader.columns):
+        return problem
+    return data | {"reader": reader, "schema": reader.columns.texts() | own}
+
+
+def _check_placed(own: Mapping[Any, Any], columns: Schema) -> FileProblem | None:
+    """Returns the problem of columns next to a schema_file that are neither copies of its fields nor headers."""
+    what, remedy = "is no column `at` a path of the schema_file, nor of a `header`", "the file has all other columns"
+    in_file = {f.name for f in columns.fields}
+    for name, text in own.items():
+        with contextlib.suppress(SchemaError):  # validation reports what does not parse
+            f = parse_field(str(name), text)
+            if name in in_file or not (f.header is not None or (f.path and f.path[0] in in_file)):
+                return FileProblem(sanitize(f"schema.{name}"), what, remedy)
+    return None
 
 
 def _with_key(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:

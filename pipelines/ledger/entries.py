@@ -57,6 +57,9 @@ READER_FORMAT: Literal[3] = 3
 RENAMED_FORMAT: Literal[5] = 5
 """A schema entry with columns whose fields have other names in records: earlier readers could not parse them."""
 
+PLACED_FORMAT: Literal[6] = 6
+"""A schema entry with columns at paths, in headers or in other forms: earlier readers could not parse them."""
+
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
@@ -108,7 +111,7 @@ class _Entry(_Model):
     wrote neither.
     """
 
-    format: Literal[1, 2, 3, 4, 5] = 1
+    format: Literal[1, 2, 3, 4, 5, 6] = 1
     number: int | None = None
     follows: str = ""
     write: str = ""
@@ -253,7 +256,7 @@ class SchemaEntry(_Entry):
     """
 
     kind: Literal["schema"] = "schema"
-    newest_format: ClassVar[int] = RENAMED_FORMAT
+    newest_format: ClassVar[int] = PLACED_FORMAT
     shape: str
     columns: Annotated[Columns, AfterValidator(_of_a_schema)] | None
     contract: Annotated[str, AfterValidator(_of_a_contract)] = ""

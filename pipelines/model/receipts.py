@@ -141,7 +141,8 @@ class Drift:
     """One field that differs from the schema.
 
     `records` counts the records, `first` is the offset of the first one. `type` is the smallest type for all
-    values, spelled as in a schema; empty when unknown.
+    values, spelled as in a schema; empty when unknown. Of a MISSING field it is the field's own if the schema names the
+    place of its values (`from`, `at`, `header`), else empty.
     """
 
     kind: DriftKind
@@ -153,7 +154,8 @@ class Drift:
     def __add__(self, other: Drift) -> Drift:
         """Add other records of the same kind and field. The type is the smallest that would hold all of them."""
         records, first = self.records + other.records, min(self.first, other.first)
-        return Drift(self.kind, self.field, records, first, join_texts(self.type, other.type))
+        kind = self.type if self.type == other.type else join_texts(self.type, other.type)
+        return Drift(self.kind, self.field, records, first, kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import (
     FOLDERS_FORMAT,
     FORMAT,
+    PLACED_FORMAT,
     READER_FORMAT,
     RENAMED_FORMAT,
     SchemaEntry,
@@ -29,7 +30,20 @@ from sluice.pipelines.ledger.entries import (
 from sluice.pipelines.model.receipts import Drift, DriftKind, Receipt
 from sluice.pipelines.records.rows.value_reader import KeyReader, Reader
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.schema.schema import Field, Kind, Schema, SchemaError, Type, has_sources, parse_schema, path_below
+from sluice.pipelines.schema.layout import make_layout
+from sluice.pipelines.schema.schema import (
+    Field,
+    Kind,
+    Schema,
+    SchemaError,
+    SchemaProblem,
+    Type,
+    has_places,
+    has_sources,
+    parse_field,
+    parse_schema,
+    path_below,
+)
 from sluice.pipelines.schema.wider import RAW_TYPES, holds, one_table, parse_type
 from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.drift import OTHERS, sum_drift
@@ -51,7 +65,8 @@ def find_shape(feed: Feed, state: State) -> Shape:
     fields = list(shape.columns.fields)
     if not _is_bound(shape):
         fields = [_at_least(f, state.evolved.get(f.name)) for f in fields]
-    evolved = (Field(name, parse_type(text)) for name, text in state.evolved.items() if _is_addable(shape, name, text))
+    evolved = (parse_field(name, text) for name, text in state.evolved.items() if _is_addable(shape, name, text))
+    evolved = (Field(f.name, f.type) for f in evolved if not f.path and f.header is None)
     return _with_columns(feed, shape, Schema((*fields, *_select_new(fields, evolved))))
 
 
@@ -95,7 +110,8 @@ def _at_least(own: Field, evolved: str | None) -> Field:
 def _widen(own: Type, evolved: Type) -> Type:
     """The feed's type, with those parts of it widened that records have widened, and members that they have added."""
     if own.kind is not evolved.kind or own.kind not in (Kind.STRUCT, Kind.LIST, Kind.MAP):
-        return evolved if holds(evolved, own) and not holds(own, evolved) else own
+        wider = holds(evolved, own) and not holds(own, evolved)
+        return replace(evolved, encoding=own.encoding) if wider else own
     there = {f.name: f.type for f in evolved.fields}
     fields = [replace(f, type=_widen(f.type, there.get(f.name, f.type))) for f in own.fields]
     fields += [replace(f, required=False) for f in _select_new(fields, evolved.fields)]
@@ -168,6 +184,10 @@ def declare(feed: Feed, ledger: Ledger) -> Shape:
 
 def check_one_table(feed: Feed, shape: Shape, state: State) -> None:
     """Raises SchemaChanged when rows of the shape would not form one table with all landed rows."""
+    try:
+        _ = make_layout(shape.columns) if shape.columns else None
+    except SchemaProblem as problem:  # a copy of a column that records have widened
+        raise SchemaChanged(f"feed {feed.name}: {problem}", remedy=problem.remedy) from None
     problems = list(_find_problems(spell_columns(shape.columns), state.table))
     if not problems:
         return
@@ -206,10 +226,11 @@ def _build_entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.Fol
     own = feed.columns.texts() if feed.columns else {}
     columns = shape.columns.texts() if shape.columns else None
     source, key = _build_source(shape.reader), _build_source(shape.key.reader if shape.key else None)
-    renamed = shape.columns is not None and has_sources(shape.columns.fields)
+    fields = shape.columns.fields if shape.columns else ()
+    newest = PLACED_FORMAT if has_places(fields) else RENAMED_FORMAT if has_sources(fields) else None
     usual = FOLDERS_FORMAT if folder_prefix else READER_FORMAT if source or key else FORMAT
     return SchemaEntry(
-        format=RENAMED_FORMAT if renamed else usual,
+        format=newest or usual,
         shape=shape.name,
         columns=columns,
         contract=shape.contract.text if shape.contract else "",
@@ -347,6 +368,6 @@ def _widen_field(f: Field, path: str, drift: Drift) -> Field:
     """Returns the field, or one below it, with the type that holds the values of the drift."""
     if path == drift.field:
         wide = parse_type(drift.type)
-        return replace(f, type=wide) if holds(wide, f.type) else f
+        return replace(f, type=replace(wide, encoding=f.type.encoding)) if holds(wide, f.type) else f
     members = tuple(_widen_field(m, path_below(path, f.type.kind, m.name), drift) for m in f.type.fields)
     return replace(f, type=replace(f.type, fields=members))

@@ -20,6 +20,7 @@ from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.protobuf import reader_schema as protobuf
 from sluice.pipelines.records.rows.value_reader import KeyReader, Reader, WriterSchemas
 from sluice.pipelines.records.rows.wire_format import AVRO, JSON, PROTOBUF, RegisteredSchema, WireFormat
+from sluice.pipelines.schema.layout import make_layout
 from sluice.pipelines.schema.schema import Schema
 
 if TYPE_CHECKING:
@@ -161,13 +162,19 @@ class Shape:
         from sluice.pipelines.records.rows.row_format import RawFormat
 
         form: Format = RawFormat()
-        columns, base = self.of_values, self._of_values(self.base)
+        of_values, base = self.of_values, self._of_values(self.base)
+        columns = make_layout(of_values).reading if of_values else None
+        base = make_layout(base).reading if base else None
         if self.reader is not None and columns is not None:
             form = make_format(self.reader, columns, writers, dropping=self.dropping, closed=self.closed, base=base)
         elif columns is not None:
             from sluice.pipelines.records.json.format import JsonFormat
 
             form = JsonFormat(columns, dropping=self.dropping, closed=None if self.closed else (), base=base)
+        if of_values is not None and columns != of_values:
+            from sluice.pipelines.records.columns.placed_format import PlacedFormat
+
+            form = PlacedFormat(form, of_values, dropping=self.dropping)
         if self.key is not None and self.columns is not None:
             from sluice.pipelines.records.rows.keyed import KeyedFormat
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,11 +34,13 @@ from sluice.pipelines.records.rows.wire_format import WireFormat, prefix
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing.republish_plan import Wishes
 from sluice.pipelines.schema.arrays import as_mask, fill_int64s, int64s
-from sluice.pipelines.schema.schema import EXTRA, Kind, Schema, Type
+from sluice.pipelines.schema.schema import EXTRA, Encoding, Kind, Schema, Type
+from sluice.pipelines.schema.wider import MOST_DIGITS
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _WIRES = (WireFormat.CONFLUENT, WireFormat.APICURIO, WireFormat.APICURIO3, WireFormat.BARE)
+_DIGITS = Context(prec=MOST_DIGITS)
 _JSON = json.JSONDecoder(parse_int=str, parse_float=str)
 _NO_BYTES = np.empty(0, np.uint8)
 _SPARE = 64 << 10  # bytes of room for texts that are longer with their escapes
@@ -125,8 +128,10 @@ def _binary(there: Array, ends: Array, data: pa.Buffer) -> pa.Array:
 
 def json_values(rows: pa.RecordBatch, schema: Schema) -> pa.Array:
     """The values of typed rows as JSON objects in UTF-8; null for tombstones."""
+    from sluice.pipelines.records.columns.placed_format import restore_rows
     from sluice.pipelines.records.kafka_batches.encode import loops  # late: it takes numba, and a second
 
+    rows, schema = restore_rows(rows, schema)
     extra, inner = _extra(rows, schema)
     members = [
         _Member(f"{_text(f.json_name)}:".encode(), *_spell_column(rows.column(at), f.type, inner.get(f.json_name)))
@@ -256,6 +261,10 @@ def _spell_column(column: pa.Array, kind: Type, extra: Texts | None = None) -> t
 
     if extra is not None:
         return loops.BARE, _text_column(_texts(column, kind, extra))
+    if kind.encoding is Encoding.TEXT:
+        return loops.QUOTED, _spell_column(column, replace(kind, encoding=None))[1]
+    if kind.encoding:
+        return loops.BARE, _text_column(_texts(column, kind))
     if isinstance(column, pa.DictionaryArray):
         column = column.dictionary_decode()
     match kind.kind:
@@ -310,6 +319,13 @@ def _whole(column: pa.Array, unit: str) -> pa.Array | None:
 
 def _texts(column: pa.Array, kind: Type, extra: Texts | None = None) -> Texts:
     """Each item as JSON, with the members that `extra` has for it."""
+    match kind.encoding:
+        case Encoding.TEXT:
+            return [text and f'"{text}"' for text in _texts(column, replace(kind, encoding=None))]
+        case Encoding.DAYS:
+            return [None if days is None else str(days) for days in column.cast(pa.int32()).to_pylist()]
+        case Encoding.BASE64:
+            return [None if value is None else _spell_unscaled(value, kind.scale) for value in column.to_pylist()]
     match kind.kind:
         case Kind.STRUCT:
             return _structs(column, kind, extra)
@@ -411,6 +427,13 @@ def _float32(value: float) -> str:
 
 def _text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def _spell_unscaled(value: Decimal, scale: int) -> str:
+    """The decimal's unscaled number as Java's `BigInteger.toByteArray` has it, in Base64."""
+    number = int(value.scaleb(scale, _DIGITS))
+    size = (number if number >= 0 else ~number).bit_length() // 8 + 1
+    return f'"{base64.b64encode(number.to_bytes(size, "big", signed=True)).decode()}"'
 
 
 def _date(value: date) -> str:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import lru_cache
@@ -88,12 +88,31 @@ _NAMED = {str(k): k for k in Kind} | _ALIASES
 _UNITS = {Kind.TIMESTAMP: ("ms", "us", "ns"), Kind.EPOCH: ("s", "ms", "us", "ns")}
 
 
+class Encoding(StrEnum):
+    """How JSON records hold values of a type, where it is not the type's usual form."""
+
+    TEXT = "text"
+    """A number as text."""
+    BASE64 = "base64"
+    """A decimal as its unscaled number: big-endian bytes in two's complement, as Base64."""
+    DAYS = "days"
+    """A date as its days since 1970."""
+
+
+_INTEGERS = frozenset(k for k in Kind if "int" in k)
+_ENCODABLE = {
+    Encoding.TEXT: _INTEGERS | {Kind.DECIMAL, Kind.EPOCH},
+    Encoding.BASE64: {Kind.DECIMAL},
+    Encoding.DAYS: {Kind.DATE},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Type:
     """One type.
 
     `precision` and `scale` belong to a decimal, `unit` to a time. `fields` are a struct's members, a list's one element
-    or a map's one value; a map's keys are strings.
+    or a map's one value; a map's keys are strings. `encoding` is how records hold the values, None for the usual form.
     """
 
     kind: Kind
@@ -101,6 +120,7 @@ class Type:
     scale: int = 0
     unit: str = ""
     fields: tuple[Field, ...] = ()
+    encoding: Encoding | None = None
 
     @property
     def is_rounding(self) -> bool:
@@ -108,6 +128,10 @@ class Type:
         return self.kind in (Kind.FLOAT32, Kind.FLOAT64) or any(f.type.is_rounding for f in self.fields)
 
     def __str__(self) -> str:
+        return f"{self._plain_text} from {self.encoding}" if self.encoding else self._plain_text
+
+    @property
+    def _plain_text(self) -> str:
         match self.kind:
             case Kind.DECIMAL:
                 return f"decimal({self.precision},{self.scale})"
@@ -123,18 +147,24 @@ class Type:
                 return str(kind)
 
 
+Path = tuple[str | int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """A type with a name; the name is empty for elements of lists and values of maps.
 
     If a `required` field is missing or null, the record is quarantined. `source` is the field's name in JSON records,
-    None if it is `name`.
+    None if it is `name`. `path` leads from the record to the values of a column `at` a path: names of members, keys of
+    maps and indices of lists. `header` is the name of the header that the column is read from.
     """
 
     name: str
     type: Type
     required: bool = False
     source: str | None = None
+    path: Path = ()
+    header: str | None = None
 
     @property
     def json_name(self) -> str:
@@ -142,10 +172,19 @@ class Field:
         return self.name if self.source is None else self.source
 
     @property
+    def place(self) -> str:
+        """The place of the values as a feed file spells it; empty if they have the column's name."""
+        if self.path:
+            return f"at {spell_path(self.path)}"
+        if self.header is not None:
+            return f"header {_spell(self.header, _HEADER)}"
+        return "" if self.source is None else f"from {_quote(self.source)}"
+
+    @property
     def text(self) -> str:
         """The type as a feed file spells it."""
         text = f"{self.type} not null" if self.required else str(self.type)
-        return text if self.source is None else f"{text} from {json.dumps(self.source, ensure_ascii=False)}"
+        return f"{text} {self.place}" if self.place else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +235,26 @@ def parse_schema(document: object) -> Schema:
         except SchemaProblem as problem:
             problems.append(problem)
     problems += _clashes(fields)
+    if not problems and any(f.path for f in fields):
+        from sluice.pipelines.schema.layout import make_layout  # late: it imports this module
+
+        try:
+            make_layout(Schema(tuple(fields)))
+        except SchemaProblem as problem:
+            problems.append(problem)
     if not problems and (nodes := count_fields(tuple(fields))) > MOST_NODES:
         problems.append(SchemaProblem("", f"has {nodes} fields with all that is nested", f"at most {MOST_NODES}"))
     if problems:
         raise SchemaError(problems)
     return Schema(tuple(fields))
+
+
+def parse_field(name: str, value: object) -> Field:
+    """One column by itself: its path may lead into another one. Raises SchemaError."""
+    try:
+        return _top(name, value)
+    except SchemaProblem as problem:
+        raise SchemaError([problem]) from None
 
 
 def _top(name: str, value: object) -> Field:
@@ -212,16 +266,17 @@ def _top(name: str, value: object) -> Field:
 def _clashes(fields: Sequence[Field], path: str = "") -> Iterator[SchemaProblem]:
     """Yield problems of names that are equal or differ by case only, and of fields that two columns read."""
     names: set[str] = set()
-    sources: set[str] = set()
+    sources: set[Path] = set()
     for f in fields:
         where = f"{path}.{f.name}" if path else f.name
         if f.name.casefold() in names:
             what = "differs from another field by case only, or not at all"
             yield SchemaProblem(where, what, f"Spark and others ignore case: {_RENAME}")
-        elif f.json_name in sources:
+        elif (source := f.path or (f.json_name,)) in sources:
             yield SchemaProblem(where, "is read from a field that another column is read from", "keep one of the two")
         names.add(f.name.casefold())
-        sources.add(f.json_name)
+        if f.header is None:
+            sources.add(source)
 
 
 def _walk(fields: tuple[Field, ...]) -> Iterator[Field]:
@@ -238,6 +293,11 @@ def count_fields(fields: tuple[Field, ...]) -> int:
 def has_sources(fields: tuple[Field, ...]) -> bool:
     """Returns whether any field, at any depth, has another name in records."""
     return any(f.source is not None for f in _walk(fields))
+
+
+def has_places(fields: tuple[Field, ...]) -> bool:
+    """Returns whether any field has a path, a header or an encoding."""
+    return any(f.path or f.header is not None or f.type.encoding for f in _walk(fields))
 
 
 def _members(document: Mapping[str, object], path: str, level: int) -> tuple[Field, ...]:
@@ -271,10 +331,14 @@ _RENAME = (
     'give the column another name, and write the field\'s behind its type: `http_method: string from "http.method"`'
 )
 _TOKEN = re.compile(r'\s*(?:([A-Za-z_]\w*)|`([^`]+)`|([0-9]+)|([<>(),:])|("(?:[^"\\]|\\.)*"))')
+_STEP = re.compile(r"""[^\s."'\[\]`<>(),:{}]+""")
+_NEXT_STEP = re.compile(r"\s*(?:\.|\[\s*(\d{1,9})\s*\])")
+_HEADER = re.compile(r"""[^\s"'`<>(),]+""")
 _TYPES = (
     "types: int8 to int64, uint8 to uint64, float32, float64, decimal(p,s), bool, string, binary, date, "
     "timestamp(ms|us|ns), epoch(s|ms|us|ns), json, list<T>, struct<name:T, …>, map<string, T>; "
-    '`not null` behind one where it must be there, `from "name"` where the field has another name'
+    '`not null` behind one where it must be there, `from "name"` where the field has another name, `at repo.name` for '
+    "a path, `header NAME` for a header, `from text`, `from base64` or `from days` for other forms of numbers and dates"
 )
 
 
@@ -319,7 +383,7 @@ class _TypeParser:
     """Parses one type's text by recursive descent. MOST_LEVELS bounds nesting."""
 
     def __init__(self, text: str, path: str, level: int) -> None:
-        self._text, self._place, self._level, self._at = text, path, level, 0
+        self._text, self._path, self._level, self._at = text, path, level, 0
 
     def parse_field(self, name: str) -> Field:
         parsed = self._parse_named(name, self._level)
@@ -328,18 +392,68 @@ class _TypeParser:
         return parsed
 
     def _parse_named(self, name: str, level: int) -> Field:
-        kind = self._type(level)
-        required = self._peek() == "not"
-        if required:
-            self._take("not")
-            self._take("null")
-        if self._peek() != "from":
-            return Field(name, kind, required)
-        if not name:
-            raise self._problem("elements and values have no names")
-        self._take("from")
-        source = self._parse_json_name()
-        return Field(name, kind, required, source if source != name else None)
+        """A type and the words behind it, in any order."""
+        f, words = Field(name, self._type(level)), set[str]()
+        while (word := self._peek()) in ("not", "from", "at", "header"):
+            begin = self._at
+            self._take(word)
+            if word == "not":
+                self._take("null")
+                f = replace(f, required=True)
+            elif word == "from" and self._peek() in [*Encoding]:
+                f, word = replace(f, type=self._encode(f.type)), "encoding"
+            elif not name:
+                raise self._problem("elements and values have no names")
+            else:
+                f = self._place(f, word, level)
+                word = "place"
+            if word in words:
+                self._at = begin
+                raise self._problem("a second place, form or `not null`")
+            words.add(word)
+        return f
+
+    def _encode(self, t: Type) -> Type:
+        begin = self._at
+        encoding = Encoding(self._word().lower())
+        if t.kind not in _ENCODABLE[encoding]:
+            self._at = begin
+            fits = {Encoding.TEXT: "integers, decimals and epochs", Encoding.BASE64: "decimals", Encoding.DAYS: "dates"}
+            raise self._problem(f"{fits[encoding]} alone can be `from {encoding}`")
+        return replace(t, encoding=encoding)
+
+    def _place(self, f: Field, word: str, level: int) -> Field:
+        """The field with the place that stands behind `from`, `at` or `header`."""
+        if word == "from":
+            source = self._parse_json_name()
+            return replace(f, source=source if source != f.name else None)
+        if level:
+            raise self._problem(f"only a column can have `{word}`")
+        if word == "at":
+            name, *steps = path = self._parse_path()
+            return replace(f, path=path) if steps else replace(f, source=None if name == f.name else str(name))
+        if f.type.kind not in (Kind.STRING, Kind.BINARY) or f.type.encoding:
+            raise self._problem("a header lands as string or binary")
+        return replace(f, header=self._parse_step(_HEADER, "a header's name"))
+
+    def _parse_path(self) -> Path:
+        path: list[str | int] = [self._parse_step(_STEP, "a path such as repo.full_name or items[0].sku")]
+        while match := _NEXT_STEP.match(self._text, self._at):
+            self._at = match.end()
+            path.append(int(match[1]) if match[1] else self._parse_step(_STEP, "a name behind the point"))
+        if len(path) > MOST_LEVELS:
+            raise self._problem(f"more than {MOST_LEVELS} steps")
+        return tuple(path)
+
+    def _parse_step(self, plain: re.Pattern[str], what: str) -> str:
+        """A name that stands as it is, or in double quotes."""
+        if self._text[self._at :].lstrip().startswith('"'):
+            return self._parse_json_name()
+        match = plain.match(rest := self._text[self._at :].lstrip())
+        if not match or len(match[0].encode()) > MOST_JSON_NAME:
+            raise self._problem(f"expected {what}")
+        self._at = len(self._text) - len(rest) + match.end()
+        return match[0]
 
     def _parse_json_name(self) -> str:
         begin, match = self._at, _TOKEN.match(self._text, self._at)
@@ -432,7 +546,7 @@ class _TypeParser:
 
     def _member(self, level: int) -> Field:
         name = self._word()
-        _check_name(name, self._place)
+        _check_name(name, self._path)
         self._take(":")
         return self._parse_named(name, level + 1)
 
@@ -466,7 +580,12 @@ class _TypeParser:
     def _problem(self, what: str, remedy: str = _TYPES) -> SchemaProblem:
         at = self._at + len(self._text[self._at :]) - len(self._text[self._at :].lstrip())
         where = f"position {at + 1}" if at < len(self._text) else "the end"
-        return SchemaProblem(self._place, f"cannot be read at {where}: {what}", remedy)
+        return SchemaProblem(self._path, f"cannot be read at {where}: {what}", remedy)
+
+
+def join_path(parent: str, kind: Kind, field: Field) -> str:
+    """The path of a field below `parent` in a schema to read by: the name of a column where that is at a path."""
+    return field.name if field.path else path_below(parent, kind, field.name)
 
 
 def path_below(parent: str, kind: Kind, name: str) -> str:
@@ -482,6 +601,22 @@ def path_below(parent: str, kind: Kind, name: str) -> str:
 
 def _quote_name(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_]\w*", name) else f"`{name}`"
+
+
+def spell_path(path: Path) -> str:
+    """The path as a feed file spells it: `repo.full_name`, `items[0]."unit.price"`."""
+    first, *steps = path
+    return _spell(str(first), _STEP) + "".join(
+        f"[{step}]" if isinstance(step, int) else f".{_spell(step, _STEP)}" for step in steps
+    )
+
+
+def _spell(name: str, plain: re.Pattern[str]) -> str:
+    return name if plain.fullmatch(name) else _quote(name)
+
+
+def _quote(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
 
 
 @lru_cache(maxsize=1024)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, reduce
 
-from sluice.pipelines.schema.schema import Field, Kind, SchemaError, Type, parse_schema
+from sluice.pipelines.schema.schema import Field, Kind, SchemaError, Type, parse_field
 
 MOST_DIGITS = 38
 SIGNED = (Kind.INT8, Kind.INT16, Kind.INT32, Kind.INT64)
@@ -134,7 +134,7 @@ def join(a: Type, b: Type) -> Type:
 @lru_cache(1024)
 def parse_type(text: str) -> Type:
     """The type that a feed file spells so. Raises SchemaError."""
-    return parse_schema({"x": text}).fields[0].type
+    return parse_field("x", text).type
 
 
 @lru_cache(1024)
@@ -151,7 +151,7 @@ def one_table(before: Mapping[str, str], more: Mapping[str, str]) -> dict[str, s
     """The columns of both tables, with types that read both. Types that cannot be read as one give the later one."""
     out = dict(before)
     for name, value in more.items():
-        text = _without_names(value) if '"' in value else value.removesuffix(" not null")
+        text = _without_names(value)
         if out.setdefault(name, text) != text:
             out[name] = str(common_type(parse_type(out[name]), parse_type(text)) or parse_type(text))
     return out
@@ -159,9 +159,10 @@ def one_table(before: Mapping[str, str], more: Mapping[str, str]) -> dict[str, s
 
 @lru_cache(1024)
 def _without_names(text: str) -> str:
-    """The type without the names that its fields have in records."""
+    """The type without the names and forms that its fields have in records."""
     return str(_without_sources(parse_type(text)))
 
 
 def _without_sources(t: Type) -> Type:
-    return replace(t, fields=tuple(replace(f, type=_without_sources(f.type), source=None) for f in t.fields))
+    fields = tuple(replace(f, type=_without_sources(f.type), source=None) for f in t.fields)
+    return replace(t, fields=fields, encoding=None)

@@ -38,7 +38,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
 from tests.checker import lake as files
@@ -995,7 +995,11 @@ def _describe_stand_in(row: Record, log: Log, offset: int) -> str:
     return "" if row.timestamp == newest else f"its timestamp is {row.timestamp}, its batch's newest {newest}"
 
 
-def _describe_difference(f: _File, row: int, log: Log, offset: int, sources: Mapping[str, str]) -> str:
+_Path = tuple[str | int, ...]
+"""The place of a column's values in a record; empty for a header's, which are compared as headers."""
+
+
+def _describe_difference(f: _File, row: int, log: Log, offset: int, sources: Mapping[str, _Path]) -> str:
     """Returns the difference between a row and the log's record; empty if they are equal."""
     if f.rows is None or log.records is None:
         return ""
@@ -1021,17 +1025,28 @@ def _describe_difference(f: _File, row: int, log: Log, offset: int, sources: Map
     return _describe_typed_difference(f.rows.typed[row], logged.value, sources) if f.rows.typed else ""
 
 
-def _describe_typed_difference(row: dict[str, Any], value: bytes | None, sources: Mapping[str, str]) -> str:
+def _describe_typed_difference(row: dict[str, Any], value: bytes | None, sources: Mapping[str, _Path]) -> str:
     """Compare the fields that have a column, as Python's JSON reader reads them."""
     try:
         fields = _parse(value) if value is not None else {}
     except ValueError:
         return "it landed, and the log's value is no JSON"
     for name, landed in row.items() if isinstance(fields, dict) else ():
-        sent = fields.get(sources.get(name, name))
+        path = sources.get(name, (name,))
+        sent = _find(fields, path) if path else landed
         if name != "_extra" and not name.startswith("key_") and not _is_same(landed, sent):
             return f"its field {name} is {_truncate(landed)}, the log's {_truncate(sent)}"
     return ""
+
+
+def _find(value: Any, path: _Path) -> Any:
+    """Returns the value at a path; None if there is none."""
+    for step in path:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
 
 
 def _parse(text: bytes | str) -> Any:
@@ -1049,8 +1064,12 @@ def _is_same(landed: Any, sent: Any) -> bool:
             return not isinstance(sent, bool) and landed == sent
         case float(), int() | Decimal():
             return landed == float(sent) or (_is_single(landed) and math.isclose(landed, sent, rel_tol=2**-23))
+        case ((int() | Decimal()), str()):
+            return _is_same_number(Decimal(landed), sent)
         case datetime(), _:
             return _is_same_time(landed, sent)
+        case date(), int():
+            return (landed - _EPOCH.date()).days == sent
         case date(), _:
             return landed.isoformat() == sent
         case bytes(), str():
@@ -1066,9 +1085,21 @@ def _is_same(landed: Any, sent: Any) -> bool:
     return False
 
 
+def _is_same_number(landed: Decimal, sent: str) -> bool:
+    """Returns whether a number equals the one in the text, or the unscaled number in Base64."""
+    try:
+        return landed == Decimal(sent)
+    except InvalidOperation:
+        return int(landed.scaleb(-int(landed.as_tuple().exponent))) == int.from_bytes(
+            base64.b64decode(sent), "big", signed=True
+        )
+
+
 def _is_same_time(landed: datetime, sent: Any) -> bool:
     """Returns whether a time equals the text, truncated to its unit, or the number, in some unit since 1970."""
     micros = (landed - _EPOCH) // timedelta(microseconds=1)
+    if isinstance(sent, str) and sent.lstrip("-").isdecimal():
+        return _is_same_time(landed, int(sent))
     if isinstance(sent, str):
         moment = datetime.fromisoformat(sent.upper())
         exact = ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)

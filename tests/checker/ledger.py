@@ -16,12 +16,16 @@ from typing import Any, NamedTuple
 
 from tests.checker.facts import EvidenceError, Life
 
-FORMATS = {"boundary": (1, 2, 3), "publish": (1, 2, 3), "schema": (1, 2, 3, 4, 5)}
+FORMATS = {"boundary": (1, 2, 3), "publish": (1, 2, 3), "schema": (1, 2, 3, 4, 5, 6)}
 """Known formats of entries by kind; 1 for all others. In a publish entry of format 2 offset ranges may share files. A
-schema entry of format 4 names the prefix of folders' keys; one of format 5 has columns with other names in records.
+schema entry of format 4 names the prefix of folders' keys; one of format 5 has columns with other names in records, one
+of format 6 columns at paths and in headers.
 """
 _SOURCE = re.compile(r'.* from ("(?:[^"\\]|\\.)*")', re.DOTALL)
 """A column's type, followed by the column's name in records."""
+_PATH = re.compile(r".* at (\S.*)", re.DOTALL)
+_STEP = re.compile(r'("(?:[^"\\]|\\.)*")|\[(\d+)\]|([^.\["]+)')
+_HEADER = re.compile(r".* header \S.*", re.DOTALL)
 _KINDS = {"origin", "boundary", "plan", "own", "publish", "intent", "commit", "moved", "loss", "skip", "abandon"} | {
     "accept",
     "retire",
@@ -169,7 +173,7 @@ class Book:
     frontiers: dict[int, dict[Life, int]] = field(default_factory=dict)
     currents: dict[int, dict[tuple[str, int], Life]] = field(default_factory=dict)
     broken: list[Broken] = field(default_factory=list)
-    sources: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
     """Columns that have another name in records → that name."""
     folder_prefix: str | None = None
     """The prefix of folders' keys, by the first schema entry; None without one."""
@@ -462,7 +466,13 @@ def _apply_take(book: Book, number: int, entry: dict[str, Any]) -> None:
 def _apply_schema(book: Book, number: int, entry: dict[str, Any]) -> None:
     for name, text in entry["columns"] or ():
         if source := _SOURCE.fullmatch(text):
-            book.sources[name] = json.loads(source[1])
+            book.sources[name] = (json.loads(source[1]),)
+        elif path := _PATH.fullmatch(text):
+            book.sources[name] = tuple(
+                json.loads(m[1]) if m[1] else int(m[2]) if m[2] else m[3] for m in _STEP.finditer(path[1])
+            )
+        elif _HEADER.fullmatch(text):
+            book.sources[name] = ()
     if book.folder_prefix is None:
         book.folder_prefix = entry.get("folder_prefix", "")
 

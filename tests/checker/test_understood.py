@@ -156,6 +156,7 @@ MORE = {
     "lines": [{"sku": "a", "price": 1.25}, {"sku": None}],
     "tags": {"a": 1, "b": None},
     "http.method": "GET",
+    "bill": {"total": "12.50", "un.scaled": "/w==", "due": 19782},
 }
 ROWS = [{"id": n, "note": f"n{n}", "producer": "p", "sequence": n} | MORE for n in range(6)]
 SCHEMA = {
@@ -174,6 +175,11 @@ SCHEMA = {
     "lines": "list<struct<sku:string, price:decimal(9,2)>>",
     "tags": "map<string, int64>",
     "method": 'string from "http.method"',
+    "first": "string at lines[0].sku",
+    "cost": "decimal(9,2) from text at bill.total",
+    "unscaled": 'decimal(9,2) from base64 at bill."un.scaled"',
+    "due": "date from days at bill.due",
+    "kind": "string header kind",
 }
 
 
@@ -231,6 +237,10 @@ def test_oversized_batch_is_accepted_until_a_small_record_claims_to_be_one(tmp_p
         ("data", "lines", [{"sku": "a", "price": Decimal("1.25")}], "its field lines is"),
         ("data", "tags", [("a", 2), ("b", None)], "its field tags is"),
         ("data", "method", "PUT", "its field method is 'PUT', the log's 'GET'"),
+        ("data", "first", "b", "its field first is 'b', the log's 'a'"),
+        ("data", "cost", Decimal("12.51"), r"its field cost is Decimal\('12.51'\), the log's '12.50'"),
+        ("data", "unscaled", Decimal("-0.02"), r"its field unscaled is Decimal\('-0.02'\), the log's '/w=='"),
+        ("data", "due", date(2024, 3, 1), "its field due is .*, the log's 19782"),
         ("data", "kafka_key", b"z", "orders:0:2 in .*: its key is b'z', the log's b'k'"),
         ("quarantine", "value", b"{}", "orders:0:7 in .*: its value is b'{}', the log's b'no json'"),
     ],

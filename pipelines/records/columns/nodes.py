@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, path_below
+from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, join_path
 
 BLOCK_SLOTS = 1 << 16
 """About how many slots a block of rows takes: few enough to stay in the processor's caches until columns have them."""
@@ -64,7 +64,7 @@ def make_nodes(schema: Schema) -> tuple[SchemaNode, ...]:
             node.inner, levels = levels, levels + 1
         for child in _list_children(t):
             node.children.append(len(queue))
-            queue.append(_Growing(child, path_below(node.path, t.kind, child.name), node.inner))
+            queue.append(_Growing(child, join_path(node.path, t.kind, child), node.inner))
     return tuple(
         SchemaNode(i, g.source.type, g.path, g.level, g.inner, tuple(g.children), g.source.required, g.source.json_name)
         for i, g in enumerate(queue)

@@ -11,6 +11,7 @@ from sluice.pipelines.records.columns.nodes import SchemaNode
 from sluice.pipelines.records.rows import wire_format
 from sluice.pipelines.records.rows.row_format import Stage
 from sluice.pipelines.records.rows.wire_format import Named
+from sluice.pipelines.schema.layout import HIDDEN
 
 
 class Reason(StrEnum):
@@ -76,6 +77,7 @@ class Reasons:
     def describe(self, code: int, node: SchemaNode | None, schema: Named | None = None, why: str = "") -> str:
         """A sentence about the field, with the writer's schema (None: not known) and why that does not fit. It never
         holds the field's value."""
-        text = self._find(code)[1].format(type=node.type if node else "null")
+        kind = "null" if node is None else "an object" if node.path.startswith(HIDDEN) else node.type
+        text = self._find(code)[1].format(type=kind)
         text = f"{text}: {why}" if why else text
         return text if schema is None else f"{text} (schema {schema})"

@@ -65,7 +65,7 @@ class TypedFormat:
     def __init__(self, schema: Schema, wire: WireFormat, *, dropping: bool = False) -> None:
         self.schema = landed_schema(schema)
         self.contract = ""
-        self._names = [f.name for f in schema.fields]
+        self._fields = schema.fields
         self._wire, self._opener = wire, Opener(wire)
         self._raw, self._dropping = RawFormat(), dropping
 
@@ -124,11 +124,12 @@ class TypedFormat:
         return Formatted(landed, self._make_refused(raw, refused, unnamed), drift=drift, typed=typed)
 
     def _find_missing(self, arrays: Sequence[pa.Array], typed: int, first: Array) -> Iterator[Drift]:
-        """Fields that none of the `typed` rows with a value has. `first` is the offset of the first row."""
+        """Fields that none of the `typed` rows with a value has, with their types where the schema names their places.
+        `first` is the offset of the first row."""
         if typed:
-            for name, array in zip(self._names, arrays, strict=False):
+            for f, array in zip(self._fields, arrays, strict=False):
                 if array.null_count == len(array):
-                    yield Drift(DriftKind.MISSING, name, typed, int(first[0]))
+                    yield Drift(DriftKind.MISSING, f.name, typed, int(first[0]), f.text if f.place else "")
 
     def _make_refused(self, raw: pa.RecordBatch, refused: RefusedRecords, unnamed: Sequence[str]) -> pa.RecordBatch:
         """The refused records as they came, with reasons. Makes Python objects per kind of reason, never per record."""
@@ -152,11 +153,11 @@ class TypedFormat:
             pa.int32(), len(at), [_make_bits(refused.positions >= 0), pa.py_buffer(refused.positions.astype(np.int32))]
         )
         columns = [
-            _encode_texts([str(reason.stage) for reason in reasons], at),
-            _encode_texts([str(reason) for reason in reasons], at),
-            _encode_texts([""], none, none != 0),
-            _encode_texts(fields, at, refused.nodes >= 0),
-            _encode_texts(details, at),
+            encode_texts([str(reason.stage) for reason in reasons], at),
+            encode_texts([str(reason) for reason in reasons], at),
+            encode_texts([""], none, none != 0),
+            encode_texts(fields, at, refused.nodes >= 0),
+            encode_texts(details, at),
         ]
         return pa.RecordBatch.from_arrays([*raw.columns, *columns, byte], schema=REFUSED)
 
@@ -175,7 +176,8 @@ def _make_nulls(values: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(inverted)])
 
 
-def _encode_texts(texts: list[str], positions: Array, valid: Array | None = None) -> pa.DictionaryArray:
+def encode_texts(texts: list[str], positions: Array, valid: Array | None = None) -> pa.DictionaryArray:
+    """A column of few texts: the one of each position, null where `valid` is false."""
     bitmap = None if valid is None else _make_bits(valid)
     chosen = pa.Array.from_buffers(pa.int32(), len(positions), [bitmap, pa.py_buffer(positions)])
     return pa.DictionaryArray.from_arrays(chosen, text_array(texts))

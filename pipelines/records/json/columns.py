@@ -22,10 +22,10 @@ from sluice.pipelines.records.columns.builders import (
 )
 from sluice.pipelines.records.columns.nodes import SchemaNode
 from sluice.pipelines.records.columns.reasons import Reason, Reasons
-from sluice.pipelines.records.columns.spans import START_MASK
-from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.columns.spans import ODD, SIZE_BITS, START_MASK
+from sluice.pipelines.records.compiled.jit import Array, uint64
 from sluice.pipelines.records.json import fill, scan
-from sluice.pipelines.schema.schema import Kind, Type
+from sluice.pipelines.schema.schema import Encoding, Kind, Type
 
 _INTEGERS = {
     kind: np.dtype(str(kind))
@@ -36,11 +36,11 @@ _INTEGERS = {
 
 
 class Integers(Numbers):
-    """Signed and unsigned integers, and times that are written as one."""
+    """Signed and unsigned integers, and times and dates that are written as one."""
 
     def __init__(self, node: SchemaNode, items: int) -> None:
         super().__init__(node, items)
-        self._kind = _INTEGERS.get(node.type.kind, np.dtype(np.int64))
+        self._kind = (_INTEGERS | {Kind.DATE: np.dtype(np.int32)}).get(node.type.kind, np.dtype(np.int64))
         self._times = 1000 if node.type.unit == "s" else 1
         minimum, maximum = _get_bounds(node.type, self._kind)
         self._most: Any = np.uint64(maximum)
@@ -56,7 +56,7 @@ class Integers(Numbers):
 def _get_bounds(t: Type, kind: Any) -> tuple[int, int]:
     """The smallest and the largest number that the type accepts."""
     info = np.iinfo(kind)
-    if t.kind is not Kind.EPOCH:
+    if t.kind not in (Kind.EPOCH, Kind.DATE):
         return int(info.min), int(info.max)
     first, last = get_time_bounds(t)
     return max(first, int(info.min)), min(last, int(info.max))
@@ -158,6 +158,54 @@ class Binaries(Texts):
         return self._fill_by(fill.binaries, values, spans, (self.data, self.ends))
 
 
+class _OfTexts(ColumnBuilder):
+    """Columns of numbers that are written as texts."""
+
+    def append(self, values: Array, spans: Array) -> Faults:
+        """Append the numbers of a block's texts. Returns those that are none, and those that the type cannot hold."""
+        begin, read, texts, numbers = self.items, values, spans, np.empty(len(spans), np.int64)
+        if (spans >> (2 * SIZE_BITS) & 3 == ODD).any():
+            plain = EscapedTexts(SchemaNode(0, Type(Kind.STRING), "", 0, 0, ()), len(spans))
+            plain.append(values, spans)
+            read, ends = plain.data, plain.ends[: len(spans) + 1].astype(np.int64)
+            texts = np.where(spans < 0, _TEXT_BIT | np.diff(ends) << SIZE_BITS | ends[:-1], spans)
+        fill.find_numbers(read, texts, numbers)
+        others = np.flatnonzero((numbers == 0) & (spans < 0))
+        faults = super().append(read, numbers)
+        items = np.concatenate([faults.items, begin + others])
+        codes = np.concatenate([faults.codes, np.full(len(others), fill.NO_NUMBER, np.int8)])
+        return Faults(items, codes, spans[items - begin] & START_MASK) if len(items) else NO_FAULTS
+
+
+_TEXT_BIT = np.int64(-1 << 63)
+"""The span of a text or number has this bit, others do not."""
+
+
+class TextIntegers(_OfTexts, Integers):
+    """Integers and times, from texts."""
+
+
+class TextDecimals(_OfTexts, Decimals):
+    """Decimals, from texts."""
+
+
+class UnscaledDecimals(Numbers):
+    """128-bit decimals, from Base64 of their unscaled numbers."""
+
+    width = 2
+
+    def _fill(self, values: Array, spans: Array) -> Faults:
+        numbers = Binaries(SchemaNode(0, Type(Kind.BINARY), "", 0, 0, ()), len(spans))
+        faults, codes = numbers.append(values, spans), np.zeros(len(spans), np.int8)
+        high, low = map(uint64, divmod(10**self.node.type.precision - 1, 1 << 64))
+        fill.read_unscaled(numbers.data, numbers.ends[: len(spans) + 1], self.items, self._out, codes, high, low)
+        codes[faults.items] = faults.codes
+        there = spans < 0
+        loops.mark_nulls(spans, self.items, self._valid, self._state)
+        items = np.flatnonzero((codes != 0) & there)
+        return Faults(self.items + items, codes[items], spans[items] & START_MASK) if len(items) else NO_FAULTS
+
+
 class JsonKind(NamedTuple):
     """How JSON is read as a kind: the column, and the shape that values have."""
 
@@ -182,9 +230,21 @@ KINDS: dict[Kind, JsonKind] = {
 }
 
 
+def get_json_kind(t: Type) -> JsonKind:
+    """How JSON is read as a type."""
+    match t.encoding:
+        case Encoding.TEXT:
+            return JsonKind(TextDecimals if t.kind is Kind.DECIMAL else TextIntegers, scan.TEXT)
+        case Encoding.BASE64:
+            return JsonKind(UnscaledDecimals, scan.TEXT)
+        case Encoding.DAYS:
+            return JsonKind(Integers, scan.NUMBER)
+    return KINDS[t.kind]
+
+
 def make_column(node: SchemaNode, items: int) -> ColumnBuilder:
     """Returns an empty column for the node, with room for about this number of items."""
-    return KINDS[node.type.kind].column(node, items)
+    return get_json_kind(node.type).column(node, items)
 
 
 UNKNOWN, WIDE_TEXT = 60, 61
@@ -215,6 +275,7 @@ REASONS = Reasons(
         fill.INEXACT: (Reason.INEXACT, "has digits that {type} cannot hold"),
         fill.NO_TIME: (Reason.MALFORMED, "not {type} in ISO 8601"),
         fill.NO_BASE64: (Reason.MALFORMED, "not Base64"),
+        fill.NO_NUMBER: (Reason.MALFORMED, "not {type}: no number"),
         UNKNOWN: (Reason.UNKNOWN_FIELD, "the schema does not name it"),
         WIDE_TEXT: (Reason.INVALID_UTF8, "it is in UTF-16 or UTF-32, and must be in UTF-8"),
     },

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from sluice.pipelines.records.compiled.jit import BYTES, ENDS, I64, Array, byte, compiled, int64
 from sluice.pipelines.schema.arrays import int64s
+from sluice.pipelines.schema.layout import make_layout
 from sluice.pipelines.schema.schema import EXTRA, Kind, Schema, Type
 
 
@@ -58,9 +59,10 @@ def values_of_texts(texts: pa.Array) -> Array:
 
 
 def values_of_rows(rows: pa.Table, schema: Schema) -> Array:
-    """How many values that are not null each landed row holds, in the columns of the schema and in `_extra`."""
+    """Returns the number of values that are not null in each landed row: in columns of the schema, without headers and
+    copies of other columns, and in `_extra`."""
     counts = np.zeros(rows.num_rows, np.int64)
-    for name, kind in (*((f.name, f.type) for f in schema.fields), (EXTRA, Type(Kind.JSON))):
+    for name, kind in (*((f.name, f.type) for f in make_layout(schema).own), (EXTRA, Type(Kind.JSON))):
         if name in rows.schema.names:
             counts += _values(rows.column(name).combine_chunks(), kind)
     return counts

@@ -7,7 +7,8 @@
 
     texts, binaries       bytes and int32 ends       times           int64 in the unit of the type
     integers, decimals    int64 words                truths          a bit each
-    floats                float64 where exact
+    floats                float64 where exact        read_unscaled   int64 words
+    find_numbers          spans of numbers
 
 `columns.loops` has the loops that parse nothing, and `state`, which counts nulls, bad items and later ones. Promise,
 for any texts that `scan` accepted: nothing is read or written outside of the arrays. Buffers have `spans.size` items
@@ -19,9 +20,10 @@ from __future__ import annotations
 import numpy as np
 
 from sluice.pipelines.records.columns.loops import BADS, FIRST_DAY, LAST_DAY, LATER, NULLS, OUT_OF_RANGE
-from sluice.pipelines.records.columns.spans import NULL, ODD, get_kind, get_size, get_start
+from sluice.pipelines.records.columns.spans import NULL, ODD, PLAIN, get_kind, get_size, get_start, pack
 from sluice.pipelines.records.compiled.jit import (
     BYTES,
+    ENDS,
     F64,
     I8,
     I32,
@@ -41,7 +43,7 @@ from sluice.pipelines.records.compiled.jit import (
 )
 from sluice.pipelines.records.json.scan import unescape
 
-INEXACT, NO_TIME, NO_BASE64 = 31, 32, 33
+INEXACT, NO_TIME, NO_BASE64, NO_NUMBER = 31, 32, 33, 34
 MOST_TIME_TEXT = 64
 """Bytes of a longest text that may be a time."""
 TIME_SCRATCH = 6 * MOST_TIME_TEXT
@@ -387,6 +389,81 @@ def decimals(
                 high += uint64(1)
         out[to] = int64(low)
         out[to + 1] = int64(high)
+
+
+@compiled(BYTES, I64, I64)
+def find_numbers(values: Array, spans: Array, numbers: Array) -> None:
+    """Spans of texts without escapes → spans of the numbers that they are: as in JSON, or with a plus sign, leading
+    zeros, or no digits on one side of the point. 0 for other texts; spans without a text stay."""
+    for i in range(spans.size):
+        span = spans[i]
+        numbers[i] = span
+        if get_kind(span) <= NULL:
+            continue
+        start, end = get_start(span), get_start(span) + get_size(span)
+        if end > values.size:
+            raise IndexError("texts outside of their buffer")
+        if start < end and byte(values, start) == 0x2B:
+            start += 1
+        at, digits, kind = start, int64(0), PLAIN
+        if at < end and byte(values, at) == 0x2D and start == get_start(span):
+            at += 1
+        while at < end:
+            b = byte(values, at)
+            if uint64(b - 0x30) < uint64(10):
+                digits += 1
+            elif b == 0x2E and kind == PLAIN:
+                kind = ODD
+            else:
+                break
+            at += 1
+        if digits > 0 and at < end and byte(values, at) | 0x20 == 0x65:
+            kind = ODD
+            at += 1
+            if at < end and (byte(values, at) == 0x2B or byte(values, at) == 0x2D):
+                at += 1
+            digits = int64(0)
+            while at < end and uint64(byte(values, at) - 0x30) < uint64(10):
+                digits += 1
+                at += 1
+        numbers[i] = pack(start, end, kind) if digits > 0 and at == end else int64(0)
+
+
+@compiled(BYTES, ENDS, INTEGER, I64, I8, UNSIGNED, UNSIGNED)
+def read_unscaled(data: Array, ends: Array, to: int, out: Array, codes: Array, most_high: int, most_low: int) -> None:
+    """Big-endian numbers in two's complement → two items of `out` each, from number `to` on, the low one first.
+
+    `codes` becomes 0, or the code of a number that is empty or beyond `most` (128 bits) on either side of 0.
+    """
+    for i in range(codes.size):
+        at, end = int64(ends[i]), int64(ends[i + 1])
+        if at < 0 or at > end or end > data.size:
+            raise IndexError("numbers outside of their buffer")
+        codes[i] = NO_NUMBER if at == end else 0
+        negative = at < end and byte(data, at) >= 0x80
+        high = low = uint64(0)
+        if negative:
+            high = low = ~uint64(0)
+        sign = int64(0xFF) if negative else int64(0)
+        while end - at > 16:
+            if byte(data, at) != sign:
+                codes[i] = OUT_OF_RANGE
+            at += 1
+        while at < end:
+            high = (high << uint64(8)) | (low >> uint64(56))
+            low = (low << uint64(8)) | uint64(byte(data, at))
+            at += 1
+        out[2 * (to + i)] = int64(low)
+        out[2 * (to + i) + 1] = int64(high)
+        if (high >> uint64(63) != uint64(0)) != negative:
+            codes[i] = OUT_OF_RANGE
+        if negative:
+            low = ~low + uint64(1)
+            high = ~high
+            if low == uint64(0):
+                high += uint64(1)
+        if high > most_high or (high == most_high and low > most_low):
+            codes[i] = OUT_OF_RANGE
 
 
 @inner

@@ -9,7 +9,7 @@ import numpy as np
 from sluice.pipelines.records.columns.nodes import SchemaNode, make_room
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json import scan
-from sluice.pipelines.records.json.columns import KINDS
+from sluice.pipelines.records.json.columns import get_json_kind
 from sluice.pipelines.records.json.scan import ScanTables
 from sluice.pipelines.schema.schema import Kind
 
@@ -22,7 +22,7 @@ def make_tables(nodes: tuple[SchemaNode, ...]) -> ScanTables:
     follows: list[Array] = []
     for n in nodes:
         row = table[n.index]
-        row[scan.SHAPE] = KINDS[n.type.kind].shape
+        row[scan.SHAPE] = get_json_kind(n.type).shape
         row[scan.LEVEL], row[scan.INNER], row[scan.REQUIRED] = n.level, n.inner, n.required
         row[scan.CHILD], row[scan.COUNT] = n.children[0] if n.children else 0, len(n.children)
         _name(row, names, n.name)

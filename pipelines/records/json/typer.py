@@ -29,7 +29,7 @@ from sluice.pipelines.records.json.scan import ScanResults
 from sluice.pipelines.records.json.scan_tables import make_tables, with_room
 from sluice.pipelines.records.json.unknown import copy_members, no_frames
 from sluice.pipelines.schema.arrays import boolean_array, buffers_of, indices
-from sluice.pipelines.schema.schema import Field, Schema, Type, arrow_type, path_below
+from sluice.pipelines.schema.schema import Field, Schema, Type, arrow_type, join_path
 
 
 class Typer:
@@ -271,14 +271,14 @@ def _concat_refused(refused: Sequence[RefusedRecords]) -> RefusedRecords:
 def _walk(fields: Sequence[Field], parent: Type | None = None, path: str = "") -> Iterator[tuple[str, Field]]:
     """All fields with their paths, as `SchemaNode` has them."""
     for f in fields:
-        here = path_below(path, parent.kind, f.name) if parent else f.name
+        here = join_path(path, parent.kind, f) if parent else f.name
         yield here, f
         yield from _walk(f.type.fields, f.type, here)
 
 
 def _without(fields: Sequence[Field], paths: _Paths, parent: Type | None = None, path: str = "") -> Iterator[Field]:
     for f in fields:
-        here = path_below(path, parent.kind, f.name) if parent else f.name
+        here = join_path(path, parent.kind, f) if parent else f.name
         if here not in paths:
             inside = tuple(_without(f.type.fields, paths, f.type, here))
             yield replace(f, type=replace(f.type, fields=inside))

@@ -7,7 +7,7 @@ found by trying them on the values themselves.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from sluice.pipelines.records.columns.spans import ODD, SIZE_BITS
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json import fill, scan, unknown
 from sluice.pipelines.records.json.columns import make_column
-from sluice.pipelines.schema.schema import MOST_NAME, Kind, Type, path_below
+from sluice.pipelines.schema.schema import MOST_NAME, Encoding, Kind, Type, path_below
 from sluice.pipelines.schema.wider import MOST_DIGITS, SIGNED, UNSIGNED, holds, join_texts
 
 OTHERS = "…"
@@ -33,7 +33,7 @@ _KINDS = {
     unknown.TEXT: "string",
     unknown.NESTED: "json",
 }
-_FAULTS = (scan.WRONG_TYPE, OUT_OF_RANGE, fill.INEXACT, fill.NO_TIME, fill.NO_BASE64)
+_FAULTS = (scan.WRONG_TYPE, OUT_OF_RANGE, fill.INEXACT, fill.NO_TIME, fill.NO_BASE64, fill.NO_NUMBER)
 _WIDENING = {OUT_OF_RANGE: DriftKind.OUT_OF_RANGE, fill.INEXACT: DriftKind.INEXACT}
 
 
@@ -148,7 +148,7 @@ def _diagnose_group(node: SchemaNode, code: int, group: _Misfits) -> Iterator[Dr
         kind = DriftKind.WRONG if code == scan.WRONG_TYPE else DriftKind.MALFORMED
         yield from group.drift(kind, node.path, _find_type(group, code))
         return
-    if node.type.kind is Kind.DECIMAL:
+    if node.type.kind is Kind.DECIMAL and node.type.encoding is not Encoding.BASE64:
         fitting, wide = _find_wider_decimal(node.type, group)
     else:
         fitting, wide = _find_wider(node.type, _list_wider(node.type, code), group)
@@ -186,13 +186,14 @@ def _list_wider(t: Type, code: int) -> list[Type]:
         wider = [Type(Kind.FLOAT64)]
     else:
         wider = [Type(k) for k in ((*UNSIGNED, *SIGNED) if t.kind in UNSIGNED else SIGNED)]
+    wider = [replace(w, encoding=t.encoding) for w in wider if t.encoding is None or w.kind is not Kind.FLOAT64]
     return [w for w in wider if w != t and holds(w, t)]
 
 
 def _find_wider(t: Type, candidates: Sequence[Type], group: _Misfits) -> tuple[Array, str]:
     """Which values some wider type holds (as booleans), and the smallest type that holds all of these."""
     remaining = np.ones(len(group.starts), np.bool_)
-    spans, taken = group.spans(texts=t.kind is Kind.TIMESTAMP), [str(t)]
+    spans, taken = group.spans(texts=t.kind is Kind.TIMESTAMP or t.encoding is Encoding.TEXT), [str(t)]
     for wide in candidates:
         positions = np.flatnonzero(remaining)
         if not len(positions):
@@ -216,4 +217,5 @@ def _find_wider_decimal(t: Type, group: _Misfits) -> tuple[Array, str]:
     if digits + integers > MOST_DIGITS:  # each alone would have room, not all together
         fitting &= scale == t.scale
         integers, digits = t.scale, int(integral[fitting].max(initial=0))
-    return fitting, str(Type(t.kind, digits + integers, integers)) if fitting.any() else ""
+    wide = replace(t, precision=digits + integers, scale=integers)
+    return fitting, str(wide) if fitting.any() else ""

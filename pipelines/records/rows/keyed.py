@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
-from sluice.pipelines.records.rows.row_format import KAFKA_FIELDS, REFUSED, Format, Formatted, RawFormat, landed_schema
+from sluice.pipelines.records.rows.refusals import OFFSET, refuse_rows
+from sluice.pipelines.records.rows.row_format import REFUSED, Format, Formatted, RawFormat, landed_schema
 from sluice.pipelines.records.rows.value_reader import KEY_PREFIX
 from sluice.pipelines.records.rows.wire_format import IN_HEADERS, KEY_HEADERS, WireFormat
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
 from sluice.pipelines.schema.schema import Schema
 
-_OFFSET, _TOMBSTONE = "kafka_offset", KAFKA_FIELDS[-1].name
 _WHY = [f.name for f in REFUSED if f.name not in RawFormat.schema.names]
 
 
@@ -36,7 +36,7 @@ class KeyedFormat:
         self, behind: Format, key: Format, columns: Schema, wire: WireFormat, *, dropping: bool = False
     ) -> None:
         self.schema, self.contract = landed_schema(columns), behind.contract
-        self._behind, self._key, self._raw, self._dropping = behind, key, RawFormat(), dropping
+        self._behind, self._key, self._dropping = behind, key, dropping
         self._in_headers = wire in IN_HEADERS
 
     def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
@@ -44,14 +44,12 @@ class KeyedFormat:
         keys = _Keys(list(self._key.convert(s, self._replace_values(chunk))), self._key.schema)
         drift = keys.drift
         for piece in self._behind.convert(s, chunk):
-            offsets = int64s(piece.landed.column(piece.landed.schema.get_field_index(_OFFSET)))
+            offsets = int64s(piece.landed.column(piece.landed.schema.get_field_index(OFFSET)))
             positions, matched = keys.find_positions(offsets)
             if not matched.all():
                 retained = np.flatnonzero(matched)
-                piece, positions = (
-                    self._without(s, chunk, piece, offsets[~matched], retained, keys),
-                    positions[retained],
-                )
+                why = keys.why(offsets[~matched])
+                piece, positions = refuse_rows(piece, s, chunk, matched, why, self._dropping), positions[retained]
             yield replace(piece, landed=self._join_keys(piece.landed, keys, positions), drift=(*piece.drift, *drift))
             drift = ()
 
@@ -73,26 +71,6 @@ class KeyedFormat:
         ]  # fmt: skip
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def _without(
-        self, s: OffsetRange, chunk: pa.RecordBatch, piece: Formatted, missing: Array, retained: Array, keys: _Keys
-    ) -> Formatted:
-        """The piece without the records at these offsets, whose keys do not fit."""
-        landed = take_rows(piece.landed, retained)
-        alive = (piece.landed, landed)
-        fewer = [rows.num_rows - rows.column(rows.schema.get_field_index(_TOMBSTONE)).true_count for rows in alive]
-        piece = replace(piece, landed=landed, typed=piece.typed - (fewer[0] - fewer[1]))
-        if self._dropping:
-            return replace(piece, dropped=piece.dropped + len(missing))
-        all_ = int64s(chunk.column(chunk.schema.get_field_index("offset")))
-        records = chunk.take(fixed_width(pa.int32(), np.searchsorted(all_, missing).astype(np.int32)))
-        (raw,) = self._raw.convert(s, records)
-        refused = pa.RecordBatch.from_arrays([*raw.landed.columns, *keys.why(missing)], schema=REFUSED)
-        if piece.quarantined is not None:
-            both = pa.Table.from_batches([piece.quarantined, refused])
-            order = np.argsort(int64s(both.column("offset").combine_chunks()))
-            refused = both.take(fixed_width(pa.int64(), order)).combine_chunks().to_batches()[0]
-        return replace(piece, quarantined=refused)
-
 
 class _Keys:
     """The keys of a chunk: those that fit as rows, and why the others do not."""
@@ -101,7 +79,7 @@ class _Keys:
         self._landed = pa.Table.from_batches([p.landed for p in pieces], schema).combine_chunks()
         quarantined = [p.quarantined for p in pieces if p.quarantined is not None]
         self._refused = pa.Table.from_batches(quarantined, REFUSED).combine_chunks()
-        self._offsets = _get_offsets(self._landed, _OFFSET)
+        self._offsets = _get_offsets(self._landed, OFFSET)
         self._gone = _get_offsets(self._refused, "offset")
         self.drift = tuple(replace(d, field=KEY_PREFIX + d.field, type="") for p in pieces for d in p.drift)
 
