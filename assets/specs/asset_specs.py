@@ -173,7 +173,7 @@ def _build_freshness(feed: Feed) -> dg.FreshnessPolicy:
 
 
 def _build_landed(feed: Feed) -> dg.AssetSpec:
-    columns = columns_of(landed_schema(feed.columns), feed.descriptions, own=feed.columns is None)
+    columns = columns_of(landed_schema(feed.landed_columns), feed.descriptions, own=feed.columns is None)
     return dg.AssetSpec(
         landed_key(feed.name),
         **_describe_feed(feed),
@@ -221,7 +221,7 @@ def _build_republished(feed: Feed) -> dg.AssetSpec:
 
 def _build_table(feed: Feed) -> dg.AssetSpec:
     names = feed.table.names if feed.table else ()
-    columns = columns_of(landed_schema(feed.columns), feed.descriptions, own=feed.columns is None)
+    columns = columns_of(landed_schema(feed.landed_columns), feed.descriptions, own=feed.columns is None)
     called = f" `{names[0]}`" if names else ""
     return dg.AssetSpec(
         table_key(feed.name),

@@ -134,6 +134,8 @@ def _list_figures(c: WindowCheck) -> Iterator[tuple[str, str | Text]]:
         yield "early", _describe_outside(c, c.rows.early, "stamped in a later window", "after this one")
     if c.clocks:
         yield "clocks", c.clocks
+    if c.protection:
+        yield "protection", c.protection
 
 
 def _describe_quarantine(c: WindowCheck) -> str:

@@ -86,7 +86,7 @@ def view(preview: Preview, feed: str, request: Request) -> list[RenderableType]:
     if preview.plan is not None:
         out += _format_work(preview.plan)
     out += other_batches.view(preview.other_batches, dry_run=True)
-    out += [warn(preview.start_not_used)] if preview.start_not_used else []
+    out += [warn(note) for note in (preview.start_not_used, preview.protection) if note]
     out += [Text(f"boundaries: {many(reads, 'read')} of logs", "dim")] if (reads := preview.boundary_reads) else []
     out += [line for error in problems(preview) for line in format_error(error)]
     return [

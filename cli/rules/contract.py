@@ -163,9 +163,9 @@ def init(
     extras.require("great_expectations")  # said before a minute of compiling, and before Kafka is asked
     path = _choose_output(session, definition, output, force)
     with _open_sample(session, definition, None, options) as sample:
-        columns = sample.shape.columns
-        rows = read_landed(sample.receipts, sample.lake, [c.name for c in candidates(columns)])
-        proposals = propose(rows, columns)
+        about = sample.shape.landed_columns, sample.shape.column_rules
+        rows = read_landed(sample.receipts, sample.lake, [c.name for c in candidates(*about)])
+        proposals = propose(rows, *about)
         faults = faults_of(sample.quarantine_files, sample.lake)
     if not proposals:
         few = f"a proposal needs {ENOUGH}"
@@ -214,7 +214,7 @@ def _build_suite(feed: Feed, proposals: Sequence[Proposal], sample: Sample, rows
     meta = {"proposed_by": "sluice contract init", "feed": feed.name, "rows": rows, "offsets": offsets}
     text = suite_text(feed.name, [p.item for p in proposals], {"sluice": meta})
     try:
-        parse_contract(text.encode(), feed.columns)
+        parse_contract(text.encode(), feed.columns, feed.shape.column_rules)
     except ContractError as error:
         raise Failed(f"the proposed contract is invalid: {error}", remedy="this is a bug: report it") from None
     return text
@@ -354,7 +354,7 @@ def _read_contract(session: Session, feed: Feed, file: Path | None) -> Contract:
 
     path = file or session.project.find_feed_file(feed.name).with_suffix(CONTRACT)
     try:
-        contract = read_contract(path, feed.columns)
+        contract = read_contract(path, feed.columns, feed.shape.column_rules)
         if contract is None:
             raise FeedError(
                 f"no contract at {path}", remedy=f"propose one with sluice contract init {feed.name}, and review it"

@@ -348,6 +348,13 @@ def _format_unfit(feed: str, trial: Trial) -> Iterator[RenderableType]:
             "The bytes of oversized records are only in Kafka. Raise `tuning.task_memory`, then land them again:"
             f" sluice run {feed} --replace --offsets {tp}:{offset}-{int(offset) + 1}"
         )
+    if trial.withheld:
+        records, first = trial.withheld
+        tp, _, offset = first.rpartition(":")
+        yield warn(
+            f"{many(records, 'record')} of these can land from Kafka alone: the feed protects fields, so quarantine has"
+            f" no values. Land them again: sluice run {feed} --replace --offsets {tp}:{offset}-{int(offset) + 1}"
+        )
     if trial.botched:
         yield heading("Errors of the fix function")
         ranked_ = sorted(trial.botched.items(), key=lambda x: -x[1][0])
@@ -399,7 +406,8 @@ class UnfitRange:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The amounts of a replay. `skipped` were left alone by the fix function; `botched` are its errors."""
+    """The amounts of a replay. `skipped` were left alone by the fix function; `botched` are its errors. `withheld`
+    are not stored, since the feed protects fields."""
 
     feed: str
     dry_run: bool
@@ -409,6 +417,7 @@ class ReplayResult:
     stay: int
     skipped: int
     skipped_fit: int
+    withheld: int
     kinds: list[TriedKind]
     why: list[Fault]
     botched: list[FixerError]
@@ -434,6 +443,7 @@ def sum_replay(ran: ReplayRun) -> ReplayResult:
         tried - landed,
         trial.left,
         trial.left_fit,
+        trial.withheld[0] if trial.withheld else 0,
         [TriedKind(k, n, fit[k], n - fit[k]) for k, n in trial.tried.most_common()],
         [Fault(k, *first) for k, first in trial.why.items()],
         [FixerError(what, *first) for what, first in trial.botched.items()],

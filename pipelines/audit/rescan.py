@@ -28,6 +28,7 @@ from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
+from sluice.pipelines.records.rows.protected import protect_records
 from sluice.pipelines.records.rows.row_format import HEADERS, Format, RawFormat, get_former_text, inside, offset_column
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.rows.writer_schema_lookup import Opener, without_prefix
@@ -149,7 +150,7 @@ class _Makers:
 
     def _find_maker(self, name: str) -> _Maker:
         if name not in self._made:
-            shape = shape_named(self._ledger, self._state, name) or self._own
+            shape = shape_named(self._ledger, self._state, name, self._own.protection) or self._own
             bare = replace(shape, contract=None, dropping=False)
             self._made[name] = _Maker(shape, bare.format(self._writers))
         return self._made[name]
@@ -181,6 +182,8 @@ def _from_kafka(
 def _compare_range(feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, log: CurrentLog) -> RangeComparison:
     """Compare one offset range's files, damaged or not, with its log."""
     s, remedy = r.offset_range, parquet.build_part_remedy(feed, r.offset_range)
+    if any(m.shape.protection and m.shape.protection.lacks_keys for m in makers):
+        return RangeComparison(0, None, r.counts.landed)
     try:
         comparer = _RangeComparer(r, makers, lake, log.compacted.get(s.topic))
         return comparer.compare(_from_kafka(r, log.fetcher, log.isolation))
@@ -282,15 +285,17 @@ class _RangeComparer:
     def _same_bytes(
         self, chunk: pa.RecordBatch, there: Array, refused: pa.Table | None, bad: Array
     ) -> AuditProblem | None:
-        """Check that quarantined records have the log's bytes."""
+        """Check that quarantined records have the log's bytes, or what one of the makers leaves of them."""
         if refused is None:
             return None
         records = chunk.take(fixed_width(pa.int32(), np.searchsorted(there, bad).astype(np.int32)))
         (raw,) = self._raw.convert(self._receipt.offset_range, records)
-        differ = np.flatnonzero(
-            ~equal_rows(refused.select(raw.landed.schema.names), pa.Table.from_batches([raw.landed]))
-        )
-        return self._problem(bad[differ[0]], "in quarantine is not the log's") if len(differ) else None
+        differ, stored = np.ones(len(bad), np.bool_), refused.select(raw.landed.schema.names)
+        for maker in self._makers:
+            expected = protect_records(maker.format, raw.landed)
+            differ &= ~equal_rows(stored, pa.Table.from_batches([expected]))
+        wrong = np.flatnonzero(differ)
+        return self._problem(bad[wrong[0]], "in quarantine is not the log's") if len(wrong) else None
 
     def _same_rows(
         self, chunk: pa.RecordBatch, landed: pa.Table | None, mine: Array, bad: Array
@@ -323,7 +328,9 @@ class _RangeComparer:
     ) -> AuditProblem | None:
         """Check that a JSON record has as many values as its row. A replay may involve several shapes: not checked."""
         shape = self._makers[0].shape
-        if landed is None or self._receipt.relanded or (records := json_values(shape, chunk)) is None:
+        if landed is None or self._receipt.relanded or shape.protection:
+            return None
+        if (records := json_values(shape, chunk)) is None:
             return None
         from sluice.pipelines.records.json.counting import values_of_rows, values_of_texts  # late: it takes numba
 

@@ -84,6 +84,8 @@ class Preview:
     """The reason why a run would ignore the feed's `start`; empty if it would not, or if the feed has begun."""
     boundary_reads: int = 0
     """Reads of the logs that decided the boundaries that a run would pin."""
+    protection: str = ""
+    """How the run would protect rows in another way than those that landed last; empty if it would not."""
 
     @property
     def cluster(self) -> Derived[str]:
@@ -153,6 +155,7 @@ def preview(feed: Feed, ports: Ports, request: Request) -> Preview:
         open_windows,
         start_not_used=start_not_used(feed, snapshot),
         boundary_reads=reads,
+        protection=schema_changes.preview_protection(feed, ledger, snapshot.state),
     )
 
 

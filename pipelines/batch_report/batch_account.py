@@ -100,7 +100,7 @@ def read_account(
             max(entry.at - batch.planned_at, 1) if entry else 0,
         ),
         failures=entry.failures if entry else tuple(failures),
-        types=shape.columns.texts() if shape.columns else {},
+        types=columns.texts() if (columns := shape.landed_columns) else {},
         past=(*_before(ledger, state, batch), PastBatch(batch.id, entry.at if entry else None, sum_counts(receipts))),
         why=why,
         against=_list_against(state, receipts),

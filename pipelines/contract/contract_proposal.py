@@ -8,7 +8,7 @@ rounded outwards, in bounds. Nothing is proposed for columns with too few rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -61,17 +61,19 @@ class Proposal:
         return {"type": self.type, "kwargs": kwargs, "severity": str(Severity.WARNING), "meta": meta}
 
 
-def candidates(columns: Schema | None) -> tuple[Field, ...]:
-    """The columns that are examined: a typed feed's own, and the records' keys."""
+def candidates(columns: Schema | None, protected: Collection[str] = ()) -> tuple[Field, ...]:
+    """The columns that are examined: a typed feed's own and the records' keys, without protected ones: contracts see
+    other values than land."""
     key = Type(Kind.BINARY)
-    return (*columns.fields, Field(f"{KAFKA}key", key)) if columns else (Field("key", key),)
+    fields = (*columns.fields, Field(f"{KAFKA}key", key)) if columns else (Field("key", key),)
+    return tuple(f for f in fields if f.name not in protected)
 
 
-def propose(rows: pa.Table, columns: Schema | None) -> tuple[Proposal, ...]:
+def propose(rows: pa.Table, columns: Schema | None, protected: Collection[str] = ()) -> tuple[Proposal, ...]:
     """Returns proposals from rows, column by column. `rows` has the columns of `candidates`, and at least ENOUGH."""
     if rows.num_rows < ENOUGH:
         return ()
-    return tuple(p for f in candidates(columns) for p in _of_column(f, rows.column(f.name)))
+    return tuple(p for f in candidates(columns, protected) for p in _of_column(f, rows.column(f.name)))
 
 
 def _of_column(f: Field, column: pa.ChunkedArray) -> Iterator[Proposal]:

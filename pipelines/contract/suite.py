@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from sluice.pipelines.contract.arguments import flaws
-from sluice.pipelines.contract.catalogue import RULES, column_types
+from sluice.pipelines.contract.catalogue import RULES, Scope, column_types, rule_of
+from sluice.pipelines.contract.catalogue import columns as columns_of
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
+from sluice.pipelines.schema.protection import Action, Rule
 from sluice.pipelines.schema.schema import Schema, Type
 from sluice.pipelines.util.units import sanitize
 
@@ -69,10 +71,10 @@ class ContractError(ValueError):
         self.problems = problems[:MOST_PROBLEMS]
 
 
-def read_contract(path: Path, columns: Schema | None) -> Contract | None:
-    """The contract in the file, for a feed with this schema (None: raw records). None without a file.
+def read_contract(path: Path, columns: Schema | None, protected: Mapping[str, Rule] = {}) -> Contract | None:
+    """The contract in the file, for a feed with this schema (None: raw records) and these protected columns.
 
-    Raises ContractError.
+    None without a file. Raises ContractError.
     """
     if not path.exists() and not path.is_symlink():
         return None
@@ -82,11 +84,11 @@ def read_contract(path: Path, columns: Schema | None) -> Contract | None:
             data = file.read(MAX_BYTES + 1)
     if data is None:
         raise ContractError(ContractProblem("", "cannot be read", "check that it is a file and its permissions"))
-    return parse_contract(data, columns)
+    return parse_contract(data, columns, protected)
 
 
-def parse_contract(data: bytes, columns: Schema | None) -> Contract:
-    """The contract in a file's bytes, for a feed with this schema (None: raw records). Raises ContractError."""
+def parse_contract(data: bytes, columns: Schema | None, protected: Mapping[str, Rule] = {}) -> Contract:
+    """The contract in a file's bytes, as `read_contract` reads it. Raises ContractError."""
     suite = _parse_document(data)
     problems = [*_of_suite(suite)]
     items = suite.get("expectations")
@@ -96,6 +98,7 @@ def parse_contract(data: bytes, columns: Schema | None) -> Contract:
     expectations = []
     for index, item in enumerate(items):
         flaws = [*_of_item(item, f"expectations[{index}]", types)]
+        flaws += [] if flaws else _of_protected(_expectation(index, item), f"expectations[{index}]", protected)
         problems += flaws
         if not flaws:
             expectations.append(_expectation(index, item))
@@ -254,6 +257,26 @@ def _of_kwargs(kwargs: object, path: str, type_: str, types: Mapping[str, Type])
     present = {k: v for k, v in kwargs.items() if k in allowed and v is not None}
     for flaw in flaws(RULES[type_], present, types):
         yield ContractProblem(f"{path}: {flaw.name}" if flaw.name else path, flaw.what, flaw.remedy)
+
+
+_OF_HASHES = {
+    "expect_column_values_to_be_unique",
+    "expect_compound_columns_to_be_unique",
+    "expect_column_unique_value_count_to_be_between",
+    "expect_column_proportion_of_unique_values_to_be_between",
+}
+_OF_NULLS = "expect_column_proportion_of_non_null_values_to_be_between"
+
+
+def _of_protected(e: Expectation, path: str, protected: Mapping[str, Rule]) -> Iterator[ContractProblem]:
+    """Problems of expectations about whole batches, which are decided on landed rows."""
+    for name in columns_of(e) if rule_of(e).scope is Scope.WHOLE else ():
+        action = protected[name].action if name in protected else None
+        decidable = action is Action.HMAC and e.type in _OF_HASHES
+        if action is None or decidable or (action is not Action.DROP and e.type == _OF_NULLS):
+            continue
+        what = f"is about {sanitize(name)}, which lands by `{action}`, and batches are checked as they land"
+        yield ContractProblem(f"{path} {e.type}", what, "expectations about single rows see values as they were sent")
 
 
 def _expectation(index: int, item: Mapping[str, Any]) -> Expectation:

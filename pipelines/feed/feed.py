@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Self
 
 from pydantic import (
@@ -30,6 +31,7 @@ from sluice.pipelines.feed.sections import (
     DeadLetters,
     Description,
     FetchSettings,
+    FieldProtection,
     GroupName,
     LandingSettings,
     Layout,
@@ -71,7 +73,17 @@ from sluice.pipelines.model.receipts import EngineKind
 from sluice.pipelines.records.rows.value_reader import KeyReader, Reader
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import READERS, Shape
+from sluice.pipelines.schema.protection import (
+    HEADERS,
+    RAW_KEY,
+    ProtectedField,
+    Protection,
+    find_unmatched,
+    get_landed_columns,
+    protect_schema,
+)
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Schema, parse_schema
+from sluice.pipelines.util.units import sanitize
 
 SHARED, OWN = "many", "own"
 """Values of `schedule`: the schedule that all feeds share which name no other, and the feed's own alone."""
@@ -123,9 +135,53 @@ def _check_commit(commit: CommitMode, info: ValidationInfo) -> CommitMode:
     return commit
 
 
+class Unprotectable(ValueError):
+    """Rules of `protect` that the feed cannot follow."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what)
+        self.remedy = remedy
+
+
+def _check_protect(rules: dict[str, FieldProtection], info: ValidationInfo) -> dict[str, FieldProtection]:
+    protection, columns = _to_protection(rules), info.data.get("columns")
+    if protection is None or ("columns" not in info.data):
+        return rules
+    if columns is None:
+        own = (RAW_KEY, HEADERS)
+        if wrong := next((p for p in rules if p not in own and not p.startswith(f"{HEADERS}.")), ""):
+            raise Unprotectable(
+                f"has {sanitize(wrong)} under `format: raw`, whose values have no fields",
+                f"give the feed a schema, or protect only `{RAW_KEY}` and `{HEADERS}.NAME`",
+            )
+        return rules
+    protected = _protect_columns(columns, protection, info.data.get("key_reader"))
+    if wrong := next(find_unmatched(protected, protection), ""):
+        near = get_close_matches(wrong, [p for f in protected for p in f.paths], n=1)
+        hint = f"did you mean `{near[0]}`? " if near else ""
+        raise Unprotectable(
+            f"has {sanitize(wrong)}, which is no field of the schema",
+            f"{hint}`{RAW_KEY}` is the key, `{HEADERS}.NAME` a header; `*.NAME` is also for fields in `{EXTRA}`",
+        )
+    if not get_landed_columns(protected).fields:
+        raise Unprotectable("drops all columns", "leave at least one")
+    return rules
+
+
+def _to_protection(rules: Mapping[str, FieldProtection]) -> Protection | None:
+    return Protection(tuple((path, of.rule) for path, of in rules.items())) if rules else None
+
+
+def _protect_columns(columns: Schema, protection: Protection, key: KeyReader | None) -> tuple[ProtectedField, ...]:
+    return protect_schema(columns, protection, {f.name for f in key.columns} if key else ())
+
+
 def _check_table(table: TableSettings | None, info: ValidationInfo) -> TableSettings | None:
     if table:
-        check_holds(table, info.data.get("columns"))
+        columns, protection = info.data.get("columns"), _to_protection(info.data.get("protect", {}))
+        if columns and protection:
+            columns = get_landed_columns(_protect_columns(columns, protection, info.data.get("key_reader")))
+        check_holds(table, columns)
         check_address(table, info.data.get("lake", ""))
     return table
 
@@ -148,6 +204,22 @@ def _check_wire(reader: Reader, registry: RegistrySettings | None) -> None:
 def _check_message(message: str | None, format_: str) -> None:
     if message is not None and format_ != RecordFormat.PROTOBUF:
         raise ValueError("has `message` without `format: protobuf`, whose files may have several")
+
+
+_PROTECT = {
+    "type": "object",
+    "additionalProperties": {
+        "anyOf": [
+            {"enum": ["drop"]},
+            {"type": "object", "properties": {"hmac": {"type": "string"}}, "additionalProperties": False},
+            {
+                "type": "object",
+                "properties": {"keep_last": {"type": "integer", "minimum": 1, "maximum": 64}},
+                "additionalProperties": False,
+            },
+        ]
+    },
+}
 
 
 class KeySettings(Settings):
@@ -186,6 +258,10 @@ class Feed(Settings):
     columns: Annotated[InstanceOf[Schema], BeforeValidator(parse_schema), WithJsonSchema({"type": "object"})] | None = (
         Field(default=None, alias="schema")
     )
+    protect: Annotated[dict[Text, FieldProtection], AfterValidator(_check_protect), WithJsonSchema(_PROTECT)] = Field(
+        default_factory=dict
+    )
+    """Rules by the paths of fields, for values before they are written."""
     description: Description | None = None
     descriptions: Annotated[dict[str, Description], AfterValidator(_check_described)] = Field(default_factory=dict)
     owners: tuple[Owner, ...] = ()
@@ -242,7 +318,13 @@ class Feed(Settings):
         """The shape of the feed's rows: schema, contract and policies."""
         dropping = self.policies.on_undecodable is OnUndecodable.DROP
         closed = self.columns is not None and self.policies.on_drift is OnDrift.QUARANTINE
-        return Shape(self.columns, self.contract, dropping, closed, self.reader, self.key_reader)
+        protection = _to_protection(self.protect)
+        return Shape(self.columns, self.contract, dropping, closed, self.reader, self.key_reader, protection=protection)
+
+    @property
+    def landed_columns(self) -> Schema | None:
+        """The columns of landed rows, by the feed's file; None for a raw feed. `columns` are those of records."""
+        return self.shape.landed_columns
 
     @property
     def readers(self) -> tuple[Reader, ...]:

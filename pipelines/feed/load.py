@@ -116,7 +116,7 @@ def _load(
 
 def _under_contract(feed: Feed, path: Path) -> Feed | tuple[tuple[str, FileProblem], ...]:
     try:
-        contract = read_contract(path, feed.columns)
+        contract = read_contract(path, feed.columns, feed.shape.column_rules)
     except ContractError as error:
         return tuple((str(path), FileProblem(p.place, p.what, p.remedy)) for p in error.problems)
     own = feed.reader.expectations if feed.reader else ()

@@ -14,7 +14,6 @@ from sluice.pipelines.errors import FeedError, docs_command
 from sluice.pipelines.feed.kafka_section import KAFKA_OWNED
 from sluice.pipelines.feed.sections import MOVED_KEYS
 from sluice.pipelines.feed.stores import EXAMPLES
-from sluice.pipelines.feed.table_section import ColumnNotHeld
 from sluice.pipelines.feed.yaml_file import FileProblem, locate_keys
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.util.units import sanitize
@@ -22,6 +21,10 @@ from sluice.pipelines.util.units import sanitize
 _WHERE = (
     "write host:port, several with commas between; where a feed names none, the project's local Kafka serves: "
     "sluice kafka start"
+)
+_PROTECTED = (
+    f'write `drop`, {{keep_last: 4}} or {{hmac: "${{file:PATH}}"}}, with a key as `openssl rand -hex 32` makes it;'
+    f" {docs_command('protection')} says more"
 )
 NAMES = "lower-case letters, digits and _, starting with a letter, at most 64"
 """The rule for names of feeds."""
@@ -119,7 +122,7 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> FileProblem:
     what = "is missing" if detail["type"] == "missing" else _PLAIN.get(detail["type"], message)
     what = "is not a feed's name" if (key, detail["type"]) == ("feed", "string_pattern_mismatch") else what
     what, cause = what.replace("Input should", "should"), detail.get("ctx", {}).get("error")
-    remedy = cause.remedy if isinstance(cause, ColumnNotHeld) else _REMEDIES.get(key, "")
+    remedy = str(getattr(cause, "remedy", "")) or _REMEDIES.get(key, _PROTECTED if path[:1] == ["protect"] else "")
     return FileProblem(key, what[:1].lower() + what[1:], remedy)
 
 

@@ -27,12 +27,14 @@ from pydantic import (
     WithJsonSchema,
     field_serializer,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
 from sluice.pipelines.feed.topic_selection import TopicName
 from sluice.pipelines.model.kafka import FetchLimits
 from sluice.pipelines.model.plans import Assignor
+from sluice.pipelines.schema.protection import DROPPED, LEAST_KEY, Action, Rule
 from sluice.pipelines.util import units
 from sluice.pipelines.util.local_days import find_day, start_of_day
 from sluice.pipelines.util.units import (
@@ -377,6 +379,39 @@ class DeadLetters(Settings):
     """The topic to which quarantined records are published as well, in the transaction that commits the offsets."""
 
     topic: TopicName
+
+
+def _check_length(key: SecretStr) -> SecretStr:
+    if len(key.get_secret_value().encode()) < LEAST_KEY:
+        raise ValueError(f"is shorter than {LEAST_KEY} bytes, and could be guessed from hashes")
+    return key
+
+
+class FieldProtection(Settings):
+    """The rule of a field's values before they are written: `drop`, or one of these keys."""
+
+    hmac: Annotated[Secret, AfterValidator(_check_length)] | None = None
+    keep_last: Annotated[int, BeforeValidator(number), Field(ge=1, le=64)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_drop(cls, value: object) -> object:
+        if value != Action.DROP and (not isinstance(value, dict) or len(value) != 1):
+            raise ValueError("is none of `drop`, `{hmac: KEY}` and `{keep_last: N}`")
+        return {} if value == Action.DROP else value
+
+    @model_serializer
+    def _as_written(self) -> Any:
+        if self.hmac is not None:
+            return {"hmac": MASK}
+        return {"keep_last": self.keep_last} if self.keep_last else str(Action.DROP)
+
+    @property
+    def rule(self) -> Rule:
+        """The rule as formats apply it."""
+        if self.hmac is not None:
+            return Rule.of_key(self.hmac)
+        return Rule(Action.KEEP_LAST, keep=self.keep_last) if self.keep_last else DROPPED
 
 
 class Alerts(Settings):

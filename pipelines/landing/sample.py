@@ -36,7 +36,7 @@ from sluice.pipelines.model.receipts import (
 )
 from sluice.pipelines.planning.windows import find_range_between
 from sluice.pipelines.ports import Cluster, Fetched, Fetcher, FetchFailed, Lake, Ports
-from sluice.pipelines.records.rows.row_format import offset_column
+from sluice.pipelines.records.rows.row_format import WITHHELD, offset_column
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import KAFKA
@@ -221,7 +221,8 @@ def read_rows_at(
 ) -> dict[str, dict[str, pa.Scalar]]:
     """The typed rows of some records, by place (`topic:partition:offset`), each a mapping of column to value.
 
-    Includes records that the contract put into quarantine. Leaves out records that cannot be typed.
+    Includes records that the contract put into quarantine. Leaves out records that cannot be typed, or have no value
+    there because the feed protects fields.
     """
     wanted: dict[str, set[int]] = {}
     for position in positions:
@@ -231,7 +232,10 @@ def read_rows_at(
     for r in receipts:
         for part in r.parts if str(r.offset_range.tp) in wanted else ():
             rows = _read_rows_at(part, lake, wanted[str(r.offset_range.tp)])
-            if part.kind is PartKind.QUARANTINED and rows.num_rows:
+            if part.kind is PartKind.QUARANTINED:
+                rows = rows.filter(rows.column(WITHHELD.name).is_null())
+                if not rows.num_rows:
+                    continue
                 chunk = rows.select(_DECODED).combine_chunks().to_batches()[0]
                 rows = pa.Table.from_batches([f.landed for f in bare.convert(r.offset_range, chunk)])
             for row in range(rows.num_rows):

@@ -35,6 +35,7 @@ from sluice.pipelines.model.receipts import Owner, RangeFailure, Receipt, Traffi
 from sluice.pipelines.records.rows.value_reader import Reader
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import READERS
+from sluice.pipelines.schema.protection import Protection
 from sluice.pipelines.schema.schema import parse_schema
 from sluice.pipelines.util.documents import Derived, Flat, Internal
 
@@ -58,7 +59,8 @@ RENAMED_FORMAT: Literal[5] = 5
 """A schema entry with columns whose fields have other names in records: earlier readers could not parse them."""
 
 PLACED_FORMAT: Literal[6] = 6
-"""A schema entry with columns at paths, in headers or in other forms: earlier readers could not parse them."""
+"""A schema entry with columns at paths, in headers or in other forms, or with `protect`: earlier readers could not
+parse them, and would land protected values as they are."""
 
 
 class _Model(BaseModel):
@@ -214,6 +216,11 @@ def _of_a_schema(columns: dict[str, str]) -> dict[str, str]:
     return columns
 
 
+def _of_protection(texts: dict[str, str]) -> dict[str, str]:
+    Protection.parse(texts)
+    return texts
+
+
 Columns = Annotated[dict[str, str], BeforeValidator(_parse_columns), PlainSerializer(lambda d: list(d.items()))]
 """Names and types, in an order that JSON keeps."""
 
@@ -252,7 +259,8 @@ class SchemaEntry(_Entry):
     `contract` the contract's text (empty: none). `evolved` are the columns that Sluice added to the feed's own schema,
     or widened, because of records, and `base` is the schema without added ones, under which other values stay in
     `_extra`. `source` reads values with schemas of their own, and `key` reads keys. `folder_prefix` is the prefix of
-    the keys of the feed's folders: the first entry decides.
+    the keys of the feed's folders: the first entry decides. `protect` has the rules of fields, with identifiers of
+    keys, and `landed` the columns that these leave.
     """
 
     kind: Literal["schema"] = "schema"
@@ -268,6 +276,8 @@ class SchemaEntry(_Entry):
     key: SchemaSource | None = None
     folder_prefix: FolderPrefix = FORMER_PREFIX
     base: Annotated[Columns, AfterValidator(_of_a_schema)] | None = None
+    protect: Annotated[Columns, AfterValidator(_of_protection)] | None = None
+    landed: Annotated[Columns, AfterValidator(_of_a_schema)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -279,7 +289,8 @@ class SchemaEntry(_Entry):
     @model_serializer(mode="wrap")
     def _without_source(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         document: dict[str, Any] = serialize(self)
-        return {k: v for k, v in document.items() if k not in ("source", "key", "folder_prefix", "base") or v}
+        optional = ("source", "key", "folder_prefix", "base", "protect", "landed")
+        return {k: v for k, v in document.items() if k not in optional or v}
 
 
 class IntentEntry(_Entry):

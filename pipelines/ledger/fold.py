@@ -417,7 +417,7 @@ class State:
             self.folder_prefix = entry.folder_prefix
         self.shapes.pop(entry.shape, None)
         self.shapes[entry.shape] = self.number
-        self.schemas[entry.shape] = RAW_TYPES if entry.columns is None else entry.columns
+        self.schemas[entry.shape] = RAW_TYPES if entry.columns is None else entry.landed or entry.columns
         self.evolved = entry.evolved
 
     def _gap(self, entry: GapEntry) -> None:

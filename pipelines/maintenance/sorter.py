@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.pipelines.landing.landed_rows import get_offsets
 from sluice.pipelines.landing.task import RowFindings
@@ -18,8 +19,8 @@ from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.quarantine.limit import QuarantineKind, kinds_of
 from sluice.pipelines.quarantine.listing import without
 from sluice.pipelines.records.rows.row_format import (
-    OVERSIZED,
     QUARANTINED,
+    WITHHELD,
     Formatted,
     RawFormat,
     has_bytes,
@@ -33,6 +34,8 @@ FIXED_BYTES = 24 << 20
 """Fixed values that are typed at once."""
 
 _DECODED = pa.schema([f for f in RawFormat.schema if f.name not in ("topic", "partition")])
+
+_AS_STORED = frozenset((*RawFormat.schema.names, "batch", WITHHELD.name))
 
 NO_OFFSETS = np.empty(0, np.int64)
 
@@ -71,13 +74,17 @@ class Sorter:
     def sort_out(self, rows: pa.RecordBatch) -> Sorted:
         """Try quarantined rows. Those that do not fit are returned with today's reason.
 
-        Records of oversized batches stay as they are: their bytes are only in Kafka.
+        Records whose bytes are only in Kafka stay as they are: oversized ones, and those of feeds that protect fields.
         """
-        for kind, records, first in kinds_of(rows):
+        stored = has_bytes(rows)
+        for kind, records, _ in kinds_of(rows):
             self.trial.tried[kind] += records
-            if kind.reason == OVERSIZED:
-                count_first(self.trial.why, kind, records, f"{self._range.tp}:{first}")
-        rows = rows.filter(has_bytes(rows))
+        for kind, records, first in kinds_of(rows.filter(pc.invert(stored))):
+            count_first(self.trial.why, kind, records, f"{self._range.tp}:{first}")
+            if not kind.is_oversized:
+                before = self.trial.withheld or (0, f"{self._range.tp}:{first}")
+                self.trial.withheld = before[0] + records, before[1]
+        rows = rows.filter(stored)
         if not rows.num_rows:
             return Sorted((), None, NO_OFFSETS)
         landed: list[pa.RecordBatch] = []
@@ -121,13 +128,14 @@ class Sorter:
             self.seen.add(piece)
 
     def _replace_values(self, rows: pa.RecordBatch, refused: pa.RecordBatch, changed: Any) -> pa.RecordBatch:
-        """Today's reasons, with the batch that read the records; without records whose fix failed."""
+        """Today's reasons, with the batch that read the records and their bytes; without records whose fix failed."""
         now = recast(quarantine_rows(refused, 0, self._format.contract), plain(QUARANTINED))
         for kind, records, first in kinds_of(now):
             count_first(self.trial.why, kind, records, f"{self._range.tp}:{first}")
         now = without(now, changed)
-        batches = with_offsets(rows, get_offsets(now)).column("batch")
-        return now.set_column(now.schema.get_field_index("batch"), QUARANTINED.field("batch"), batches)
+        stored = recast(with_offsets(rows, get_offsets(now)), plain(QUARANTINED))
+        columns = [(stored if f.name in _AS_STORED else now).column(f.name) for f in now.schema]
+        return pa.RecordBatch.from_arrays(columns, schema=now.schema)
 
     def _records(self, rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Any]]:
         """The records to try, a bounded amount at a time, with the offsets of those whose bytes differ."""
@@ -206,7 +214,7 @@ def with_offsets(rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:
 class Trial:
     """The outcome of trying records. By the kind they were refused as: how many were tried and how many fit. Then why
     the others do not, with the first of each; how many the fix function left alone, how many of these fit as they
-    are, and what went wrong in it.
+    are, and what went wrong in it. `withheld` counts records whose values are not stored, with the first.
     """
 
     tried: Counter[QuarantineKind] = field(default_factory=Counter)
@@ -216,6 +224,7 @@ class Trial:
     left: int = 0
     left_fit: int = 0
     botched: dict[str, tuple[int, str]] = field(default_factory=dict)
+    withheld: tuple[int, str] | None = None
 
     def add(self, other: Trial) -> None:
         self.tried += other.tried
@@ -226,6 +235,9 @@ class Trial:
         self.mended += other.mended
         self.left += other.left
         self.left_fit += other.left_fit
+        if other.withheld:
+            records, first = self.withheld or (0, other.withheld[1])
+            self.withheld = records + other.withheld[0], first
 
 
 @dataclass(frozen=True, slots=True)

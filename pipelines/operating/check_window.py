@@ -32,7 +32,7 @@ from sluice.pipelines.planning.schema_changes import find_columns
 from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import manifest
-from sluice.pipelines.publishing.published_files import File, build_file
+from sluice.pipelines.publishing.published_files import File, build_file, describe_protection_then
 from sluice.pipelines.quarantine.listing import Filter, QuarantineGroup, listing
 from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.status import strip
@@ -99,7 +99,7 @@ class WindowCheck:
 
     `reasons` say why the window is not complete. `rows` is None if a file is missing or damaged. `unchecked` names the
     questions to Kafka that got no answer. `clocks` is the note on boundaries that were decided against a record's
-    stamp, empty without one.
+    stamp, and `protection` on rules of `protect` that were others than now; both are empty without one.
     """
 
     feed: str
@@ -112,6 +112,7 @@ class WindowCheck:
     files: tuple[File, ...]
     unchecked: tuple[str, ...] = ()
     clocks: str = ""
+    protection: str = ""
 
     @property
     def complete(self) -> Derived[bool]:
@@ -203,6 +204,7 @@ def check_window(feed: Feed, ports: Ports, window: int | None, by: Sequence[str]
         ),
         unchecked,
         windows.describe_against(state, start, settings),
+        describe_protection_then(feed, ledger, state, receipts),
     )
 
 

@@ -14,6 +14,8 @@ from sluice.pipelines.model.kafka import FetchLimits, Isolation, PartitionState,
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.ports import Cluster, FetchFailed, Ports
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
+from sluice.pipelines.records.rows.protected import protect_records
+from sluice.pipelines.records.rows.row_format import Format
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 
 STABLE, ABORTED, OPEN = "", "aborted", "not stable yet"
@@ -24,8 +26,9 @@ _BYTES = 1 << 20
 class Peeked:
     """Records of a partition, in the order of offsets.
 
-    `tables` have Spark's Kafka columns; `states` has what read_committed makes of each record. With a schema, `typed`
-    has the rows as the feed reads them, and `refused`, by offset, the reason for each record that does not fit.
+    `tables` have Spark's Kafka columns, without values if the feed protects fields; `states` has what read_committed
+    makes of each record. With a schema, `typed` has the rows as the feed reads them, and `refused`, by offset, the
+    reason for each record that does not fit.
     """
 
     partition: PartitionState
@@ -45,6 +48,7 @@ def peek(
     """
     p = _find_partition(ports.cluster, tp, offset)
     peeked, start = Peeked(p), offset
+    form = replace(feed.shape, contract=None).format(writers)
     for isolation, end, hidden in (
         (Isolation.READ_COMMITTED, p.last_stable_offset, ABORTED),
         (Isolation.READ_UNCOMMITTED, p.high_watermark, OPEN),
@@ -55,11 +59,12 @@ def peek(
         piece = OffsetRange(p.topic, p.partition, p.topic_id, start, end, p.leader_epoch)
         chunks, visible = _read(ports, piece, isolation, missing)
         if chunks:
-            records = pa.Table.from_batches(chunks).slice(0, missing)
+            protected = [protect_records(form, chunk) for chunk in chunks]
+            records = pa.Table.from_batches(protected).slice(0, missing)
             peeked.tables.append(records)
             peeked.states.extend(STABLE if o in visible else hidden for o in records.column("offset").to_pylist())
-        if feed.readers:
-            _convert(feed, writers, chunks, piece, peeked)
+        if feed.readers or feed.shape.protected:
+            _convert(form, chunks, piece, peeked)
         start = end
     return peeked
 
@@ -106,11 +111,8 @@ def _read(
     return chunks, frozenset(o for chunk in visible for o in chunk.column("offset").to_pylist())
 
 
-def _convert(
-    feed: Feed, writers: WriterSchemas | None, chunks: Iterable[pa.RecordBatch], piece: OffsetRange, into: Peeked
-) -> None:
+def _convert(form: Format, chunks: Iterable[pa.RecordBatch], piece: OffsetRange, into: Peeked) -> None:
     """Add the records as the feed reads them, and the reasons of those that do not fit."""
-    form = replace(feed.shape, contract=None).format(writers)
     for converted in (m for chunk in chunks for m in form.convert(piece, chunk)):
         into.typed.append(pa.Table.from_batches([converted.landed]))
         if converted.quarantined is not None:

@@ -54,14 +54,14 @@ def plan_republish(
     wishes = add_schema(wishes, feed, {key.topic for key, _ in (*offsets, *windows)})
     ranges, now, into_source = [*offsets, *windows], ports.clock(), request.into_source
     plan = plans.plan_republish(feed, state, wishes, ranges, now, into_source=into_source).rename(request.name)
-    row_filter.check(plan.wishes, find_shape(feed, state).columns)
+    row_filter.check(plan.wishes, find_shape(feed, state).landed_columns)
     return plan
 
 
 def resume_republish(feed: Feed, name: str, ports: Ports) -> Republish:
     """Returns a plan from the lake. Raises UsageError, LedgerCorrupt."""
     plan = plans.load(ports.lake, feed.name, name_of(name))
-    row_filter.check(plan.wishes, find_shape(feed, Ledger(ports.lake, feed.name, ports.clock).read()).columns)
+    row_filter.check(plan.wishes, find_shape(feed, Ledger(ports.lake, feed.name, ports.clock).read()).landed_columns)
     return plan
 
 

@@ -31,6 +31,7 @@ from sluice.pipelines.model.receipts import Drift, DriftKind, Receipt
 from sluice.pipelines.records.rows.value_reader import KeyReader, Reader
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.layout import make_layout
+from sluice.pipelines.schema.protection import Action, Protection, strip_places
 from sluice.pipelines.schema.schema import (
     Field,
     Kind,
@@ -127,7 +128,7 @@ def find_columns(feed: Feed, state: State) -> Schema | None:
     """The columns that a reader of the feed finds: the newest shape's in the ledger, or else the feed file's."""
     last = find_newest_name(state)
     if last is None:
-        return feed.columns
+        return feed.landed_columns
     return None if last.startswith("raw") else parse_schema(state.schemas[last])
 
 
@@ -140,7 +141,7 @@ def names_former_key(feed: Feed) -> bool:
 def describe_overridden(feed: Feed, state: State) -> str:
     """A sentence for columns named like a key of the feed's folders, with the remedy; empty without such columns."""
     keys = paths.folder_keys(feed.window.length, state.folder_prefix)
-    columns = {**spell_columns(find_shape(feed, state).columns), **state.table}
+    columns = {**spell_columns(find_shape(feed, state).landed_columns), **state.table}
     names = [n for n in columns if n.casefold() in keys]
     if not names:
         return ""
@@ -152,8 +153,11 @@ def describe_overridden(feed: Feed, state: State) -> str:
     )
 
 
-def shape_named(ledger: Ledger, state: State, name: str) -> Shape | None:
-    """The shape of that name, as receipts carry it; None when the ledger does not know it."""
+def shape_named(ledger: Ledger, state: State, name: str, keys: Protection | None = None) -> Shape | None:
+    """The shape of that name, as receipts carry it; None when the ledger does not know it.
+
+    Its protection has those of `keys`: the ledger has identifiers of keys only.
+    """
     number = state.shapes.get(name)
     entry = ledger.entry(number) if number is not None else None
     if not isinstance(entry, SchemaEntry):
@@ -163,7 +167,8 @@ def shape_named(ledger: Ledger, state: State, name: str) -> Shape | None:
     reader = entry.source.reader() if entry.source else None
     key = KeyReader(entry.key.reader()) if entry.key else None
     base = parse_schema(entry.base) if entry.base is not None else None
-    return Shape(columns, contract, entry.dropping, entry.closed, reader, key, base)
+    protection = Protection.parse(entry.protect).with_keys(keys) if entry.protect else None
+    return Shape(columns, contract, entry.dropping, entry.closed, reader, key, base, protection)
 
 
 def declare(feed: Feed, ledger: Ledger) -> Shape:
@@ -182,13 +187,21 @@ def declare(feed: Feed, ledger: Ledger) -> Shape:
     return shape
 
 
+def preview_protection(feed: Feed, ledger: Ledger, state: State) -> str:
+    """Returns how the next rows will be protected in another way than the newest; empty if nothing changes."""
+    last = find_newest_name(state)
+    before = shape_named(ledger, state, last) if last else None
+    changes = describe_protection(before.protection, feed.shape.protection) if before else []
+    return f"{'; '.join(changes)}; landed rows stay as they are" if changes else ""
+
+
 def check_one_table(feed: Feed, shape: Shape, state: State) -> None:
     """Raises SchemaChanged when rows of the shape would not form one table with all landed rows."""
     try:
         _ = make_layout(shape.columns) if shape.columns else None
     except SchemaProblem as problem:  # a copy of a column that records have widened
         raise SchemaChanged(f"feed {feed.name}: {problem}", remedy=problem.remedy) from None
-    problems = list(_find_problems(spell_columns(shape.columns), state.table))
+    problems = list(_find_problems(spell_columns(shape.landed_columns), state.table))
     if not problems:
         return
     lines = "".join(f"\n    {text}" for text, _ in problems[:_SAID])
@@ -229,8 +242,9 @@ def _build_entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.Fol
     fields = shape.columns.fields if shape.columns else ()
     newest = PLACED_FORMAT if has_places(fields) else RENAMED_FORMAT if has_sources(fields) else None
     usual = FOLDERS_FORMAT if folder_prefix else READER_FORMAT if source or key else FORMAT
+    landed = shape.landed_columns if shape.protection else None
     return SchemaEntry(
-        format=newest or usual,
+        format=PLACED_FORMAT if shape.protection else newest or usual,
         shape=shape.name,
         columns=columns,
         contract=shape.contract.text if shape.contract else "",
@@ -242,6 +256,8 @@ def _build_entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.Fol
         key=key,
         folder_prefix=folder_prefix,
         base=shape.base.texts() if shape.base else None,
+        protect=shape.protection.to_texts() if shape.protection else None,
+        landed=strip_places(landed).texts() if landed else None,
     )
 
 
@@ -262,8 +278,24 @@ def _describe_change(ledger: Ledger, state: State, shape: Shape) -> str:
     changes += ["policies changed"] if policies[0] != policies[1] else []
     changes += ["schema_file changed"] if before.reader != shape.reader else []
     changes += ["key changed"] if before.key != shape.key else []
+    changes += describe_protection(before.protection, shape.protection)
     changes += ["added columns no longer refuse values"] if not changes and shape.base and not before.base else []
     return "; ".join(changes) or "the order of its columns"
+
+
+def describe_protection(before: Protection | None, after: Protection | None) -> list[str]:
+    """Returns how the protection of rows changed, field by field; empty if it did not."""
+    old, new = (dict(p.rules) if p else {} for p in (before, after))
+    changes = []
+    for path in dict.fromkeys((*old, *new)):
+        was, now = old.get(path), new.get(path)
+        if was == now:
+            continue
+        rekeyed = was and now and was.action is now.action is Action.HMAC
+        kinds = [str(r.action) if r else "no protection" for r in (was, now)]
+        change = "another key: hashes before and after do not join" if rekeyed else " to ".join(kinds)
+        changes.append(f"protect {path}: {change}")
+    return changes
 
 
 def _list_changed_columns(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
@@ -290,7 +322,9 @@ def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
         own = _count(feed.columns.fields) if feed.columns else 0
         limit = MOST_EVOLVED - (_count(shape.columns.fields) - own)
         addable = _filter_addable(drifts, shape)
-        columns = evolve_schema(shape.columns, addable, state.table, limit, partial(names_fit, feed.table))
+        columns = evolve_schema(
+            shape.columns, addable, state.table, limit, partial(names_fit, feed.table), partial(_protect_columns, shape)
+        )
         grown = _with_columns(feed, shape, columns)
         if grown.name == shape.name:
             return None
@@ -315,27 +349,36 @@ def evolve_schema(
     table: Mapping[str, str],
     max_fields: int,
     fits: Callable[[Schema, Schema], bool] = lambda before, after: True,
+    land: Callable[[Schema], Schema] = lambda columns: columns,
 ) -> Schema:
     """The schema, with as much of the drift as it can take in, stay one table, and still `fits`. Adds at most
-    `max_fields` fields."""
+    `max_fields` fields. `land` returns the columns of landed rows."""
     begun = _count(columns.fields)
     for drift in drifts:
         grown = columns
         if drift.kind is DriftKind.WIDENED:
-            grown = _grow_if_sound(columns, _build_widening(drift), table)
+            grown = _grow_if_sound(columns, _build_widening(drift), table, land)
         elif _count(columns.fields) - begun < max_fields:
-            grown = _grow_if_sound(columns, _build_addition(drift), table)
+            grown = _grow_if_sound(columns, _build_addition(drift), table, land)
         columns = grown if fits(columns, grown) else columns
     return columns
 
 
-def _grow_if_sound(columns: Schema, change: Callable[[Schema], Mapping[str, str]], table: Mapping[str, str]) -> Schema:
+def _protect_columns(shape: Shape, columns: Schema) -> Schema:
+    return replace(shape, columns=columns).landed_columns or columns
+
+
+def _grow_if_sound(
+    columns: Schema,
+    change: Callable[[Schema], Mapping[str, str]],
+    table: Mapping[str, str],
+    land: Callable[[Schema], Schema],
+) -> Schema:
     try:
         after = parse_schema(change(columns))
     except SchemaError:  # a name that cannot be a column's, or that readers would take for another
         return columns
-    own = after.texts()
-    sound = not any(_find_problems(own, one_table(table, columns.texts())))
+    sound = not any(_find_problems(land(after).texts(), one_table(table, land(columns).texts())))
     return after if sound else columns
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
@@ -23,9 +23,10 @@ from sluice.pipelines.errors import WindowIncomplete
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.receipts import Part, PartKind
+from sluice.pipelines.model.receipts import Part, PartKind, Receipt
+from sluice.pipelines.planning.schema_changes import describe_protection, shape_named
 from sluice.pipelines.planning.windows import check_aligned, check_begun, complete
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
@@ -129,6 +130,15 @@ def list_files(
     return tuple(
         build_file(lake, settings, w, s, p) for w, s, p in _list_parts(window_files, kind) if p.path not in wrong
     )
+
+
+def describe_protection_then(feed: Feed, ledger: Ledger, state: State, receipts: Iterable[Receipt]) -> str:
+    """Returns how landed rows were protected in another way than the feed protects rows now; empty if they were not."""
+    now, changes = feed.shape.protection, dict[str, None]()
+    for name in dict.fromkeys(r.format for r in receipts):
+        shape = shape_named(ledger, state, name) if now or " protect " in name else None
+        changes |= dict.fromkeys(describe_protection(shape.protection if shape else None, now))
+    return f"landed under other rules than now: {'; '.join(changes)}" if changes else ""
 
 
 def _check_complete(

@@ -33,7 +33,7 @@ from sluice.pipelines.model.kafka import Key, Range, intersect, subtract
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.ports import DeadLetter, Lake
-from sluice.pipelines.records.rows.row_format import inside
+from sluice.pipelines.records.rows.row_format import WITHHELD, inside
 from sluice.pipelines.schema.arrays import fixed_width, int64s
 
 _READ_ROWS = 1 << 12
@@ -41,7 +41,7 @@ _READ_ROWS = 1 << 12
 _WHERE = ("topic", "partition", "offset", "timestamp")
 _WHY = ("stage", "reason", "field", "expectation", "detail", "batch")
 _HEADERS = (*_WHERE, *_WHY, "feed", "contract")
-_COLUMNS = ["key", "value", "headers", *_WHERE, *_WHY, "contract"]
+_COLUMNS = ["key", "value", "headers", *_WHERE, *_WHY, "contract", WITHHELD.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ def _sources(lying: Iterable[Receipt], due: Mapping[Key, Sequence[Range]]) -> It
 class Letters:
     """The letters of the sources, made one by one as they are taken. `taken` counts them.
 
-    A letter is the record as it was (key, value, headers, timestamp) with our headers after its own. It goes to the
-    partition with its record's number, modulo the `partitions` of the topic, so that order is kept.
+    A letter is the record as quarantine has it (key, value, headers, timestamp) with our headers after its own. It goes
+    to the partition with its record's number, modulo the `partitions` of the topic, so that order is kept.
     """
 
     def __init__(self, outlet: Outlet, sources: Sequence[LetterSource], partitions: int) -> None:
@@ -154,6 +154,8 @@ class Letters:
         for name in _HEADERS:
             value = self._outlet.feed if name == "feed" else row.get(name)
             yield f"sluice.{name}", b"" if value is None else str(value).encode()
+        if (size := row.get(WITHHELD.name)) is not None:
+            yield f"sluice.{WITHHELD.name}", str(size).encode()
 
 
 @contextmanager

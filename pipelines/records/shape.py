@@ -21,7 +21,15 @@ from sluice.pipelines.records.protobuf import reader_schema as protobuf
 from sluice.pipelines.records.rows.value_reader import KeyReader, Reader, WriterSchemas
 from sluice.pipelines.records.rows.wire_format import AVRO, JSON, PROTOBUF, RegisteredSchema, WireFormat
 from sluice.pipelines.schema.layout import make_layout
-from sluice.pipelines.schema.schema import Schema
+from sluice.pipelines.schema.protection import (
+    RAW_KEY,
+    ProtectedField,
+    Protection,
+    Rule,
+    get_landed_columns,
+    protect_schema,
+)
+from sluice.pipelines.schema.schema import KAFKA, Schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,7 +118,8 @@ class Shape:
     own are read as these; None for JSON. `key` is how keys are read, whose columns are among `columns`. With
     `dropping`, records that do not fit are counted and kept nowhere. With `closed`, a record with a field that the
     schema does not name, at any depth, does not fit. `base` are the columns without fields that came from records, if
-    there are any: a value that does not fit such a field stays in `_extra`.
+    there are any: a value that does not fit such a field stays in `_extra`. `protection` replaces or leaves out values
+    of fields, keys and headers: rows land with `landed_columns`.
     """
 
     columns: Schema | None = None
@@ -120,6 +129,7 @@ class Shape:
     reader: Reader | None = None
     key: KeyReader | None = None
     base: Schema | None = None
+    protection: Protection | None = None
 
     @property
     def rounded(self) -> tuple[str, ...]:
@@ -138,6 +148,7 @@ class Shape:
         words += [f"key {self.key.reader.format} {self.key.reader.fingerprint}"] if self.key else []
         words += ["closed"] if self.closed else []
         words += [f"base {self.base.fingerprint}"] if self.base else []
+        words += [f"protect {self.protection.fingerprint}"] if self.protection else []
         words += [f"contract {self.contract.hash}"] if self.contract else []
         words += ["dropping"] if self.dropping else []
         return " ".join(words)
@@ -147,15 +158,44 @@ class Shape:
         """The columns that values make: keys may make others."""
         return self._of_values(self.columns)
 
+    @property
+    def landed_of_values(self) -> Schema | None:
+        """The columns of landed rows that values make."""
+        return self._of_values(self.landed_columns)
+
     def _of_values(self, columns: Schema | None) -> Schema | None:
         return self.key.without(columns) if self.key and columns else columns
+
+    @property
+    def landed_columns(self) -> Schema | None:
+        """The columns of landed rows; None for raw rows. Contracts see `columns`."""
+        return get_landed_columns(self.protected) if self.protected is not None else self.columns
+
+    @property
+    def protected(self) -> tuple[ProtectedField, ...] | None:
+        """The columns as they are protected; None if the rows are raw or not protected."""
+        if self.protection is None or self.columns is None:
+            return None
+        return protect_schema(self.columns, self.protection, self._key_names)
+
+    @property
+    def column_rules(self) -> dict[str, Rule]:
+        """The rules of whole columns, by their names."""
+        rules = {p.own.name: p.rule for p in self.protected or () if p.rule}
+        if self.protection and (rule := self.protection.find(RAW_KEY)):
+            rules[KAFKA + "key" if self.columns else "key"] = rule
+        return rules
+
+    @property
+    def _key_names(self) -> frozenset[str]:
+        return frozenset(f.name for f in self.key.columns) if self.key else frozenset()
 
     @property
     def landed(self) -> pa.Schema:
         """The Arrow schema of landed rows."""
         from sluice.pipelines.records.rows.row_format import landed_schema
 
-        return landed_schema(self.columns)
+        return landed_schema(self.landed_columns)
 
     def format(self, writers: WriterSchemas | None = None) -> Format:
         """A new format that makes such rows. `writers` tells records' schemas; without it, none is known."""
@@ -185,7 +225,17 @@ class Shape:
             from sluice.pipelines.records.contract_rows.contract_format import ContractFormat
 
             form = ContractFormat(form, self.contract, dropping=self.dropping)
-        return form
+        return self._protect(form)
+
+    def _protect(self, form: Format) -> Format:
+        """The format whose rows are protected: the last one, so that nothing else has rows to write."""
+        if self.protection is None:
+            return form
+        from sluice.pipelines.records.rows.protected import ProtectedFormat
+
+        columns = self.protected
+        hides_keys = any(p.rule or p.landed != p.own for p in columns or () if p.own.name in self._key_names)
+        return ProtectedFormat(form, columns, self.protection.with_places(self.columns), hides_keys=hides_keys)
 
 
 RAW = Shape()

@@ -97,7 +97,7 @@ def audit(feed: Feed, ports: Ports, name: str, report_progress: Reporter = lambd
     check_schema(plan.wishes, shape := find_shape(feed, state), plan.feed)
     with (
         ports.open_fetcher(Isolation.READ_COMMITTED) as fetcher,
-        row_filter.open_condition(plan.wishes, shape.columns) as condition,
+        row_filter.open_condition(plan.wishes, shape.landed_columns) as condition,
     ):
         shelf = Shelf(lake, ledger, state, plan, condition)
         comparison = _Comparison(plan, shelf, shape, partitions, fetcher)

@@ -283,7 +283,7 @@ class Run:
         if mark.done < len(self.todo):
             check_still_there(state, plan)
         self.cursors.clear()
-        with open_condition(plan.wishes, self.shape.columns) as condition:
+        with open_condition(plan.wishes, self.shape.landed_columns) as condition:
             shelf = self._shelf = Shelf(self.lake, self.ledger, state, plan, condition)
             while mark.done < len(self.todo):
                 transaction = _Transaction(self, shelf, mark)

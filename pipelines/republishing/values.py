@@ -60,8 +60,18 @@ class _Member(NamedTuple):
 def check_sendable(shape: Shape, feed: str) -> None:
     """Raises UsageError where typed values cannot be made again from their columns."""
     reader = shape.reader
+    if shape.protected and (any(f.path for f in shape.columns.fields) if shape.columns else False):
+        raise UsageError(
+            f"{feed} protects columns and reads some at paths, so its rows do not show the values to send",
+            remedy="send the rows in another way, such as from sluice.read",
+        )
     if reader is None:
         return
+    if not reader.format.startswith("json") and shape.landed_columns != shape.columns:
+        raise UsageError(
+            f"{feed} protects columns, and its schema has no room for what became of their values",
+            remedy="send the rows in another way, such as from sluice.read",
+        )
     if reader.wire not in _WIRES:
         raise UsageError(
             f"values of wire_format {reader.wire} are not made again from columns",
@@ -82,7 +92,7 @@ def check_schema(wishes: Wishes, shape: Shape, feed: str) -> None:
 def typed_values(rows: pa.RecordBatch, shape: Shape, schema_id: int) -> pa.Array:
     """The values of typed rows, as the feed's format and wire format have them; null for tombstones. `schema_id`: the
     number of the feed's own schema in its registry. Raises NotWritable for a row that its schema has no room for."""
-    columns, reader = shape.of_values, shape.reader
+    columns, reader = shape.landed_of_values, shape.reader
     if columns is None:
         raise ValueError("a raw feed has no typed rows")
     if reader is None:

@@ -36,6 +36,7 @@ QUARANTINED_TYPES = RAW_TYPES | {
     "byte": "int32",
     "batch": "int64",
     "contract": "string",
+    "withheld_bytes": "int32",
 }
 """The columns of quarantined records, spelled in the same way."""
 

@@ -122,7 +122,7 @@ def hold_whole(
     expectations = [
         e for e in (shape.contract.expectations if shape.contract else ()) if rule_of(e).scope is Scope.WHOLE
     ]
-    batch = BatchContext(sum(r.counts.landed for r in receipts), tuple(column_types(shape.columns)), earlier)
+    batch = BatchContext(sum(r.counts.landed for r in receipts), tuple(column_types(shape.landed_columns)), earlier)
     results = [_OF_TABLES[e.type](e, batch) for e in expectations if e.type in _OF_TABLES]
     if of_rows := [e for e in expectations if e.type not in _OF_TABLES]:
         results += _of_rows(of_rows, shape, receipts, lake, memory)
@@ -217,7 +217,7 @@ _OF_TABLES: Mapping[str, Callable[[Expectation, BatchContext], Result]] = {
 def _of_rows(
     expectations: Sequence[Expectation], shape: Shape, receipts: Sequence[Receipt], lake: Lake, memory: int
 ) -> Iterator[Result]:
-    types = column_types(shape.columns)
+    types = column_types(shape.landed_columns)
     needed = {name: types[name] for e in expectations for name in columns(e)}
     placed = any(e.type in _UNIQUE for e in expectations)
     with StagedTable.create(needed, typed=shape.columns is not None, placed=placed, memory=memory) as table:

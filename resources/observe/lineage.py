@@ -250,7 +250,7 @@ def _rows(feed: Feed, batches: Sequence[BatchResult]) -> Any:
         schema_dataset.SchemaDatasetFacetFields(
             name=f.name, type=str(f.type), description=feed.descriptions.get(f.name)
         )
-        for f in landed_schema(feed.columns)
+        for f in landed_schema(feed.landed_columns)
     ]
     return OutputDataset(
         namespace=namespace,

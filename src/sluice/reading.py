@@ -30,6 +30,7 @@ from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.schema_changes import describe_overridden, find_columns
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing import published_files as reading
 from sluice.pipelines.publishing.published_files import File
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
@@ -166,7 +167,7 @@ class Windows:
     standing: pa.Schema = field(repr=False)
     """The schema of rows as they would land now."""
     notes: tuple[str, ...] = field(default=(), repr=False)
-    """Notes on the windows' boundaries: clocks that were ahead."""
+    """Notes on the windows: clocks that were ahead, other rules of `protect` than now."""
 
     @classmethod
     def of(cls, feed: Feed, ledger: Ledger, lake: Lake, starts: Sequence[int], kind: PartKind) -> Windows:
@@ -177,6 +178,11 @@ class Windows:
             f"{feed.window.name(w)}: {note}"
             for w in starts
             if (note := windows.describe_against(state, w, feed.window))
+        ]
+        notes += [
+            f"{feed.window.name(w)}: {note}"
+            for w, receipts in manifest.group_receipts(ledger, state, starts, feed.window).items()
+            if (note := reading.describe_protection_then(feed, ledger, state, receipts))
         ]
         return cls(feed, tuple(starts), kind, files, _standing(feed, state, kind), tuple(notes))
 

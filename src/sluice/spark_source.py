@@ -189,6 +189,11 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
     from sluice.pipelines.planning.origins import explain_out_of_range, find_key
     from sluice.resources.kafka.cluster.cluster import KafkaCluster
 
+    if feed.protect:
+        raise UsageError(
+            f"{feed.name} protects fields, and records as they came would show them",
+            remedy="read complete windows: the option `window` instead of `offsets`",
+        )
     request, nothing = _request(offsets), State()
     with closing(KafkaCluster(feed.kafka)) as cluster:
         states = cluster.partitions(sorted({r.topic for r in request.ranges}), feed.isolation)

@@ -78,6 +78,11 @@ def of_feed(
     assignor: str = Assignor.RANGE,
 ) -> list[Stream]:
     """`count` streams of a feed that share the partitions of its topics; see `sluice.streams`."""
+    if feed.protect and not options.typed:
+        raise UsageError(
+            f"{feed.name} protects fields, and records as they came would show them",
+            remedy="stream typed columns: typed=True; or read the topic by a tool of Kafka's",
+        )
     if options.follow and end is not None:
         raise UsageError("a stream that follows its topics has no end", remedy="leave out `end`, or `follow`")
     if count < 1:

@@ -2,7 +2,7 @@
 
 raw feeds      key, value, topic, partition, offset, timestamp, timestampType, headers (`RawFormat`)
 typed feeds    the schema's fields, `_extra`, and the record's coordinates as kafka_key, kafka_topic, …
-quarantine     the raw columns; the reason (`REFUSED`); batch and contract (`QUARANTINED`)
+quarantine     the raw columns; the reason (`REFUSED`); batch, contract and withheld bytes (`QUARANTINED`)
 
 A format gets the chunks of an offset range in order. It splits each into rows to land, rows to quarantine and records
 to drop; every record ends in exactly one of the three. It works on whole columns and makes no Python object per record.
@@ -173,8 +173,12 @@ REFUSED = pa.schema(
 that it broke, the field's path, a sentence, and the byte of the value.
 """
 
-QUARANTINED = pa.schema([*REFUSED, pa.field("batch", pa.int64(), nullable=False), pa.field("contract", _FEW)])
-"""The same, with the batch that read the record and the hash of the contract that it was checked against."""
+WITHHELD = pa.field("withheld_bytes", pa.int32())
+"""The bytes of a value that is not stored because the feed protects fields; null if it is stored as it came."""
+
+QUARANTINED = pa.schema([*REFUSED, pa.field("batch", pa.int64(), nullable=False), pa.field("contract", _FEW), WITHHELD])
+"""The same, with the batch that read the record, the hash of the contract that it was checked against, and the bytes
+that are not stored."""
 
 
 OVERSIZED = "oversized"
@@ -196,18 +200,25 @@ def _repeat(text: str, rows: int) -> pa.DictionaryArray:
 
 
 def has_bytes(rows: pa.RecordBatch) -> pa.Array:
-    """A mask of the quarantined rows that are records as they came: those that are not oversized."""
-    return pc.not_equal(rows.column(rows.schema.get_field_index("reason")).cast(pa.string()), OVERSIZED)
+    """A mask of the quarantined rows that are records as they came: neither oversized nor without their value."""
+    stored = pc.not_equal(rows.column(rows.schema.get_field_index("reason")).cast(pa.string()), OVERSIZED)
+    at = rows.schema.get_field_index(WITHHELD.name)
+    return stored if at < 0 else pc.and_(stored, rows.column(at).is_null())
 
 
 def quarantine_rows(refused: pa.RecordBatch, batch: int, contract: str) -> pa.RecordBatch:
-    """Rows of `REFUSED`, completed to rows of `QUARANTINED` by the batch and the hash of its contract (empty: none)."""
-    n = refused.num_rows
+    """Rows of `REFUSED`, completed to rows of `QUARANTINED` by the batch and the hash of its contract (empty: none).
+
+    Rows of a protecting format have `WITHHELD` already.
+    """
+    n, columns = refused.num_rows, refused.columns
+    withheld = columns[len(REFUSED) :] or [pa.nulls(n, WITHHELD.type)]
     valid = None if contract else pa.py_buffer(bytes((n + 7) // 8))
     indices = pa.Array.from_buffers(pa.int32(), n, [valid, pa.py_buffer(bytes(4 * n))])
     hashes = pa.DictionaryArray.from_arrays(indices, text_array([contract]))
     return pa.RecordBatch.from_arrays(
-        [*refused.columns, fixed_width(pa.int64(), np.full(n, batch, np.int64)), hashes], schema=QUARANTINED
+        [*columns[: len(REFUSED)], fixed_width(pa.int64(), np.full(n, batch, np.int64)), hashes, *withheld],
+        schema=QUARANTINED,
     )
 
 
