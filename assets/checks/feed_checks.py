@@ -105,6 +105,16 @@ def evaluate_windows(
             yield build_evaluation(key, name, partition, result, targets.get(partition))
 
 
+def evaluate_committed(
+    instance: dg.DagsterInstance, view: LedgerView, windows: Iterable[int]
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """Yields the checks of windows' commits, for their newest materialization."""
+    names, key = {w: view.feed.window.name(w) for w in windows}, view.keys.committed
+    targets = internals.targets(instance, key, names.values())
+    for window, name in names.items():
+        yield build_evaluation(key, OFFSETS_COMMITTED, name, check_committed(view, window), targets.get(name))
+
+
 def build_evaluation(
     key: dg.AssetKey, name: str, partition: str | None, result: CheckResult, target: internals.Target | None = None
 ) -> dg.AssetCheckEvaluation:

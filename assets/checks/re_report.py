@@ -7,7 +7,7 @@ the ledger are reported again with the same data version, so that nothing runs a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import dagster as dg
@@ -31,67 +31,62 @@ Again = Callable[[dg.DagsterInstance, LedgerView, Sequence[int]], Iterator[Any]]
 def report_landed_again(instance: dg.DagsterInstance, view: LedgerView, windows: Sequence[int]) -> Iterator[Any]:
     """Yields the complete windows again, and the feed's checks."""
     key, complete = view.keys.landed, [w for w in windows if view.is_complete(w)]
-    yield from (landed_metadata.build_window_event(view, key, window, WHY) for window in complete)
+    yield from _build_events(instance, view, key, complete).values()
     yield from feed_checks.evaluate_windows(instance, view, key, complete)
     yield feed_checks.evaluate_feed(instance, key, NO_GAPS, feed_checks.check_gaps(view))
 
 
 def report_committed_again(instance: dg.DagsterInstance, view: LedgerView, windows: Sequence[int]) -> Iterator[Any]:
     """Yields the reported commits of complete windows again."""
-    key, reported = view.keys.committed, list[int]()
-    for window in windows:
-        if view.is_complete(window) and (stood := _read_last_commit(instance, view, window)) is not None:
-            yield stood
-            reported.append(window)
-    targets = internals.targets(instance, key, map(view.feed.window.name, reported))
-    for window in reported:
-        result = feed_checks.check_committed(view, window)
-        name = view.feed.window.name(window)
-        yield feed_checks.build_evaluation(key, OFFSETS_COMMITTED, name, result, targets.get(name))
+    events = _build_events(instance, view, view.keys.committed, [w for w in windows if view.is_complete(w)])
+    yield from events.values()
+    yield from feed_checks.evaluate_committed(instance, view, events)
 
 
-def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_view: Callable[[], LedgerView]) -> set[int]:
-    """Report complete windows and checks that ended runs left out. Returns the windows.
+def settle(
+    instance: dg.DagsterInstance,
+    feed: Feed,
+    keys: Keys,
+    open_view: Callable[[], LedgerView],
+    *,
+    dry_run: bool = False,
+) -> Mapping[dg.AssetKey, Set[int]]:
+    """Report complete windows and checks that ended runs had planned and left out. Returns the windows by asset.
 
     Idempotent. The ledger is read only if something is missing.
     """
-    unreported = find_unreported_windows(instance, feed, keys)
+    assets = (*landed_metadata.list_reported_assets(feed, keys), keys.committed)
+    partitions = {key: internals.unmaterialized_partitions(instance, key) for key in assets}
+    unreported = {key: set(internals.parse_windows(of, feed.window)) for key, of in partitions.items()}
     planned = internals.planned_evaluations(
         instance, [dg.AssetCheckKey(keys.landed, name) for name in (NO_GAPS, FEED_HEALTH)], ()
     )
     if not planned and not any(unreported.values()):
-        return set()
+        return {}
     view = open_view()
-    reported = {key: _report(instance, view, key, windows & view.complete) for key, windows in unreported.items()}
+    due = {key: windows & view.complete for key, windows in unreported.items()}
+    if dry_run:
+        return due
+    reported = dict[dg.AssetKey, Set[int]]()
+    for key, windows in due.items():
+        events = _build_events(instance, view, key, sorted(windows))
+        for event in events.values():
+            instance.report_runless_asset_event(event)
+        reported[key] = events.keys()
     for p in (*planned, *_list_planned(instance, feed, keys, reported)):
         if (result := _evaluate(instance, view, p)) is not None:
             internals.evaluate(instance, p.run, result)
-    return set().union(*reported.values())
+    return due
 
 
-def find_unreported_windows(instance: dg.DagsterInstance, feed: Feed, keys: Keys) -> dict[dg.AssetKey, set[int]]:
-    """Returns, by asset, the windows that a run had planned to materialize and did not."""
-    assets = (*landed_metadata.list_reported_assets(feed, keys), keys.committed)
-    return {
-        key: set(internals.parse_windows(internals.unmaterialized_partitions(instance, key), feed.window))
-        for key in assets
-    }
-
-
-def _report(instance: dg.DagsterInstance, view: LedgerView, key: dg.AssetKey, windows: set[int]) -> set[int]:
-    """Returns the windows that could be reported; for a commit, those reported before."""
-    events = {w: _build_event(instance, view, key, w) for w in sorted(windows)}
-    for event in filter(None, events.values()):
-        instance.report_runless_asset_event(event)
-    return {w for w, event in events.items() if event is not None}
-
-
-def _build_event(
-    instance: dg.DagsterInstance, view: LedgerView, key: dg.AssetKey, window: int
-) -> dg.AssetMaterialization | None:
-    if key == view.keys.committed:
-        return _read_last_commit(instance, view, window)
-    return landed_metadata.build_window_event(view, key, window, WHY)
+def _build_events(
+    instance: dg.DagsterInstance, view: LedgerView, key: dg.AssetKey, windows: Iterable[int]
+) -> dict[int, dg.AssetMaterialization]:
+    """Returns the events of complete windows; of commits, those that were reported before."""
+    if key != view.keys.committed:
+        return {w: landed_metadata.build_window_event(view, key, w, WHY) for w in windows}
+    commits = {w: _read_last_commit(instance, view, w) for w in windows}
+    return {w: event for w, event in commits.items() if event is not None}
 
 
 def _read_last_commit(instance: dg.DagsterInstance, view: LedgerView, window: int) -> dg.AssetMaterialization | None:
@@ -105,7 +100,7 @@ def _read_last_commit(instance: dg.DagsterInstance, view: LedgerView, window: in
 
 
 def _list_planned(
-    instance: dg.DagsterInstance, feed: Feed, keys: Keys, reported: dict[dg.AssetKey, set[int]]
+    instance: dg.DagsterInstance, feed: Feed, keys: Keys, reported: Mapping[dg.AssetKey, Set[int]]
 ) -> Iterator[PlannedEvaluation]:
     """Yields the evaluations of the windows that were just reported again."""
     names = [*feed_checks.WINDOW_CHECKS, *contract_checks.list_checks(feed)]

@@ -10,9 +10,10 @@ same metadata, and `require_reported` raises while there is one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 
 import dagster as dg
 import pyarrow as pa
@@ -23,7 +24,7 @@ from sluice.assets.specs.asset_specs import Keys, Metadata, columns_of, table
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import Batch, State
+from sluice.pipelines.ledger import Batch
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.receipts import (
     SHARES,
@@ -377,10 +378,13 @@ def _build_metadata(view: LedgerView, key: dg.AssetKey, window: int) -> Metadata
 
 def find_unreported_batches(instance: dg.DagsterInstance, view: LedgerView) -> list[Batch]:
     """Returns the batches published since the last `<feed>/committed` that the event log lacks."""
+    reconciled = _read_last_reconciled(instance, view)
+    published = view.state.batches.published_since(view.state.last_mark if reconciled is None else reconciled)
     return [
         b
-        for b in _list_published_since(view.state, _read_last_reconciled(instance, view))
-        if not _is_recorded(instance, view, b)
+        for b in published
+        if not b.merges
+        and not instance.get_event_tags_for_asset(view.keys.landed, {VERSION: _format_own_version(view, b)})
     ]
 
 
@@ -388,6 +392,26 @@ def find_unreported_windows(instance: dg.DagsterInstance, view: LedgerView, key:
     """Returns the complete windows for which the event log has no materialization of this asset."""
     reported = internals.list_materialized(instance, key) if view.complete else None
     return set() if reported is None else {w for w in view.complete if view.feed.window.name(w) not in reported}
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The difference between the ledger and the event log.
+
+    `batches` have no event since the last commit, and `changed` are the complete windows that they landed in. `windows`
+    have no event at all, by asset.
+    """
+
+    batches: Sequence[Batch]
+    changed: set[int]
+    windows: Mapping[dg.AssetKey, set[int]]
+
+
+def find_missing(instance: dg.DagsterInstance, view: LedgerView, assets: Iterable[dg.AssetKey]) -> Missing:
+    """Compare the event log with the ledger. Windows without an event are looked up for these assets only."""
+    batches = find_unreported_batches(instance, view)
+    windows = {key: find_unreported_windows(instance, view, key) for key in assets}
+    return Missing(batches, view.list_complete(batches), windows)
 
 
 PORTION = 100
@@ -420,42 +444,36 @@ class Portion:
 
 
 def roll_forward(
-    instance: dg.DagsterInstance, view: LedgerView, limit: int | None = None, report: Reporter = lambda progress: None
-) -> Portion:
-    """Store the events that earlier runs left out. Idempotent.
-
-    They are those of all batches that a commit rests on, of the windows that these changed, and of the newest `limit`
-    windows without any event (None: all). A run still has to report the checks of the returned windows: for a check and
-    partition, Dagster keeps one evaluation for each run, and one without a run.
-    """
-    return _store(instance, view, find_unreported_batches(instance, view), limit, report)
-
-
-def reconcile(instance: dg.DagsterInstance, view: LedgerView, limit: int | None) -> None:
-    """Roll forward, and raise Failed if any batch that a commit would cover has no stored materialization.
-
-    Asks the event log a second time only if it had lacked one.
-    """
-    batches = find_unreported_batches(instance, view)
-    _store(instance, view, batches, limit)
-    if batches:
-        require_reported(instance, view)
-
-
-def _store(
     instance: dg.DagsterInstance,
     view: LedgerView,
-    batches: Sequence[Batch],
-    limit: int | None,
+    limit: int | None = None,
     report: Reporter = lambda progress: None,
+    missing: Missing | None = None,
 ) -> Portion:
-    runs = " and ".join({b.owner.run: b.owner.describe() for b in batches}.values()) or "a run"
-    why = f"rolled forward: {runs} ended before this was recorded here" if batches else REPORTED_LATE
-    unknown = find_unreported_windows(instance, view, view.keys.landed)
+    """Store the events that earlier runs left out. Idempotent: they follow from the ledger and the event log alone.
+
+    They are those of all batches that a commit rests on, of the windows that these changed, and of the newest `limit`
+    windows without any event (None: all). `missing`: as looked up, for more assets than the landed rows. A run still
+    has to report the checks of the returned windows: for a check and partition, Dagster keeps one evaluation for each
+    run, and one without a run.
+    """
+    missing = missing or find_missing(instance, view, [view.keys.landed])
+    runs = " and ".join({b.owner.run: b.owner.describe() for b in missing.batches}.values()) or "a run"
+    why = f"rolled forward: {runs} ended before this was recorded here" if missing.batches else REPORTED_LATE
+    unknown = missing.windows[view.keys.landed]
     portion = Portion.of(unknown, limit)
-    windows = portion.windows | (view.list_complete(batches) - unknown)
+    windows = portion.windows | (missing.changed - unknown)
+    events = chain(
+        build_landing_events(view, missing.batches, windows, why),
+        # A run may have ended after it reported the landed rows, and before it reported their quarantine.
+        (
+            build_window_event(view, key, w, why)
+            for key, lacking in missing.windows.items()
+            for w in sorted(lacking - unknown - windows)
+        ),
+    )
     total = len(windows) * len(list_reported_assets(view.feed, view.keys))
-    for number, event in enumerate(build_landing_events(view, batches, windows, why)):
+    for number, event in enumerate(events):
         report(Progress("report", number, max(total, number)))
         instance.report_runless_asset_event(event)
     return Portion(windows, portion.remaining)
@@ -474,22 +492,12 @@ def require_reported(instance: dg.DagsterInstance, view: LedgerView) -> None:
         )
 
 
-def _list_published_since(state: State, reconciled: int | None) -> Iterable[Batch]:
-    since = state.last_mark if reconciled is None else reconciled
-    return (b for b in state.batches.published_since(since) if not b.merges)
-
-
 def _read_last_reconciled(instance: dg.DagsterInstance, view: LedgerView) -> int | None:
     """Returns the ledger number in the last `<feed>/committed`; None if there is none of this ledger."""
     event = instance.get_latest_materialization_event(view.keys.committed)
     materialization = event.asset_materialization if event else None
     ledger, _, number = ((materialization.tags or {}).get(VERSION, "") if materialization else "").partition("/")
     return int(number) if ledger == view.state.ledger_id and number.isdigit() else None
-
-
-def _is_recorded(instance: dg.DagsterInstance, view: LedgerView, batch: Batch) -> bool:
-    tags = {VERSION: _format_own_version(view, batch)}
-    return bool(instance.get_event_tags_for_asset(view.keys.landed, tags))
 
 
 def _format_own_version(view: LedgerView, batch: Batch) -> str:

@@ -34,39 +34,22 @@ def reconcile(
 def _report_missing(
     instance: dg.DagsterInstance, view: LedgerView, report: Reporter, dry_run: bool
 ) -> Iterator[RepairFinding]:
-    key = view.keys.landed
-    batches = landed_metadata.find_unreported_batches(instance, view)
-    again = view.list_complete(batches)  # reported again if they were reported for another batch
-    windows = {
-        key: landed_metadata.find_unreported_windows(instance, view, key) | again
-        for key in list_reported_assets(view.feed, view.keys)
-    }
+    missing = landed_metadata.find_missing(instance, view, list_reported_assets(view.feed, view.keys))
     if not dry_run:
-        landed_metadata.roll_forward(instance, view, report=report)
-        _report_quarantined(instance, view, windows.get(view.keys.quarantined, set()) - windows[key])
-    if batches:
+        landed_metadata.roll_forward(instance, view, report=report, missing=missing)
+    if batches := missing.batches:
         text = many(len(batches), "published batch", "published batches")
         yield RepairFinding(RepairKind.UNTOLD, text, "reported to Dagster", items=tuple(str(b.id) for b in batches))
-    if names := tuple(map(view.feed.window.name, sorted(set().union(*windows.values())))):
+    if names := tuple(map(view.feed.window.name, sorted(missing.changed.union(*missing.windows.values())))):
         text = f"{many(len(names), 'complete window')}, {ends(names)}"
         yield RepairFinding(RepairKind.UNTOLD, text, "reported to Dagster", items=names)
 
 
 def _settle_windows(instance: dg.DagsterInstance, view: LedgerView, dry_run: bool) -> Iterator[RepairFinding]:
-    unreported = re_report.find_unreported_windows(instance, view.feed, view.keys)
-    if not dry_run:
-        re_report.settle(instance, view.feed, view.keys, lambda: view)
-    if names := tuple(map(view.feed.window.name, sorted(unreported[view.keys.landed] & view.complete))):
+    due = re_report.settle(instance, view.feed, view.keys, lambda: view, dry_run=dry_run)
+    if names := tuple(map(view.feed.window.name, sorted(due.get(view.keys.landed, ())))):
         text = f"{many(len(names), 'complete window')} that ended runs left red, {ends(names)}"
         yield RepairFinding(RepairKind.UNTOLD, text, "reported to Dagster", items=names)
-
-
-def _report_quarantined(instance: dg.DagsterInstance, view: LedgerView, windows: set[int]) -> None:
-    """Windows whose landed rows were reported by a run that ended before it reported their quarantine."""
-    key = view.keys.quarantined
-    for event in landed_metadata.build_landing_events(view, (), windows, "rolled forward by `sluice repair`"):
-        if event.asset_key == key:
-            instance.report_runless_asset_event(event)
 
 
 def _find_unfounded(instance: dg.DagsterInstance, view: LedgerView) -> Iterator[RepairFinding]:

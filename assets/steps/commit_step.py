@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 
 from sluice.assets.checks import feed_checks, re_report
-from sluice.assets.checks.feed_checks import FEED_HEALTH, OFFSETS_COMMITTED, build_evaluation
+from sluice.assets.checks.feed_checks import FEED_HEALTH, OFFSETS_COMMITTED
 from sluice.assets.events import landed_metadata
 from sluice.assets.events.landed_metadata import Portion
 from sluice.assets.events.ledger_view import LedgerView
@@ -156,7 +156,11 @@ def _commit_landed(
     run = open_run(context, session, feed, ports)
     run.report(Progress("commit"))
     view = open_view(session, feed, run.ledger, run.ports)
-    landed_metadata.reconcile(context.instance, view, 0 if session.result.landed else landed_metadata.PORTION)
+    missing = landed_metadata.find_missing(context.instance, view, [view.keys.landed])
+    limit = 0 if session.result.landed else landed_metadata.PORTION
+    landed_metadata.roll_forward(context.instance, view, limit, missing=missing)
+    if missing.batches:
+        landed_metadata.require_reported(context.instance, view)
     result = run.commit(changed)
     for moved in result.put_by_others:
         context.log.warning("%s: somebody else had committed %s, which landing has reached", moved.key, moved.after)
@@ -203,11 +207,11 @@ def _report_others(
     windows = sorted(mine | portion.windows)
     for window in windows:
         yield _build_event(view, result, window)
-    evaluated = sorted({*reported, *windows, *(_find_passed(view, result) - portion.remaining)} - {own})
-    targets = internals.targets(context.instance, key, map(view.feed.window.name, evaluated))
-    for window in evaluated:
-        name, check = view.feed.window.name(window), feed_checks.check_committed(view, window)
-        yield build_evaluation(key, OFFSETS_COMMITTED, name, check, targets.get(name))
+    # Complete windows that the committed offsets passed with this commit, in some partition.
+    moved = (view.find_ending_windows(m.key, m.before or 0, m.after) for m in result.offsets)
+    passed = {w for of_partition in moved for w in of_partition} & view.complete
+    evaluated = {*reported, *windows, *(passed - portion.remaining)} - {own}
+    yield from feed_checks.evaluate_committed(context.instance, view, sorted(evaluated))
 
 
 def _build_event(view: LedgerView, result: CommitResult, window: int | None) -> dg.AssetMaterialization:
@@ -236,9 +240,3 @@ def _build_metadata(group: str, result: CommitResult) -> Metadata:
         ),
         "frontier": table(rows, {"partition": "string", "before": "string", "after": "int"}),
     }
-
-
-def _find_passed(view: LedgerView, result: CommitResult) -> set[int]:
-    """Complete windows that the committed offsets passed with this commit, in some partition."""
-    moved = (view.find_ending_windows(m.key, m.before or 0, m.after) for m in result.offsets)
-    return {w for windows in moved for w in windows} & view.complete
