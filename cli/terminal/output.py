@@ -24,6 +24,7 @@ from sluice.cli.terminal.text_layout import Facts, Flowing, TextTable, Whole, co
 from sluice.pipelines.errors import Failed, NotYet, Refused, SluiceError, UsageError
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.documents import to_document, to_json
+from sluice.pipelines.util.units import escape_unprintable
 
 if TYPE_CHECKING:
     from sluice.pipelines.model.receipts import Progress, Reporter
@@ -203,16 +204,12 @@ def claimed_stdout() -> Iterator[TextIO]:
 
 def safe(text: str) -> str:
     """Escape control characters, which a terminal would obey."""
-    return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
+    return escape_unprintable(text, "\n")
 
 
 def _in_json(c: str) -> str:
     """Escape a control character for JSON, which itself escapes only those below space."""
     return c if c.isprintable() else json.dumps(c)[1:-1]
-
-
-def _escape(c: str) -> str:
-    return c.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 # -- how things look

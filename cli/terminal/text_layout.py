@@ -232,7 +232,3 @@ def label_partitions(keys: Iterable[Key]) -> dict[Key, str]:
     listed = list(keys)
     several = Counter(k.tp for k in dict.fromkeys(listed))
     return {k: f"{k} (topic id {k.life})" if several[k.tp] > 1 else str(k) for k in listed}
-
-
-def list_ranges(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
-    return [[start, end] for start, end in pairs]

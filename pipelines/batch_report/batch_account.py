@@ -20,7 +20,7 @@ from sluice.pipelines.model.receipts import NO_TRAFFIC, Counts, RangeFailure, Re
 from sluice.pipelines.planning.schema_changes import shape_named
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine.listing import receipts_in_staging
-from sluice.pipelines.records.shape import RAW, Shape
+from sluice.pipelines.records.shape import RAW
 from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.status.outlook import Outlook
 from sluice.pipelines.util.parallel import map_parallel
@@ -83,7 +83,7 @@ def read_account(
     plan = ledger.plan(number)
     entry = None if batch.published is None else ledger.publication(batch)
     receipts = entry.receipts if entry else receipts_in_staging(lake, plan, number)
-    shape = _shape(ledger, state, receipts)
+    shape = (shape_named(ledger, state, receipts[-1].format) if receipts else None) or RAW
     earlier = count_earlier_rows(state, batch.request, number)
     results = entry.results if entry else hold_whole(shape, receipts, lake, earlier) if receipts else ()
     return BatchAccount(
@@ -131,11 +131,6 @@ def _batch(ledger: Ledger, state: State, number: int) -> Batch:
         return ledger.recall(batch)
     recent = ", ".join(str(b.id) for b in reverse_batches(islice(state.batches.newest_first(), 5))) or "none"
     raise UsageError(f"feed {ledger.feed} has no batch {number}", remedy=f"its newest: {recent}")
-
-
-def _shape(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> Shape:
-    """The shape of the newest offset range, as far as the ledger knows it."""
-    return (shape_named(ledger, state, receipts[-1].format) if receipts else None) or RAW
 
 
 def _before(ledger: Ledger, state: State, batch: Batch) -> Sequence[PastBatch]:

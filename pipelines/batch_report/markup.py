@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from sluice.pipelines.util.units import escape_unprintable
+
 LONGEST = 1200
 """Maximum length of a text, in characters."""
 CELL = 200
@@ -19,7 +21,6 @@ CELL = 200
 _FEW = 5
 """Columns that fit on a phone next to bars."""
 _VOID = frozenset({"meta", "br", "rect", "line"})
-_KEPT = frozenset("\n")
 
 
 class Html(str):
@@ -61,13 +62,7 @@ def cut(text: str, limit: int) -> str:
 
 def harmless(text: str) -> str:
     """The text with escapes in place of invisible characters."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in _KEPT else _escape(c) for c in text)
-
-
-def _escape(c: str) -> str:
-    return c.encode("unicode_escape", "backslashreplace").decode("ascii")
+    return escape_unprintable(text, "\n")
 
 
 def readable(data: bytes, limit: int = CELL) -> str:

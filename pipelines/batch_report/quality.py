@@ -124,7 +124,7 @@ def _read_samples(fault: Fault, parts: Sequence[Placed], lake: Lake, published: 
 
 
 def _search(offset: int, partition: str, part: Part, lake: Lake, published: bool) -> tuple[RejectedRecord, ...]:
-    for batch in _batches(part, lake, published):
+    for batch in parquet.read_part(lake, part, _path(part, published), ROWS_AT_ONCE, list(_COLUMNS)):
         offsets = batch.column("offset").to_pylist()
         if offsets and offsets[0] <= offset <= offsets[-1]:
             if offset not in offsets:
@@ -134,11 +134,6 @@ def _search(offset: int, partition: str, part: Part, lake: Lake, published: bool
             like = [row for row in range(first, batch.num_rows) if _kind_values(batch, row) == values]
             return tuple(_cut_sample(batch, row, partition) for row in like[:SAMPLES])
     return ()
-
-
-def _batches(part: Part, lake: Lake, published: bool) -> Iterator[pa.RecordBatch]:
-    """The rows, one row group after the other. In a file that several windows share, they are in offset order, too."""
-    return parquet.read_part(lake, part, _path(part, published), ROWS_AT_ONCE, list(_COLUMNS))
 
 
 def _kind_values(batch: pa.RecordBatch, row: int) -> list[str | None]:

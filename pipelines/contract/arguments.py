@@ -55,10 +55,13 @@ def flaws(rule: Rule, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]
     yield from flaws_found or [*_each(rule, kwargs, types)] or [*_together(rule, kwargs, types)]
 
 
+_PLACES = (Takes.COLUMN, Takes.COLUMNS)
+
+
 def _places(rule: Rule, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
     """Flaws of the columns, which must be right before anything else can be checked."""
     for name, kwarg in rule.kwargs.items():
-        if name in kwargs and kwarg.takes in (Takes.COLUMN, Takes.COLUMNS):
+        if name in kwargs and kwarg.takes in _PLACES:
             try:
                 for column in _names(kwargs[name]) if kwarg.takes is Takes.COLUMNS else [kwargs[name]]:
                     _column(rule, column, types)
@@ -93,7 +96,7 @@ def _each(rule: Rule, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]
     about = [types[kwargs[n]] for n, k in rule.kwargs.items() if k.takes is Takes.COLUMN and n in kwargs]
     for name, value in kwargs.items():
         kwarg = rule.kwargs[name]
-        if "windows" in rule.kwargs and isinstance(value, dict) and "$PARAMETER" in value:
+        if kwarg.takes in _PLACES or ("windows" in rule.kwargs and _is_parameter(value)):
             continue
         try:
             _CHECKS[kwarg.takes](value, kwarg, about)
@@ -128,7 +131,7 @@ def _bounds(rule: Rule, kwargs: Mapping[str, Any], types: Types) -> None:
 
 def _parameters(rule: Rule, kwargs: Mapping[str, Any], types: Types) -> None:
     """Every `$PARAMETER` comes from a window, and every window is used."""
-    used = [value["$PARAMETER"] for value in kwargs.values() if isinstance(value, dict) and "$PARAMETER" in value]
+    used = [value["$PARAMETER"] for value in kwargs.values() if _is_parameter(value)]
     defined = [w["parameter_name"] for w in kwargs.get("windows", [])]
     if any(name not in defined for name in used) or any(len(s) > 1 for s in kwargs.values() if _is_parameter(s)):
         raise Wrong("has a $PARAMETER that none of its windows gives", "write its value, or a window for it")
@@ -222,10 +225,6 @@ def _names(value: Any) -> list[str]:
     if not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         raise Wrong("should be a list of columns, each once")
     return names
-
-
-def _columns(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    """Columns were checked before everything else."""
 
 
 def _all_names(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
@@ -373,8 +372,6 @@ def _is_window(value: Any) -> bool:
 
 
 _CHECKS: Mapping[Takes, Callable[[Any, Kwarg, list[Type]], None]] = {
-    Takes.COLUMN: _columns,
-    Takes.COLUMNS: _columns,
     Takes.NAMES: _all_names,
     Takes.TRUTH: _truth,
     Takes.BOUND: _check_bound,

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from sluice.pipelines.util.units import sanitize
+
 Args = Mapping[str, Any]
 
 _DEMANDS = {
@@ -57,7 +59,7 @@ def format_value(value: object) -> str:
 
 
 def abbreviate(text: str) -> str:
-    clean = "".join(c if c.isprintable() else "�" for c in text[: _MOST_TEXT + 1])
+    clean = sanitize(text, _MOST_TEXT + 1)
     return clean if len(clean) <= _MOST_TEXT else clean[:_MOST_TEXT] + "…"
 
 

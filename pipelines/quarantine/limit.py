@@ -23,7 +23,7 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.row_format import OVERSIZED
 from sluice.pipelines.schema.arrays import int64s, view_int32s
 from sluice.pipelines.util.documents import Flat
-from sluice.pipelines.util.units import many
+from sluice.pipelines.util.units import escape_unprintable, many
 
 MOST_FAULTS = 1000
 """The maximum number of distinct kinds of fault; all later ones count as one more kind."""
@@ -201,4 +201,4 @@ def _printable(kind: QuarantineKind) -> QuarantineKind:
 def _plain(text: str) -> str:
     """A short text without control characters: names of fields come from records."""
     short = text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + "…"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in short)
+    return escape_unprintable(short)

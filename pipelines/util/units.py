@@ -121,6 +121,13 @@ def many(n: int, thing: str, things: str = "") -> str:
     return f"{n:,} {thing}" if n == 1 else f"{n:,} {things or f'{thing}s'}"
 
 
+def escape_unprintable(text: str, unchanged: str = "") -> str:
+    """Text from outside with escapes, such as `\\x1b`, in place of unprintable characters, except those `unchanged`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in unchanged else ascii(c)[1:-1] for c in text)
+
+
 def sanitize(text: str, limit: int = 80) -> str:
     """Text from outside, for an error: at most `limit` characters, on one line, all printable."""
     return "".join(c if c.isprintable() else "�" for c in text[:limit])

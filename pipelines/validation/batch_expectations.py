@@ -66,13 +66,15 @@ class NoHistoryError(Exception):
 
 
 def find_bounds(e: Expectation, earlier: Sequence[int]) -> tuple[float | None, float | None]:
-    """Returns the least and the most rows that the expectation allows; None where there is no bound.
+    """Returns the least and the most rows, or columns, that the expectation allows; None where there is no bound.
 
-    Bounds may be parameters (Great Expectations' `windows`, docs/contracts.md). A parameter's value is `constraint_fn`
-    of the last `range` row counts in `earlier`, the newest first: a lower bound is that value less the share
-    `negative`, an upper bound that value plus the share `positive`. Raises NoHistoryError when there are too few.
-    The expectation then passes, or fails if the window is `strict`; in Great Expectations it always fails.
+    One `value` is both. Bounds may be parameters (Great Expectations' `windows`, docs/contracts.md). A parameter's
+    value is `constraint_fn` of the last `range` row counts in `earlier`, the newest first: a lower bound is that value
+    less the share `negative`, an upper bound that value plus the share `positive`. Raises NoHistoryError when there are
+    too few. The expectation then passes, or fails if the window is `strict`; in Great Expectations it always fails.
     """
+    if (value := e.kwargs.get("value")) is not None:
+        return value, value
     minimum = _compute_bound(e, "min_value", earlier, lambda w: 1 - float(w["offset"]["negative"]))
     maximum = _compute_bound(e, "max_value", earlier, lambda w: 1 + float(w["offset"]["positive"]))
     return minimum, maximum
@@ -161,19 +163,9 @@ def _check_row_count(e: Expectation, batch: BatchContext) -> Result:
     return Result(e.place, is_between(batch.rows, e, low, high), f"{batch.rows:,} rows")
 
 
-def _check_rows_equal(e: Expectation, batch: BatchContext) -> Result:
-    return Result(e.place, batch.rows == e.kwargs["value"], f"{batch.rows:,} rows")
-
-
 def _check_column_count(e: Expectation, batch: BatchContext) -> Result:
     there = len(batch.columns)
-    return Result(
-        e.place, is_between(there, e, e.kwargs.get("min_value"), e.kwargs.get("max_value")), f"{there} columns"
-    )
-
-
-def _check_columns_equal(e: Expectation, batch: BatchContext) -> Result:
-    return Result(e.place, len(batch.columns) == e.kwargs["value"], f"{len(batch.columns)} columns")
+    return Result(e.place, is_between(there, e, *find_bounds(e, ())), f"{there} columns")
 
 
 def _check_column_set(e: Expectation, batch: BatchContext) -> Result:
@@ -202,9 +194,9 @@ def _check_column_exists(e: Expectation, batch: BatchContext) -> Result:
 
 _OF_TABLES: Mapping[str, Callable[[Expectation, BatchContext], Result]] = {
     "expect_table_row_count_to_be_between": _check_row_count,
-    "expect_table_row_count_to_equal": _check_rows_equal,
+    "expect_table_row_count_to_equal": _check_row_count,
     "expect_table_column_count_to_be_between": _check_column_count,
-    "expect_table_column_count_to_equal": _check_columns_equal,
+    "expect_table_column_count_to_equal": _check_column_count,
     "expect_table_columns_to_match_set": _check_column_set,
     "expect_table_columns_to_match_ordered_list": _check_column_list,
     "expect_column_to_exist": _check_column_exists,
@@ -416,12 +408,11 @@ def check_contract(
         remedy="see its rows with `sluice peek TOPIC:PARTITION:OFFSET`; fix "
         f"feeds/{ledger.feed}.contract.json, or the producer, and run again: records already read are reused unless "
         "the contract changes",
-        breaches=[_build_breach(o) for o in broken],
+        breaches=[
+            Breach("contract", _describe_broken(o), o.expectation.type, o.unexpected, o.checked, o.first)
+            for o in broken
+        ],
     )
-
-
-def _build_breach(o: ExpectationOutcome) -> Breach:
-    return Breach("contract", _describe_broken(o), o.expectation.type, o.unexpected, o.checked, o.first)
 
 
 def _describe_broken(o: ExpectationOutcome) -> str:
