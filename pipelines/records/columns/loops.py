@@ -12,6 +12,7 @@ from __future__ import annotations
 from sluice.pipelines.records.columns.spans import NULL, get_kind, get_size, get_start
 from sluice.pipelines.records.compiled.jit import (
     BYTES,
+    ENDS,
     I32,
     I64,
     INTEGER,
@@ -86,6 +87,28 @@ def measure(spans: Array) -> int:
         if get_kind(spans[i]) > NULL:
             total += get_size(spans[i])
     return total
+
+
+@compiled(ENDS, ENDS, BYTES, BYTES, I32)
+def find_last(lists: Array, ends: Array, data: Array, text: Array, items: Array) -> None:
+    """Each list's last item that is this text, −1 where none is. `ends` and `data` are the texts of all items."""
+    size = text.size
+    for row in range(items.size):
+        items[row] = -1
+        for i in range(int64(lists[row + 1]) - 1, int64(lists[row]) - 1, -1):
+            if i < 0 or i + 1 >= ends.size:
+                raise IndexError("items outside of their buffer")
+            at = int64(ends[i])
+            if int64(ends[i + 1]) - at != size:
+                continue
+            if at < 0 or at + size > data.size:
+                raise IndexError("texts outside of their buffer")
+            k = int64(0)
+            while k < size and byte(data, at + k) == byte(text, k):
+                k += 1
+            if k == size:
+                items[row] = i
+                break
 
 
 @inner

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Drift, DriftKind
+from sluice.pipelines.records.columns.loops import find_last
 from sluice.pipelines.records.columns.reasons import Reason
 from sluice.pipelines.records.columns.typed_format import encode_texts
 from sluice.pipelines.records.compiled.jit import Array
@@ -100,15 +101,14 @@ def _refuse(
 def read_header(headers: pa.ListArray, f: Field) -> tuple[pa.Array, Array | None]:
     """The values of the column's header, and a mask of those that are not UTF-8 where text is needed (None: there are
     none). The last header of the name counts, as in Kafka's `lastHeader`."""
-    name = text_array([escape_key((f.header or "").encode())])[0]
-    ends = np.frombuffer(headers.buffers()[1], np.int32)[headers.offset : headers.offset + len(headers) + 1]
-    begin = int(ends[0])
-    entries = headers.values.slice(begin, int(ends[-1]) - begin)
-    matches = np.flatnonzero(as_mask(pc.equal(entries.field(0), name)))
-    indices, there = np.zeros(len(headers), np.int32), np.zeros(len(headers), np.bool_)
-    rows = np.searchsorted(ends[1:] - begin, matches, side="right")
-    indices[rows], there[rows] = matches, True  # of several, the last is written last
-    values = entries.field(1).take(_make_indices(indices, there))
+    lists = np.frombuffer(headers.buffers()[1], np.int32)[headers.offset : headers.offset + len(headers) + 1]
+    keys = headers.values.field(0)
+    _, ends, data = keys.buffers()
+    items = np.empty(len(headers), np.int32)
+    name = np.frombuffer(escape_key((f.header or "").encode()).encode(), np.uint8)
+    ends = np.frombuffer(ends, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    find_last(lists, ends, np.frombuffer(data or b"", np.uint8), name, items)
+    values = headers.values.field(1).take(_make_indices(items, items >= 0))
     return (values, None) if f.type.kind is Kind.BINARY else _as_text(values)
 
 

@@ -488,7 +488,7 @@ def unescape(dst: Array, to: int, buf: Array, at: int, end: int) -> int:
 
 
 @inlined
-def _same(buf: Array, at: int, end: int, t: ScanTables, node: int) -> bool:
+def has_name(buf: Array, at: int, end: int, t: ScanTables, node: int) -> bool:
     """Returns whether the node's name and a closing quote are at `at`."""
     size = cell(t.nodes, node, NAME_SIZE)
     # Eight bytes at once only where the buffer has them; the mask drops those behind the name.
@@ -634,7 +634,7 @@ def _record(buf: Array, at: int, end: int, t: ScanTables, results: ScanResults) 
                 at += 1
                 if shape == STRUCT:
                     guess = t.follow[cell(nodes, node, FOLLOW_AT) + before]
-                    if guess >= 0 and _same(buf, at, end, t, cell(nodes, node, CHILD) + guess):
+                    if guess >= 0 and has_name(buf, at, end, t, cell(nodes, node, CHILD) + guess):
                         child = cell(nodes, node, CHILD) + guess
                         before = int64(guess) + 1
                         at += cell(nodes, child, NAME_SIZE)

@@ -98,11 +98,11 @@ def _make_results(rows: int, extra: int) -> ScanResults:
     )
 
 
-def copy_unknown(data: Array, ends: Array, rows: Array, t: scan.ScanTables) -> pa.Array:
-    """Returns the members of these records without a field, as JSON."""
+def copy_unknown(data: Array, ends: Array, rows: Array, slots: Array, t: scan.ScanTables) -> pa.Array:
+    """Returns the members of these records without a field, as JSON. `slots` are theirs in the block of the tables."""
     room = int((ends[rows + 1] - ends[rows]).sum(dtype=np.int64)) + 32
     out, text_ends = allocate(room, np.uint8), np.zeros(len(rows) + 1, np.int32)
-    copy_members(data, ends, rows, t, no_frames(), out, text_ends)
+    copy_members(data, ends, rows, slots.astype(np.int32), t, no_frames(), out, text_ends)
     return pa.Array.from_buffers(pa.string(), len(rows), [None, pa.py_buffer(text_ends), pa.py_buffer(out)])
 
 
@@ -129,7 +129,8 @@ class JsonPiece(PieceBuilder):
         self.add(results.source[:out], [a[: t.state[scan.BAD]] for a in refused], t.counts, append)
         if t.state[scan.INSIDES]:
             rows = results.inside[: t.state[scan.INSIDES]].copy()
-            self._unnamed.append((rows, copy_unknown(data, ends, rows, t)))
+            slots = np.searchsorted(results.source[:out], rows)
+            self._unnamed.append((rows, copy_unknown(data, ends, rows, slots, t)))
 
     def _make_extra(self, rows: Array) -> pa.Array:
         """The column `_extra` of these rows: members of the records themselves, or what `copy_members` made."""
@@ -141,6 +142,8 @@ class JsonPiece(PieceBuilder):
         if not self._unnamed:
             return members
         inside = np.isin(rows, np.concatenate([rows_of_part for rows_of_part, _ in self._unnamed]))
+        if inside.all():
+            return pa.concat_arrays([texts for _, texts in self._unnamed])
         return pc.replace_with_mask(
             members, boolean_array(inside), pa.concat_arrays([texts for _, texts in self._unnamed])
         )

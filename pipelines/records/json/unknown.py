@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sluice.pipelines.records.columns.spans import ODD, PLAIN, pack
+from sluice.pipelines.records.columns.spans import ODD, PLAIN, get_size, get_start, pack
 from sluice.pipelines.records.compiled.jit import (
     BYTES,
     FLAG,
@@ -30,20 +30,27 @@ from sluice.pipelines.records.compiled.jit import (
     U8,
     Array,
     byte,
+    cell,
     compiled,
     copy,
     inlined,
     inner,
     int64,
+    item,
     uint64,
 )
 from sluice.pipelines.records.compiled.loop import Arrays, Numbers
 from sluice.pipelines.records.json.scan import (
+    BASE,
     CHILD,
+    FOLLOW_AT,
+    LEVEL,
     LIST,
     LONGEST_KEY,
     MAP,
     MOST_DEPTH,
+    NAME_SIZE,
+    OUT,
     SHAPE,
     STRUCT,
     TABLES,
@@ -51,6 +58,7 @@ from sluice.pipelines.records.json.scan import (
     blank,
     colon,
     find,
+    has_name,
     member,
     number,
     skip,
@@ -65,7 +73,8 @@ NAME = 1  # where its name begins and ends in the record; those of an element ar
 NAME_END = 2
 ELEMENT = 3  # an array's elements before the one at hand
 WRITTEN = 4  # elements that the text has
-FRAME = 5
+BEFORE = 5  # which member of the struct came last, counted from 1
+FRAME = 6
 
 
 def no_frames() -> Array:
@@ -119,9 +128,9 @@ def _write_openings(out: Array, to: int, values: Array, t: ScanTables, stack: Ar
 
 
 @inner
-def _copy_record(out: Array, to: int, values: Array, at: int, end: int, t: ScanTables, stack: Array) -> int:
-    """Append what one record has without a name: the next byte of `out`."""
-    stack[FRAME_NODE] = stack[ELEMENT] = 0
+def _copy_record(out: Array, to: int, values: Array, at: int, end: int, t: ScanTables, stack: Array, row: int) -> int:
+    """Append members without a name of one record, whose spans are those of `row`: the next byte of `out`."""
+    stack[FRAME_NODE] = stack[ELEMENT] = stack[BEFORE] = 0
     depth = int64(1)  # objects and arrays that the member at hand is in
     opened = int64(0)  # those of them that the text has; each has something in it
     at += 1
@@ -144,34 +153,51 @@ def _copy_record(out: Array, to: int, values: Array, at: int, end: int, t: ScanT
             at += 1
             continue
         node = stack[frame + FRAME_NODE]
-        shape = t.nodes[node, SHAPE]
+        shape = cell(t.nodes, node, SHAPE)
         name, name_end, child = at, at, int64(-1)
         if shape == LIST:
-            child = t.nodes[node, CHILD]
+            child = cell(t.nodes, node, CHILD)
         else:
-            stop, kind = string(values, at + 1, end)
-            if stop < 0:
-                break
-            if shape == MAP:
-                child = t.nodes[node, CHILD] + 1
+            # Most members follow the one before as in other records (`scan` has learned it).
+            guess = int64(-1)
+            if shape == STRUCT:
+                guess = int64(t.follow[cell(t.nodes, node, FOLLOW_AT) + stack[frame + BEFORE]])
+            if guess >= 0 and has_name(values, at + 1, end, t, cell(t.nodes, node, CHILD) + guess):
+                child = cell(t.nodes, node, CHILD) + guess
+                stack[frame + BEFORE] = guess + 1
+                name_end = at + 1 + cell(t.nodes, child, NAME_SIZE)
             else:
-                slot = member(values, at + 1, stop, kind, t, node)
-                child = t.nodes[node, CHILD] + slot if slot >= 0 else int64(-1)
-            name_end = stop + 1
+                stop, kind = string(values, at + 1, end)
+                if stop < 0:
+                    break
+                if shape == MAP:
+                    child = cell(t.nodes, node, CHILD) + 1
+                else:
+                    slot = member(values, at + 1, stop, kind, t, node)
+                    if slot >= 0:
+                        child = cell(t.nodes, node, CHILD) + slot
+                        stack[frame + BEFORE] = slot + 1
+                name_end = stop + 1
             at, _ = colon(values, name_end, end)
             if at < 0 or at >= end:
                 break
         b = byte(values, at)
-        if child >= 0 and t.nodes[child, SHAPE] >= STRUCT and (b == 0x7B or b == 0x5B) and depth <= MOST_DEPTH:
+        if child >= 0 and cell(t.nodes, child, SHAPE) >= STRUCT and (b == 0x7B or b == 0x5B) and depth <= MOST_DEPTH:
             below = frame + FRAME  # depth ≤ MOST_DEPTH, and `stack` has MOST_DEPTH + 1 frames
             stack[below + FRAME_NODE], stack[below + NAME], stack[below + NAME_END] = child, name, name_end
-            stack[below + ELEMENT] = 0
+            stack[below + ELEMENT] = stack[below + BEFORE] = 0
             depth += 1
             at += 1
             continue
-        stop, _ = skip(values, at, end, int64(0), t.nest)
-        if stop < 0:
-            break
+        if child >= 0 and cell(t.nodes, child, LEVEL) == 0:
+            span = item(t.spans, cell(t.nodes, child, BASE) + row)
+            stop = 2 * get_start(span) - at + get_size(span)  # the span of a text is within its quotes
+            if stop <= at or stop > end:
+                break
+        else:
+            stop, _ = skip(values, at, end, int64(0), t.nest)
+            if stop < 0:
+                break
         if child < 0:
             to = _write_openings(out, to, values, t, stack, opened, depth)
             to = _write_name(out, to, values, name, name_end, opened == depth)
@@ -182,11 +208,12 @@ def _copy_record(out: Array, to: int, values: Array, at: int, end: int, t: ScanT
     return to
 
 
-@compiled(BYTES, I32, I32, TABLES, I64, U8, I32)
+@compiled(BYTES, I32, I32, I32, TABLES, I64, U8, I32)
 def copy_members(
-    values: Array, value_ends: Array, rows: Array, t: ScanTables, stack: Array, out: Array, ends: Array
+    values: Array, value_ends: Array, rows: Array, slots: Array, t: ScanTables, stack: Array, out: Array, ends: Array
 ) -> None:
-    """The texts for these records of a chunk. `out` has room for all of them, and for 32 bytes more."""
+    """The texts for these records of a chunk, which have these slots in the block of `t`. `out` has room for all of
+    them, and for 32 bytes more."""
     to = int64(0)
     for i in range(rows.size):
         at, end = int64(value_ends[rows[i]]), int64(value_ends[rows[i] + 1])
@@ -194,7 +221,9 @@ def copy_members(
             raise IndexError("values outside of their buffer, or no room for their texts")
         while at < end and byte(values, at) != 0x7B:  # white space, or a byte order mark
             at += 1
-        to = _copy_record(out, to, values, at, end, t, stack)
+        if slots[i] < 0 or slots[i] >= t.state[OUT]:
+            raise IndexError("a slot outside of the block")
+        to = _copy_record(out, to, values, at, end, t, stack, slots[i])
         ends[i + 1] = to
 
 

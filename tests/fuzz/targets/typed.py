@@ -20,6 +20,7 @@ from sluice.pipelines.records.columns.pieces import TypedPiece
 from sluice.pipelines.records.json import typer
 from sluice.pipelines.records.json.columns import REASONS
 from sluice.pipelines.records.json.typer import Typer
+from sluice.pipelines.schema.layout import make_layout
 from sluice.pipelines.schema.schema import Schema, parse_schema
 from tests.fuzz.mutation import mutate_bytes, mutate_json
 from tests.fuzz.target import Target
@@ -44,6 +45,18 @@ SCHEMAS = (
             "s": "struct<a:struct<b:string not null, c:json>, d:binary>",
         }
     ),
+    make_layout(
+        parse_schema(
+            {
+                "d": "decimal(5,2) from text",
+                "b": "decimal(38,3) from base64 at s.b",
+                "c": "int64 from text not null at s.a.b",
+                "day": "date from days at s.d",
+                "e": "list<epoch(ns) from text>",
+                "o": "struct<x:int8> at s.o",
+            }
+        )
+    ).reading,
 )
 
 
@@ -117,9 +130,26 @@ def _make_seeds() -> list[bytes]:
         "{'a':1}",
         '{"j":NaN}',
     ]
+    encoded = [
+        json.dumps({"d": n, "s": {"a": {"b": n}, "b": b, "d": 19782, "z": n, "o": {"x": 1, "y": n}}, "e": [n, None]})
+        for n in ("12.3", "+1e2", ".5", "5.", "007", "-", "NaN", "1.234", "9" * 40, "1e-400")
+        for b in ("/w==", "AYaf", "gAAAAAAAAAAAAAAAAAAAAA==", "AA=", "", "/////////////////////////////w==")
+    ]
     values = [
         t.encode("utf-8", "surrogatepass")
-        for t in (*numbers, *times, *text_values, *deep, *nested, *crowded, *binaries, *missing, *escapes, *odd)
+        for t in (
+            *encoded,
+            *numbers,
+            *times,
+            *text_values,
+            *deep,
+            *nested,
+            *crowded,
+            *binaries,
+            *missing,
+            *escapes,
+            *odd,
+        )
     ]
     values += [
         RECORD,
@@ -141,7 +171,7 @@ def _make_seeds() -> list[bytes]:
         mixed = [text for pair in zip(records, records, unlike, strict=True) for text in pair]
         joined += [BETWEEN.join(text.encode() for text in texts) for texts in (records, mixed)]
     joined += [RECORD, BETWEEN.join([b'{"id":1,"a":"x"}'] * 3000)]
-    return [bytes([kind]) + body for body in joined for kind in (0, 1, 2)]
+    return [bytes([kind]) + body for body in joined for kind in (0, 1, 2, 64)]
 
 
 _SEQUENCES = (
@@ -231,7 +261,7 @@ def guard() -> None:
 
 def _split_values(data: bytes) -> tuple[Schema, list[bytes], bool]:
     kind = data[0] if data else 0
-    return SCHEMAS[kind % 3], data[1:].split(BETWEEN), not kind & 128
+    return SCHEMAS[3 if kind & 64 else kind % 3], data[1:].split(BETWEEN), not kind & 128
 
 
 def _run(data: bytes) -> str:

@@ -597,6 +597,49 @@ def test_column_mapped_to_other_field_name_keeps_mapping_when_evolving(world: Wo
     assert {entry.format for entry in world.entries} == {5}
 
 
+def test_column_at_path_evolves_and_keeps_its_path(world: World) -> None:
+    own = {"id": "int32 at a.id", "s": "struct<x:int8> at a.b.s", "n": "int16 from text at a.n", "h": "string header h"}
+    value = {"a": {"id": 1, "b": {"s": {"x": 1}, "c": 1}, "n": "1"}}
+    feed = world.make_feed(own, "evolve")
+    more = {"a": {"b": {"s": {"x": 2, "y": True}}}, "new": 1}
+    world.land_records(feed, value, more, {"a": {"id": 1 << 40}}, {"a": {"n": "70000"}})
+    assert world.ledger.read().evolved == {
+        "id": "int64 at a.id",
+        "s": "struct<x:int8, y:bool> at a.b.s",
+        "n": "int32 from text at a.n",
+        "new": "int64",
+    }, "unknown members along a path stay in _extra"
+    misfit = {"a": {"id": 1 << 40, "b": {"s": {"x": 2, "y": "text"}}, "n": "70000"}, "new": "text"}
+    world.land_records(feed, misfit, value | {"new": 2})
+    table = world.ledger.read().table
+    assert table == {"id": "int64", "s": "struct<x:int8, y:bool>", "n": "int32", "h": "string", "new": "int64"}
+    rows = world.read_window(feed).arrow().select(["id", "s", "n", "new", "_extra"]).to_pylist()
+    assert rows[-2] == {
+        "id": 1 << 40, "s": {"x": 2, "y": None}, "n": 70000, "new": None,
+        "_extra": '{"a":{"b":{"s":{"y":"text"}}},"new":"text"}',
+    }  # fmt: skip
+    assert world.find_problems(feed) == []
+    assert {entry.format for entry in world.entries} == {6}
+    fewer = world.make_feed({"n": own["n"]}, "evolve")
+    assert [f.text for f in find_shape(fewer, world.ledger.read()).columns.fields] == [
+        "int32 from text at a.n",
+        "int64",
+    ]  # type: ignore[union-attr]
+
+
+def test_narrower_copy_of_a_widened_column_is_refused_with_its_type(world: World) -> None:
+    own = {"s": "struct<x:int8>"}
+    world.land_records(world.make_feed(own, "evolve"), {"s": {"x": 1}}, {"s": {"x": 300}})
+    feed = world.make_feed(own | {"x": "int8 at s.x"}, "evolve")
+    with pytest.raises(SchemaChanged, match=r"x: is int8, and another column has s\.x as int16") as caught:
+        world.land_records(feed, {"s": {"x": 1}})
+    assert caught.value.remedy == "write `int16 at s.x`"
+    feed = world.make_feed({"s": "struct<x:int16>", "x": "int16 at s.x"}, "evolve")
+    world.land_records(feed, {"s": {"x": 300}})
+    assert world.read_window(feed).arrow().column("x").to_pylist()[-1] == 300
+    assert world.find_problems(feed) == []
+
+
 def test_values_that_do_not_fit_evolved_type_land_in_extra(world: World) -> None:
     feed = world.make_feed({"id": "int32", "s": "struct<a:int64>"}, "evolve")
     world.land_records(feed, {"id": 1, "n": 1, "m": "x", "s": {"a": 1, "b": True}}, {"id": 1, "n": 2})

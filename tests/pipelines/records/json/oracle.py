@@ -8,7 +8,7 @@ import json
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sluice.pipelines.schema.schema import Field, Kind, Schema, Type
+from sluice.pipelines.schema.schema import Encoding, Field, Kind, Schema, Type
 
 DEPTH = 100
 NOT_JSON = {"not_json", "invalid_utf8", "too_deep"}
@@ -145,7 +145,7 @@ def _judge_value(f: Field, value: Any, problems: set[str]) -> Any:
             problems.add("missing")
         return None
     try:
-        return _convert(f.type, value, problems)
+        return (_convert_encoded if f.type.encoding else _convert)(f.type, value, problems)
     except _Refused as refused:
         problems.add(refused.reason)
         return None
@@ -154,6 +154,27 @@ def _judge_value(f: Field, value: Any, problems: set[str]) -> Any:
 class _Refused(Exception):
     def __init__(self, reason: str) -> None:
         self.reason = reason
+
+
+_TEXT_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+def _convert_encoded(t: Type, value: Any, problems: set[str]) -> Any:
+    match t.encoding:
+        case Encoding.TEXT if isinstance(value, str):
+            if not _TEXT_NUMBER.fullmatch(_check_text(value)):
+                raise _Refused("malformed")
+            return _convert(replace(t, encoding=None), Number(value.removeprefix("+")), problems)
+        case Encoding.BASE64 if isinstance(value, str):
+            data = _parse_binary(_check_text(value))
+            number = int.from_bytes(data, "big", signed=True)
+            if not data:
+                raise _Refused("malformed")
+            _check_range(number, 1 - 10**t.precision, 10**t.precision - 1)
+            return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -t.scale))
+        case Encoding.DAYS if isinstance(value, Number):
+            return _check_range(_parse_integer(value.text), YEAR_1 // 86400, YEAR_10000 // 86400 - 1)
+    raise _Refused("wrong_type")
 
 
 def _convert(t: Type, value: Any, problems: set[str]) -> Any:

@@ -6,6 +6,7 @@ import base64
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from sluice.pipelines.records.json.counting import values_of_rows, values_of_texts
 from sluice.pipelines.records.json.scan import BEYOND
 from sluice.pipelines.records.json.unfit import OTHERS, escape_name
-from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema
+from sluice.pipelines.schema.schema import Encoding, Field, Kind, Schema, Type, parse_schema
 from tests.examples import scale_examples
 from tests.pipelines.records.json.oracle import Pairs, judge, list_unnamed_members, parse
 from tests.pipelines.records.json.rows import FIRST, by_offset, convert, count_drift, parse_json
@@ -32,7 +33,13 @@ _PLAIN = [
 _DECIMALS = st.integers(1, 38).flatmap(lambda p: st.integers(0, p).map(lambda s: Type(Kind.DECIMAL, p, s)))
 _TIMES = st.sampled_from([Type(Kind.TIMESTAMP, unit=u) for u in ("ms", "us", "ns")])
 _EPOCHS = st.sampled_from([Type(Kind.EPOCH, unit=u) for u in ("s", "ms", "us", "ns")])
-LEAVES = st.one_of(st.sampled_from(_PLAIN), _DECIMALS, _TIMES, _EPOCHS)
+_ENCODED = st.one_of(
+    st.builds(lambda t: replace(t, encoding=Encoding.TEXT), _DECIMALS | _EPOCHS | st.just(Type(Kind.UINT8))),
+    st.builds(lambda t: replace(t, encoding=Encoding.TEXT), st.just(Type(Kind.INT64))),
+    st.builds(lambda t: replace(t, encoding=Encoding.BASE64), _DECIMALS),
+    st.just(Type(Kind.DATE, encoding=Encoding.DAYS)),
+)
+LEAVES = st.one_of(st.sampled_from(_PLAIN), _DECIMALS, _TIMES, _EPOCHS, _ENCODED)
 
 
 def _generate_fields(types: st.SearchStrategy[Type]) -> st.SearchStrategy[tuple[Field, ...]]:
@@ -163,6 +170,14 @@ def generate_fitting(draw: st.DrawFn, t: Type) -> str:
         return draw(generate_json())
     if draw(st.integers(0, 12)) == 0:
         return "null"
+    match t.encoding:
+        case Encoding.TEXT:
+            before = draw(st.sampled_from(["", "", "", "+", "0", "x"]))
+            return draw(write_string(before + draw(NUMBERS)))
+        case Encoding.BASE64:
+            return draw(write_string(base64.b64encode(draw(st.binary(max_size=20))).decode()))
+        case Encoding.DAYS:
+            return draw(st.integers(-720_000, 3_000_000).map(str) | NUMBERS)
     match t.kind:
         case Kind.STRUCT:
             return draw(generate_object(t.fields))
