@@ -146,6 +146,16 @@ def list_quarantined(feed: Feed) -> list[str]:
     return list(open_lake(feed).list(f"quarantine/{feed.name}"))
 
 
+def test_a_place_that_no_record_has_is_printed_by_run(project: FeedProject, capfd: pytest.CaptureFixture[str]) -> None:
+    absent = {"id": "int64", "a": "string at repo.fullname", "b": "string header X-event", "c": 'string from "re.po"'}
+    write_placed_feed(project, schema=json.dumps(absent | {"plain": "string"}))
+    assert main(["run", "placed", "--project", str(project.root), "--no-dagster"]) == 0
+    printed = " ".join("".join(capfd.readouterr()).split())
+    for name, text in (*absent.items(),)[1:]:
+        assert f"{name} ({text}) is in no record" in printed
+    assert "plain" not in printed
+
+
 def test_republished_rows_of_places_land_as_the_same_rows(
     project: FeedProject, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,7 @@ from sluice.pipelines.records.rows.refusals import OFFSET, get_tombstones, refus
 from sluice.pipelines.records.rows.row_format import Format, Formatted, escape_key, landed_schema
 from sluice.pipelines.schema.arrays import as_mask, int64s, text_array
 from sluice.pipelines.schema.layout import HIDDEN, Layout, Source, Step, make_layout
-from sluice.pipelines.schema.schema import KAFKA, Field, Kind, Schema, arrow_type
+from sluice.pipelines.schema.schema import EXTRA, KAFKA, Field, Kind, Schema, arrow_type
 
 _HEADERS = f"{KAFKA}headers"
 _Fault = tuple[Array, Source, Reason, str]
@@ -162,7 +162,8 @@ def restore_rows(rows: pa.RecordBatch, schema: Schema) -> tuple[pa.RecordBatch, 
     layout = make_layout(schema)
     if layout.is_plain:
         return rows, schema
-    extra = rows.column(rows.schema.get_field_index("_extra"))
+    at = rows.schema.get_field_index(EXTRA)
+    extra = rows.column(at) if at >= 0 else pa.nulls(rows.num_rows, pa.string())
     names = [f.name for f in layout.reading.fields if not f.name.startswith(HIDDEN) and f.name in rows.schema.names]
     names += [name for name in rows.schema.names if name not in {s.field.name for s in layout.sources}]
     hidden = [_restore(rows, f, extra) for f in layout.hidden]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fastavro
@@ -14,11 +15,18 @@ import pytest
 
 import sluice.testing as sluice_testing
 from sluice.pipelines.errors import FeedError
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import DriftKind
+from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.json.counting import values_of_rows, values_of_texts
+from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing.values import json_values
-from sluice.pipelines.schema.schema import SchemaError, parse_schema
+from sluice.pipelines.schema.schema import Schema, SchemaError, parse_schema
 from sluice.testing import LandedMessages, Message
+from tests.pipelines.records.json.rows import FIRST, make_chunk
+
+RANGE = OffsetRange("events", 0, "id", FIRST, FIRST + 2)
 
 SCHEMA = {
     "id": "int64 not null",
@@ -371,3 +379,23 @@ def test_rows_are_values_again_that_land_as_the_same_rows(tmp_path: Path) -> Non
     assert list_rows(landed, *schema) == list_rows(again, *schema)
     counts = values_of_texts(pa.array([send(v).value for v in (*values, None)], pa.binary()))
     assert values_of_rows(landed.rows, columns).tolist() == counts.tolist()
+
+
+def test_paths_lead_into_records_of_any_writers_schema(tmp_path: Path) -> None:
+    later = json.loads(json.dumps(AVRO))
+    later["fields"] = [{"name": "note", "type": "string"}, *reversed(later["fields"])]
+    reader = AvroReader((json.dumps(AVRO),), WireFormat.CONFLUENT)
+    own = Schema((*reader.columns.fields, *parse_schema({"x": "int64 at y.z"} | {"e": "string header e"}).fields[1:]))
+    own = parse_schema(own.texts() | {"sku": "string at items[1].sku", "city": "string at customer.address.city"})
+    out = BytesIO()
+    fastavro.schemaless_writer(out, later, ORDERS[0] | {"note": "n"})
+    values = [b"\0\0\0\0\1" + write_avro(ORDERS[1]), b"\0\0\0\0\2" + out.getvalue()]
+    rows = make_chunk(values)
+    written: Any = SimpleNamespace(texts=lambda number: (json.dumps((AVRO, later)[number - 1]),))
+    formed = list(Shape(own, reader=reader).format(written).convert(RANGE, rows))
+    landed = pa.Table.from_batches([p.landed for p in formed])
+    assert landed.select(["sku", "city", "e"]).to_pylist() == [
+        {"sku": None, "city": None, "e": None},
+        {"sku": "b", "city": "Ulm", "e": None},
+    ]
+    assert {(d.kind, d.field) for p in formed for d in p.drift} >= {(DriftKind.NEW, "note"), (DriftKind.MISSING, "e")}
