@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from datetime import date
+from decimal import MAX_PREC, Context, Decimal
 from functools import cached_property
+from math import isfinite
 from typing import Any
 
 from sluice.pipelines.schema.schema import (
@@ -33,6 +35,9 @@ _DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _HOUR, _SIXTY = r"([01]\d|2[0-3])", r"[0-5]\d"
 _TIME = re.compile(rf"[Tt ]{_HOUR}:{_SIXTY}(:{_SIXTY}(\.\d{{1,9}})?)?([Zz]|[+-]{_HOUR}(:?{_SIXTY})?)?", re.ASCII)
 """What follows the day in a text that lands as a time."""
+_DECIMALS = Context(prec=MAX_PREC, traps=[])
+_MOST_EXACT = 1 << 53
+"""Up to here a float64 holds every integer."""
 _INT64 = range(-(1 << 63), 1 << 63)
 _TEXTS = {"date", "string", "timestamp"}
 _ITEMS = 1000
@@ -77,7 +82,8 @@ class GuessedField:
     def get_type(self, name: str) -> str:
         """The smallest type that all values of the field `name` fit; `json` if no other does, or all were null.
 
-        Integers are an `epoch` if the field's name and all values look like times.
+        Integers are an `epoch` if the field's name and all values look like times. Numbers with more digits than a
+        float64 holds are `json`.
         """
         match sorted(self.words):
             case ["list"]:
@@ -94,7 +100,7 @@ class GuessedField:
                 return f"epoch({unit})"
             case ["bool" | "date" | "float64" | "int64" | "string" | "timestamp" as only]:
                 return only
-            case ["float64", "int64"]:
+            case ["float64", "int64"] if max(abs(self.low or 0), abs(self.high or 0)) <= _MOST_EXACT:
                 return "float64"
             case [*words] if words and set(words) <= _TEXTS:
                 return "string"
@@ -250,9 +256,15 @@ def _parse(value: bytes, encoding: str, *, strict: bool = True) -> Any:
     if len(value) > MOST_VALUE_BYTES:
         return None
     try:
-        return json.loads(value.decode(encoding), parse_constant=_refuse if strict else None)
+        return json.loads(value.decode(encoding), parse_float=_read_float, parse_constant=_refuse if strict else None)
     except (ValueError, RecursionError):
         return None
+
+
+def _read_float(text: str) -> float | Decimal:
+    """The number as a float if that has all of its digits; otherwise a decimal."""
+    number, exact = float(text), _DECIMALS.create_decimal(text)
+    return number if isfinite(number) and Decimal(repr(number)) == exact else exact
 
 
 def _refuse(name: str) -> None:

@@ -45,6 +45,22 @@ def test_inferred_type_is_smallest_for_all_values(values: list[Any], type_: str)
     assert infer_columns(*({"x": v} for v in values))["x"].replace(" ", "") == type_.replace(" ", "")
 
 
+@pytest.mark.parametrize(
+    ("numbers", "type_"),
+    [
+        (["0.1", "1.50", "1e3", "9007199254740992"], "float64"),
+        (["0.1", "9007199254740993"], "json"),
+        (["1234567890.123456789"], "json"),
+        (["0.1000000000000000055511151231257827"], "json"),
+        (["1e400"], "json"),
+        (["1e-400"], "json"),
+        (["1e99999999999999999999"], "json"),
+    ],
+)
+def test_float_is_proposed_only_where_it_has_all_digits(numbers: list[str], type_: str) -> None:
+    assert sample_values(f'{{"x": {n}}}'.encode() for n in numbers).columns == {"x": type_}
+
+
 def test_fields_with_invalid_column_names_get_other_names() -> None:
     odd = {
         "a.b": 1,
