@@ -112,11 +112,12 @@ def feed_definitions(
     landed = _build_landed(feed, specs, topics.names, windows, session, described)
     committed = _build_committed(feed, specs, windows, session)
     observed = [_build_observation(feed.name, specs, topics, session)] if topics.readers else []
-    others = [_build_quarantined(specs, topics.names, windows)] if quarantines(feed) else []
+    others = [_build_reported(specs.quarantined, specs, topics.names, windows)] if quarantines(feed) else []
+    split = [s.replace_attributes(deps=[specs.landed.key], partitions_def=windows) for s in specs.outputs.values()]
     if feed.table:
         table = trace_columns(specs.table, [specs.landed.key])
         others.append(table.replace_attributes(deps=[specs.landed.key]))
-    assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*observed, landed, *others, committed]
+    assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*observed, landed, *split, *others, committed]
     if not session.steps.lone and feed.schedule != OWN:
         return dg.Definitions(assets=assets)
     return dg.Definitions(
@@ -177,9 +178,9 @@ def _build_landed(
     return asset
 
 
-def _build_quarantined(specs: AssetSpecs, topics: Sequence[str], windows: Partitions) -> dg.AssetSpec:
-    """Returns the asset that landing reports together with the rows. It cannot run by itself."""
-    return specs.quarantined.replace_attributes(deps=[specs.keys.topic(t) for t in topics], partitions_def=windows)
+def _build_reported(spec: dg.AssetSpec, specs: AssetSpecs, topics: Sequence[str], windows: Partitions) -> dg.AssetSpec:
+    """Returns an asset that landing reports together with the rows. It cannot run by itself."""
+    return spec.replace_attributes(deps=[specs.keys.topic(t) for t in topics], partitions_def=windows)
 
 
 def _build_committed(feed: Feed, specs: AssetSpecs, windows: Partitions, session: RunSession) -> dg.AssetsDefinition:

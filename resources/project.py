@@ -13,7 +13,7 @@ from pathlib import Path
 from sluice.pipelines.errors import FeedError, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
-from sluice.pipelines.feed.load import find_feed_file, load_feed, load_feeds
+from sluice.pipelines.feed.load import demand_feed, find_feed_file, find_output, load_feed, load_feeds
 from sluice.pipelines.feed.project_files import FleetSettings, NotifySettings, load_fleet, load_notify
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY
 from sluice.resources.local.local_kafka import LocalKafka
@@ -110,11 +110,17 @@ class Project:
 
     def feed(self, name: str) -> Feed:
         """One feed; errors in other files do not matter. Raises FeedError if there is no feed of that name."""
-        return self._feed(name, self.environ())
+        return demand_feed(name, self.find_dataset(name))
+
+    def find_dataset(self, name: str) -> Feed:
+        """One feed, or one output of a split feed by `feed.output`. Raises FeedError."""
+        feed, _, output = name.partition(".")
+        return find_output(self._feed(feed, self.environ()), output)
 
     def readable_feed(self, name: str) -> Feed:
-        """One feed, to read landed rows: the address of Kafka may be unset. Raises FeedError."""
-        return self._feed(name, {BOOTSTRAP: NOWHERE} | self.environ())
+        """One feed or output, to read landed rows: the address of Kafka may be unset. Raises FeedError."""
+        feed, _, output = name.partition(".")
+        return find_output(self._feed(feed, {BOOTSTRAP: NOWHERE} | self.environ()), output)
 
     def find_feed_file(self, name: str) -> Path:
         """The feed's file, named after it; without one, the path of a new file."""

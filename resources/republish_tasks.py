@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import PartKind
@@ -41,6 +42,11 @@ def by_own_schema(wishes: Wishes, feed: Feed, topics: Iterable[str]) -> Wishes:
 
     Raises UsageError and Refused where they cannot be written again, RegistryUnavailable, NotAuthorized.
     """
+    if wishes.kind is PartKind.LANDED and feed.split:
+        raise UsageError(
+            f"landed rows of feed {feed.name}, which has `split`, cannot be sent yet",
+            remedy="send quarantined records (--quarantined), or read the outputs and produce their rows",
+        )
     if wishes.kind is not PartKind.LANDED or feed.reader is None:
         return wishes
     check_sendable(feed.shape, feed.name)

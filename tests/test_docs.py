@@ -209,7 +209,13 @@ def test_every_key_of_the_parser_is_documented() -> None:
             tuned = any(old.endswith(f".{key}") and f"tuning.{new}" in documented_keys for new, old in TUNING.items())
             assert field.exclude or documented or tuned or key in SECTIONS, key
     moved = {old.partition(".")[0] for old in TUNING.values()}
-    assert {n.partition(".")[0] for n in documented_keys} | {"iceberg", "delta", "quarantine_limit"} | moved >= SECTIONS
+    assert {n.partition(".")[0] for n in documented_keys} | {
+        "iceberg",
+        "delta",
+        "quarantine_limit",
+        "by",
+        "into",
+    } | moved >= SECTIONS
     assert {"kafka.bootstrap", "registry.url", "key.schema_file", "table.iceberg.name"} <= documented_keys
 
 
@@ -218,6 +224,9 @@ SECTIONS = {
     "registry",
     "key",
     "protect",
+    "split",
+    "by",
+    "into",
     "s3",
     "gcs",
     "azure",
@@ -237,6 +246,9 @@ def test_feeds_page_lists_the_keys_of_every_section() -> None:
     sections = {
         "registry": "RegistrySettings",
         "key": "KeySettings",
+        "split": "SplitSettings",
+        "split.by": "SplitBy",
+        "split.into": "OutputSettings",
         "table": "TableSettings",
         "table.iceberg": "IcebergSettings",
     }

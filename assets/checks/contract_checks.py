@@ -42,12 +42,19 @@ def _name_check(issue: Issue) -> str:
 
 
 def list_checks(feed: Feed) -> dict[str, str]:
-    """Returns the descriptions of the feed's contract and schema checks, by name."""
+    """Returns the descriptions of the feed's contract and schema checks, by name; of its outputs, too."""
+    if feed.split:
+        of_outputs = {_name_of(d, n): text for d in feed.outputs for n, text in list_checks(d).items()}
+        return of_outputs | {SCHEMA_DRIFT: _SPLIT}
     texts: dict[str, list[str]] = {}
     for e in feed.contract.expectations if feed.contract else ():
         texts.setdefault(find_check(e), []).append(f"{text(e)} ({e.severity})")
     checks = {name: _describe_expectations(texts[name]) for name in map(_name_check, Issue) if name in texts}
     return checks | ({SCHEMA_DRIFT: _SCHEMA} if feed.columns is not None else {})
+
+
+def _name_of(output: Feed, name: str) -> str:
+    return f"{output.output}_{name}"
 
 
 def describe_check(feed: Feed, name: str) -> str:
@@ -68,6 +75,12 @@ _SCHEMA = (
 )
 
 
+_SPLIT = (
+    "Passes when each record has an output. Warns about values by which `split` finds none: add them to an output's"
+    " `values`, or leave them to `otherwise`."
+)
+
+
 def _describe_expectations(expectations: Sequence[str]) -> str:
     lines = [f"- {plain(e)}" for e in expectations[:MAX_LISTED]]
     more = [f"- … and {len(expectations) - MAX_LISTED} more"] if len(expectations) > MAX_LISTED else []
@@ -83,6 +96,12 @@ def _describe_expectations(expectations: Sequence[str]) -> str:
 
 def evaluate(view: LedgerView, window: int) -> Iterator[tuple[str, CheckResult]]:
     """Yields the result of each of the feed's checks for the landed part of a window."""
+    if view.feed.split:
+        for output in view.feed.outputs:
+            for name, result in evaluate(view.of_output(output), window):
+                yield _name_of(output, name), result
+        yield SCHEMA_DRIFT, _evaluate_drift(view, window)
+        return
     names = list_checks(view.feed)
     groups = [name for name in names if name != SCHEMA_DRIFT]
     judged = view.read_judged(window) if groups else ()
@@ -225,10 +244,16 @@ def _build_row(o: ExpectationOutcome) -> dict[str, str | int]:
 def _evaluate_drift(view: LedgerView, window: int) -> CheckResult:
     receipts = view.list_receipts(window)
     drifts = sum_drift(receipts)
+    if view.feed.split:  # those of fields are drift of the outputs
+        drifts = tuple(d for d in drifts if d.kind is DriftKind.UNROUTED)
     return {
         "passed": not drifts,
         "severity": dg.AssetCheckSeverity.WARN,
-        "description": plain(_join(map(describe_drift, drifts))) if drifts else "all records match the schema",
+        "description": plain(_join(map(describe_drift, drifts)))
+        if drifts
+        else "all records have an output"
+        if view.feed.split
+        else "all records match the schema",
         "metadata": build_drift_metadata(drifts, receipts) | build_column_schema(view, receipts),
     }
 

@@ -99,7 +99,7 @@ def _locate(view: LedgerView, window: int, root: int) -> str:
     """Returns the address of a window's folder below one of the feed's visible roots."""
     settings = view.feed.window
     folder = paths.window_folder(settings.local(window), settings.length, view.state.folder_prefix)
-    return view.lake.locate(f"{paths.visible_roots(view.feed.name)[root]}/{folder}")
+    return view.lake.locate(paths.join(paths.visible_roots(view.feed.name)[root], view.feed.output, folder))
 
 
 def _build_quality(view: LedgerView, window: int, facts: BatchFacts) -> Metadata:
@@ -126,7 +126,9 @@ def build_column_schema(view: LedgerView, receipts: Sequence[Receipt]) -> Metada
     """Returns the columns of the landed rows, by the newest of their shapes: it may have more than the feed's file."""
     names = {r.format for r in receipts}
     newest = next((n for n in reversed(view.state.shapes) if n in names), None)
-    if newest is None or (shape := view.find_shape(newest)) is None:
+    if view.feed.output and receipts:
+        newest = max(receipts, key=lambda r: r.offset_range.window or 0).format
+    if newest is None or (shape := view.find_shape(newest)) is None or shape.split:
         return {}
     return {"dagster/column_schema": columns_of(shape.landed, view.feed.descriptions, own=shape.columns is None)}
 
@@ -312,8 +314,10 @@ VERSION = "dagster/data_version"
 
 
 def list_reported_assets(feed: Feed, keys: Keys) -> tuple[dg.AssetKey, ...]:
-    """Returns the assets that landing reports: `landed` and, for feeds with a schema or contract, `quarantined`."""
-    return (keys.landed, keys.quarantined) if quarantines(feed) else (keys.landed,)
+    """Returns the assets that landing reports: `landed`, those of outputs, and, for feeds with a schema or contract,
+    `quarantined`."""
+    outputs = [keys.output(d.output) for d in feed.datasets if d.output]
+    return (keys.landed, *outputs, *((keys.quarantined,) if quarantines(feed) else ()))
 
 
 # -- events of landed rows
@@ -369,8 +373,23 @@ def build_window_event(view: LedgerView, key: dg.AssetKey, window: int, why: str
 
 
 def _build_metadata(view: LedgerView, key: dg.AssetKey, window: int) -> Metadata:
-    of = build_quarantine_metadata if key == view.keys.quarantined else build_window_metadata
-    return of(view, window)
+    if key == view.keys.quarantined:
+        return build_quarantine_metadata(view, window)
+    if output := next((d for d in view.feed.datasets if d.output and view.keys.output(d.output) == key), None):
+        return build_output_metadata(view.of_output(output), window)
+    return build_window_metadata(view, window)
+
+
+def build_output_metadata(view: LedgerView, window: int) -> Metadata:
+    """Returns the metadata of one output in a complete window."""
+    facts = BatchFacts(view.list_receipts(window))
+    return {
+        "dagster/partition_row_count": facts.counts.landed,
+        "dagster/uri": _locate(view, window, 0),
+        **_build_amounts(facts),
+        **_build_quality(view, window, facts),
+        **build_column_schema(view, facts.receipts),
+    }
 
 
 # -- events missing from the log

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sluice.assets.specs.asset_specs import Keys
-from sluice.pipelines.contract.catalogue import ExpectationOutcome, contract_results
+from sluice.pipelines.contract.catalogue import ExpectationOutcome, Result, contract_results
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import receipt_files
@@ -24,13 +24,13 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.schema_changes import shape_named
 from sluice.pipelines.ports import Lake, Liveness, Ports
 from sluice.pipelines.publishing import publish
-from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.records.shape import RAW, Shape, Split
 from sluice.pipelines.status.batch_facts import BatchFacts
 
 
 def quarantines(feed: Feed) -> bool:
-    """Returns true if the feed can refuse records, by its schema or its contract."""
-    return feed.columns is not None or feed.contract is not None
+    """Returns true if the feed can refuse records, by its schema, its contract, or the outputs that it has."""
+    return feed.columns is not None or feed.contract is not None or feed.split is not None
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,10 @@ class LedgerView:
         """`keys`: the feed's asset keys in Dagster; by default the untranslated ones. `ledger`: one that is open."""
         own_keys, ledger = keys or Keys.of(feed.name), ledger or Ledger(ports.lake, feed.name, ports.clock)
         return cls(feed, ledger, ports.lake, ledger.read(), ports.clock(), ports.liveness, own_keys)
+
+    def of_output(self, output: Feed) -> LedgerView:
+        """Returns the view of one output of a split feed: its receipts are as if a feed of its own had landed them."""
+        return replace(self, feed=output, _shapes={}, _judged={})
 
     @cached_property
     def live(self) -> tuple[Met, ...]:
@@ -144,7 +148,20 @@ class LedgerView:
             if self._contains(window, w)
             for r in receipts
         ]
-        return sorted(current, key=lambda r: (r.offset_range.key, r.offset_range.start))
+        own = map(self._select, current) if self.feed.output else current
+        return sorted(own, key=lambda r: (r.offset_range.key, r.offset_range.start))
+
+    def _select(self, r: Receipt) -> Receipt:
+        """Returns the receipt of the feed's output, and remembers the shape that it names."""
+        if (split := self._find_split(r.format)) is None:
+            return r.of_output(self.feed.output)
+        selected = split.select(r, self.feed.output)
+        self._shapes[selected.format] = split.shapes.get(self.feed.output, RAW)
+        return selected
+
+    def _find_split(self, name: str) -> Split | None:
+        shape = shape_named(self.ledger, self.state, name)
+        return shape.split if shape else None
 
     def list_windows(self, batch: Batch) -> set[int | None]:
         """The windows that a batch published in; None: outside windows."""
@@ -173,10 +190,22 @@ class LedgerView:
         contracts = {c.hash: c for r in receipts if (c := self._find_contract(r.format)) is not None}
         judged = []
         for hash_, contract in contracts.items():
-            entries = (e for e in self._list_deciding(window) if self._find_contract(e.receipts[0].format) == contract)
-            results = [x for e in entries for x in e.results]
+            results = [x for e in self._list_deciding(window) for x in self._list_results(e, contract)]
             judged += [Judged(o, hash_) for o in contract_results(contract, receipts, results)]
         return judged
+
+    def _list_results(self, entry: PublishEntry, contract: Contract) -> Sequence[Result]:
+        """Returns the results of a publish entry that were decided under this contract."""
+        name = entry.receipts[0].format
+        if not self.feed.output:
+            return entry.results if self._find_contract(name) == contract else ()
+        split, output = self._find_split(name), self.feed.output
+        own = split.shapes.get(output, RAW).contract if split else None
+        if split is None or own != contract:
+            return ()
+        first = split.find_first_place(output)
+        own_range = range(first, first + len(contract.expectations))
+        return [replace(r, expectation=r.expectation - first) for r in entry.results if r.expectation in own_range]
 
     def find_page(self, window: int) -> str | None:
         """Where the report of the last batch that landed in a window lies; None if there is none."""

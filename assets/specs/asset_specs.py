@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import dagster as dg
@@ -45,26 +45,31 @@ def table_key(feed: str) -> dg.AssetKey:
     return dg.AssetKey([feed, "table"])
 
 
+def build_output_key(feed: str, output: str) -> dg.AssetKey:
+    return dg.AssetKey([feed, output])
+
+
 def topic_key(topic: str) -> dg.AssetKey:
     return dg.AssetKey(["kafka", topic])
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """One feed's assets, and the topics that it reads."""
+    """One feed's assets, the topics that it reads, and its outputs."""
 
     landed: dg.AssetKey
     quarantined: dg.AssetKey
     committed: dg.AssetKey
     republished: dg.AssetKey
     table: dg.AssetKey
-    topic: Callable[[str], dg.AssetKey] = topic_key
+    topic: Callable[[str], dg.AssetKey]
+    output: Callable[[str], dg.AssetKey]
 
     @classmethod
     def of(cls, feed: str) -> Keys:
         """Returns the untranslated keys."""
         own = (landed_key(feed), quarantined_key(feed), committed_key(feed))
-        return cls(*own, republished_key(feed), table_key(feed))
+        return cls(*own, republished_key(feed), table_key(feed), topic_key, partial(build_output_key, feed))
 
 
 class AssetOf(StrEnum):
@@ -72,6 +77,7 @@ class AssetOf(StrEnum):
 
     TOPIC = "topic"
     LANDED = "landed"
+    OUTPUT = "output"
     QUARANTINED = "quarantined"
     COMMITTED = "committed"
     REPUBLISHED = "republished"
@@ -81,7 +87,7 @@ class AssetOf(StrEnum):
 @dataclass(frozen=True, slots=True)
 class FeedAsset:
     """An asset that is to be shown. `name` is the feed's, or the topic's. There is no `feed` for a topic, which several
-    may read, and for a file that is wrong.
+    may read, and for a file that is wrong; that of an output is the feed as the output sees it.
 
     `spec` is the default spec.
     """
@@ -110,9 +116,11 @@ class AssetSpecs:
     republished: dg.AssetSpec
     table: dg.AssetSpec
     topic: Callable[[str], dg.AssetSpec]
+    outputs: Mapping[str, dg.AssetSpec]
 
     @classmethod
     def of(cls, feed: Feed, translate: Translate = get_spec) -> AssetSpecs:
+        split = feed.datasets if feed.split else ()
         specs = {k: translate(FeedAsset(k, feed.name, feed, spec(feed))) for k, spec in _SPECS.items()}
         return cls(
             specs[AssetOf.LANDED],
@@ -121,12 +129,13 @@ class AssetSpecs:
             specs[AssetOf.REPUBLISHED],
             specs[AssetOf.TABLE],
             lambda topic: translate(FeedAsset(AssetOf.TOPIC, topic, None, _build_topic(topic))),
+            {o.output: translate(FeedAsset(AssetOf.OUTPUT, feed.name, o, _build_output(o))) for o in split},
         )
 
     @property
     def keys(self) -> Keys:
         feed = self.landed.key, self.quarantined.key, self.committed.key, self.republished.key, self.table.key
-        return Keys(*feed, lambda topic: self.topic(topic).key)
+        return Keys(*feed, lambda topic: self.topic(topic).key, lambda output: self.outputs[output].key)
 
 
 def attributes(spec: dg.AssetSpec) -> dict[str, Any]:
@@ -180,8 +189,18 @@ def _build_landed(feed: Feed) -> dg.AssetSpec:
         description=f"{f'{plain(feed.description)} ' if feed.description else ''}"
         f"The records of `{feed.topics}` as Parquet, each exactly once.",
         kinds={"parquet", "kafka"},
-        metadata={"dagster/column_schema": columns},
+        metadata={} if feed.split else {"dagster/column_schema": columns},
         freshness_policy=_build_freshness(feed),
+    )
+
+
+def _build_output(feed: Feed) -> dg.AssetSpec:
+    key = build_output_key(feed.name, feed.output)
+    return _build_landed(feed).replace_attributes(
+        key=key,
+        description=f"{f'{plain(feed.description)} ' if feed.description else ''}The records of `{feed.topics}` that"
+        f" `split` gives to `{feed.output}`, as Parquet, each exactly once."
+        f" Each run of {landed_key(feed.name).to_user_string()} reports them; it cannot run by itself.",
     )
 
 
@@ -197,6 +216,8 @@ def _build_quarantined(feed: Feed) -> dg.AssetSpec:
 
 
 def _name_conditions(feed: Feed) -> str:
+    if feed.split:
+        return "the schema or the contract of their output, or have none"
     return " or ".join(w for w, there in (("the schema", feed.columns), ("the contract", feed.contract)) if there)
 
 

@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 
 from sluice.pipelines.errors import Failed, FeedError, LakeUnavailable, SluiceError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.load import clashes, list_feed_files, load_feed
+from sluice.pipelines.feed.load import clashes, demand_feed, find_output, list_feed_files, load_feed
 from sluice.pipelines.feed.problems import raise_problems
 from sluice.pipelines.feed.sections import BOOTSTRAP
 from sluice.pipelines.feed.stores import STORES
@@ -146,6 +146,14 @@ class FeedFiles:
 
     def feed(self, name: str) -> Feed:
         """One feed. Raises FeedError: the error of its file, or that there is no feed of that name."""
+        return demand_feed(name, self.find_dataset(name))
+
+    def find_dataset(self, name: str) -> Feed:
+        """One feed, or one output of a split feed by `feed.output`. Raises FeedError as `feed`."""
+        feed, _, output = name.partition(".")
+        return find_output(self._find(feed), output)
+
+    def _find(self, name: str) -> Feed:
         if name in self.feeds:
             return self.feeds[name]
         for path, error in self.broken.items():

@@ -109,6 +109,10 @@ class Session:
         """Returns one feed. Raises FeedError for an invalid or missing file."""
         return self.files.feed(name)
 
+    def find_dataset(self, name: str) -> Feed:
+        """Returns one feed, or one output of a split feed by `feed.output`. Raises FeedError as `feed`."""
+        return self.files.find_dataset(name)
+
     def begin_engine(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:
         """Start the feed's engine on this machine while the caller loads Dagster and plans the batch.
 

@@ -63,7 +63,7 @@ def check(session: Session, feed: FeedName, window: WindowArgument = None, key: 
     from sluice.reading import find_one
 
     by = tuple(name.strip() for name in (key or "").split(",") if name.strip())
-    definition = session.feed(feed)
+    definition = session.find_dataset(feed)
     start = None if window is None else find_one(definition, window)
     with session.open_ports(definition) as ports, session.terminal.progress() as meter:
         result = check_window(definition, ports, start, by, meter)

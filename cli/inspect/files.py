@@ -40,7 +40,7 @@ def files(
     """
     from sluice.pipelines.publishing.published_files import list_files, order_files
 
-    definition = session.feed(feed)
+    definition = session.find_dataset(feed)
     kind = PartKind.QUARANTINED if quarantine else PartKind.LANDED
     if not windows.any:
         raise UsageError("no window", remedy=f"add one: sluice files {feed} --window 2026-11-20T14")

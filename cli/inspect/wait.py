@@ -44,7 +44,7 @@ def wait(
 
     $ sluice wait orders --window 2026-11-20T14 --timeout 30m && spark-submit report.py
     """
-    definition = session.feed(feed)
+    definition = session.find_dataset(feed)
     starts = parsing.windows(window, definition.window)
     from sluice.pipelines.operating.check_window import watch_window  # late: it takes pyarrow
 

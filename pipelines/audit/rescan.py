@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, Key, PartitionState, Range
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import PartKind, Progress, Receipt, Reporter
 from sluice.pipelines.planning.schema_changes import shape_named
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
@@ -29,10 +31,20 @@ from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 from sluice.pipelines.records.rows.protected import protect_records
-from sluice.pipelines.records.rows.row_format import HEADERS, Format, RawFormat, get_former_text, inside, offset_column
+from sluice.pipelines.records.rows.row_format import (
+    HEADERS,
+    Format,
+    Formatted,
+    RawFormat,
+    get_former_text,
+    inside,
+    offset_column,
+)
+from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.rows.writer_schema_lookup import Opener, without_prefix
-from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.records.shape import RAW, Shape, Split
+from sluice.pipelines.records.split_format import SplitFormat
 from sluice.pipelines.schema.arrays import as_mask, find_equal, fixed_width, int64s
 from sluice.pipelines.schema.schema import Schema
 
@@ -151,9 +163,16 @@ class _Makers:
     def _find_maker(self, name: str) -> _Maker:
         if name not in self._made:
             shape = shape_named(self._ledger, self._state, name, self._own.protection) or self._own
-            bare = replace(shape, contract=None, dropping=False)
-            self._made[name] = _Maker(shape, bare.format(self._writers))
+            self._made[name] = _Maker(shape, _without_checks(shape).format(self._writers))
         return self._made[name]
+
+
+def _without_checks(shape: Shape) -> Shape:
+    """The shape without its contracts, which drops no record."""
+    split = shape.split
+    if split is not None:
+        split = Split(split.rule, {name: _without_checks(own) for name, own in split.shapes.items()})
+    return replace(shape, contract=None, dropping=False, split=split)
 
 
 class _LogUnreadable(Exception):
@@ -185,8 +204,9 @@ def _compare_range(feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, 
     if any(m.shape.protection and m.shape.protection.lacks_keys for m in makers):
         return RangeComparison(0, None, r.counts.landed)
     try:
-        comparer = _RangeComparer(r, makers, lake, log.compacted.get(s.topic))
-        return comparer.compare(_from_kafka(r, log.fetcher, log.isolation))
+        compacted = log.compacted.get(s.topic)
+        comparers = _list_comparers(r, makers, lake, compacted)
+        return _compare_log(r, makers, comparers, _from_kafka(r, log.fetcher, log.isolation), compacted)
     except (_LogDeleted, OversizedBatch):
         return RangeComparison(0, None, r.counts.landed)
     except PartUnreadable as e:
@@ -200,6 +220,64 @@ def _compare_range(feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, 
             0,
             AuditProblem(3, f"{s}: its files cannot be compared with the log: {parquet.shorten_error(e)}", "", remedy),
         )
+
+
+def _list_comparers(
+    r: Receipt, makers: Sequence[_Maker], lake: Lake, compacted: bool | None
+) -> dict[str, _RangeComparer]:
+    """Returns a comparer of the range's files for each output.
+
+    That under the empty name is of a feed without `split`, or of records that no output takes.
+    """
+    maker, split = makers[0], makers[0].shape.split
+    if split is None:
+        return {"": _RangeComparer(r, makers, lake, compacted)}
+    outputs = cast(SplitFormat, maker.format).outputs
+    of = {name: _Maker(shape, outputs[name].format) for name, shape in split.shapes.items()}
+    of[""] = _Maker(Shape(dropping=split.rule.otherwise is Otherwise.DROP), _NothingLands())
+    of[OTHERWISE] = _Maker(RAW, RawFormat())
+    return {name: _RangeComparer(split.select(r, name), [own], lake, compacted) for name, own in of.items()}
+
+
+class _NothingLands(RawFormat):
+    """The format of records that no output takes."""
+
+    def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+        """No row."""
+        yield from (replace(rows, landed=rows.landed.slice(0, 0)) for rows in super().convert(s, chunk))
+
+
+def _compare_log(
+    r: Receipt,
+    makers: Sequence[_Maker],
+    comparers: Mapping[str, _RangeComparer],
+    log: Iterator[tuple[OversizedBatch | None, pa.RecordBatch]],
+    compacted: bool | None,
+) -> RangeComparison:
+    """Compare chunk by chunk, each record with the files of its output, up to the first difference."""
+
+    def find_problem() -> AuditProblem | None:
+        form, s = makers[0].format, r.offset_range
+        for oversized, chunk in log:
+            shares: Iterable[tuple[str, pa.RecordBatch]] = [("", chunk)] if len(chunk) else ()
+            if len(chunk) and isinstance(form, SplitFormat) and oversized is None:
+                shares = form.distribute(s, chunk)
+            for name, records in shares:
+                if problem := comparers[name].compare_chunk(records, readable=oversized is None):
+                    return problem
+        if problem := next(filter(None, (c.compare_rest() for c in comparers.values())), None):
+            return problem
+        missing, dropped = sum(c.dropped for c in comparers.values()), r.counts.dropped
+        message = f"{s}: {missing} records are missing, but {dropped} were dropped"
+        if missing > dropped:
+            return AuditProblem(1, message)
+        if missing < dropped and not compacted:
+            return AuditProblem(1, message, remedy=_MAYBE_COMPACTED if compacted is None else _LOST_SINCE)
+        return None
+
+    problem = find_problem()
+    deleted = 0 if problem else sum(c.deleted for c in comparers.values())
+    return RangeComparison(sum(c.compared for c in comparers.values()), problem, deleted)
 
 
 _MAYBE_COMPACTED = (
@@ -218,35 +296,25 @@ class _RangeComparer:
 
     def __init__(self, r: Receipt, makers: Sequence[_Maker], lake: Lake, compacted: bool | None) -> None:
         self._receipt, self._makers, self._raw = r, makers, RawFormat()
-        self._compacted, self._deleted = compacted, 0
+        self._compacted, self.deleted = compacted, 0
         self._landed, self._refused = (_RowCursor(_parts(r, lake, kind)) for kind in PartKind)
         self._mended = [m for m in r.mended if m.start < r.offset_range.end]
-        self._compared = self._dropped = 0
+        self.compared = self.dropped = 0
 
-    def compare(self, log: Iterator[tuple[OversizedBatch | None, pa.RecordBatch]]) -> RangeComparison:
-        """Compare chunk by chunk, up to the first difference."""
-        s = self._receipt.offset_range
-        for oversized, chunk in log:
-            problem = self._chunk(chunk, readable=oversized is None) if len(chunk) else None
-            if problem:
-                return RangeComparison(self._compared, problem)
-        rest = [self._keep(cursor.upto(s.end), np.empty(0, np.int64)) for cursor in (self._landed, self._refused)]
-        if any(rows is not None for rows in rest):
-            return RangeComparison(self._compared, self._build_lack(3, "the files have more rows than the log"))
-        dropped = self._receipt.counts.dropped
-        message = f"{self._dropped} records are missing, but {dropped} were dropped"
-        if self._dropped > dropped:
-            return RangeComparison(self._compared, AuditProblem(1, f"{s}: {message}"))
-        if self._dropped < dropped and not self._compacted:
-            return RangeComparison(self._compared, self._build_lack(1, message))
-        return RangeComparison(self._compared, None, self._deleted)
+    def compare_rest(self) -> AuditProblem | None:
+        """The difference after the last chunk: rows that the log does not have."""
+        end = self._receipt.offset_range.end
+        rest = [self._keep(cursor.upto(end), np.empty(0, np.int64)) for cursor in (self._landed, self._refused)]
+        more = any(rows is not None for rows in rest)
+        return self._build_lack(3, "the files have more rows than the log") if more else None
 
-    def _chunk(self, chunk: pa.RecordBatch, *, readable: bool) -> AuditProblem | None:
+    def compare_chunk(self, chunk: pa.RecordBatch, *, readable: bool) -> AuditProblem | None:
+        """Compare the records of a chunk, which is not empty. Returns the first difference."""
         there = int64s(chunk.column(chunk.schema.get_field_index("offset")))
         landed, refused = (self._keep(rows.upto(int(there[-1])), there) for rows in (self._landed, self._refused))
         mine, bad = _offsets(landed), _offsets(refused)
         if not readable:
-            self._deleted += len(mine)  # landed with more memory: not comparable
+            self.deleted += len(mine)  # landed with more memory: not comparable
             return self._check_places(there, mine, bad) or self._same_bytes(chunk, there, refused, bad)
         return (
             self._check_places(there, mine, bad)
@@ -260,7 +328,7 @@ class _RangeComparer:
         if rows is None or not self._compacted:
             return rows
         positions = np.flatnonzero(np.isin(_offsets(rows), there))
-        self._deleted += rows.num_rows - len(positions)
+        self.deleted += rows.num_rows - len(positions)
         return _rows_at(rows, positions) if len(positions) else None
 
     def _build_lack(self, invariant: int, what: str) -> AuditProblem:
@@ -279,7 +347,7 @@ class _RangeComparer:
         absent = there[~np.isin(there, ours)]
         if len(absent) and not self._makers[0].shape.dropping:
             return AuditProblem(1, f"{s}: offset {absent[0]} is not landed")
-        self._dropped += len(absent)
+        self.dropped += len(absent)
         return None
 
     def _same_bytes(
@@ -302,7 +370,7 @@ class _RangeComparer:
     ) -> AuditProblem | None:
         """Check that one of the makers decodes each record to its landed row."""
         unfixed = ~inside(mine, self._mended)
-        self._compared += int(unfixed.sum())
+        self.compared += int(unfixed.sum())
         differ: list[str] = []
         for maker in self._makers:
             remade = pa.Table.from_batches([p.landed for p in maker.format.convert(self._receipt.offset_range, chunk)])
@@ -319,7 +387,7 @@ class _RangeComparer:
                 first = np.flatnonzero(~equal)[:1]
                 differ = different_columns(_rows_at(landed, both[first]), _rows_at(remade, positions[first]))
         wrong = np.flatnonzero(unfixed)
-        self._compared -= len(wrong)
+        self.compared -= len(wrong)
         what = f"differs from the landed row: {', '.join(differ)}" if differ else "differs from the landed row"
         return self._problem(mine[wrong[0]], what) if len(wrong) else None
 

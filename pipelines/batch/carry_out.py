@@ -89,6 +89,8 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     # Limits are judged over the batch first; only where that fails, window by window.
     def judge(chosen: Sequence[Receipt]) -> tuple[Result, ...]:
         check_quarantine(chosen, feed.policies, ports.lake)
+        for output in shape.split.shapes if shape.split else ():
+            check_quarantine([r.of_output(output) for r in chosen], feed.policies, ports.lake)
         check_drift(chosen, feed.policies)
         if failures and all_or_nothing:
             return ()

@@ -65,6 +65,7 @@ class BatchAccount:
     past: tuple[PastBatch, ...]
     why: str = ""
     against: tuple[int, ...] = ()
+    is_split: bool = False
 
     @property
     def is_published(self) -> bool:
@@ -104,6 +105,7 @@ def read_account(
         past=(*_before(ledger, state, batch), PastBatch(batch.id, entry.at if entry else None, sum_counts(receipts))),
         why=why,
         against=_list_against(state, receipts),
+        is_split=shape.split is not None,
     )
 
 

@@ -253,13 +253,15 @@ def _last(data: bytes, limit: int = 120, *, cut_: bool) -> str:
 
 # -- the contract
 
+_UNCHECKED = "This batch was not checked against a contract."
 _MARKS = {"good": "✓", "warn": "!", "bad": "✗", "info": "·"}
 
 
 def contract(a: BatchAccount, profiles: Profiles) -> Html:
     """Every expectation in words, broken ones first, with examples."""
     if a.facts.contract is None:
-        return section("contract", "Contract", note="This batch was not checked against a contract.")
+        note = "Each output has a contract of its own: Dagster's checks have the results." if a.is_split else _UNCHECKED
+        return section("contract", "Contract", note=note)
     decided = {o.expectation.place: o for o in a.facts.outcomes}
     ranked = sorted(a.facts.contract.expectations, key=lambda e: (_rank(decided.get(e.place)), e.place))
     expectation_rows = [_expectation(e, decided.get(e.place), profiles) for e in ranked[:EXPECTATIONS]]
@@ -401,6 +403,7 @@ _DRIFTS = {
     DriftKind.INEXACT: "numbers with more digits than the type holds",
     DriftKind.MALFORMED: "texts that are not written as the type has it",
     DriftKind.UNLISTED: "values that the enum does not have",
+    DriftKind.UNROUTED: "a value that leads to no output",
 }
 
 

@@ -56,6 +56,7 @@ from sluice.pipelines.feed.sections import (
     below_root,
     parse_start,
 )
+from sluice.pipelines.feed.split_section import SplitSettings
 from sluice.pipelines.feed.stores import (
     CLIENT_BYTES,
     STORES,
@@ -70,9 +71,10 @@ from sluice.pipelines.feed.table_section import TableSettings, check_address, ch
 from sluice.pipelines.feed.topic_selection import TopicFilter
 from sluice.pipelines.model.kafka import Isolation
 from sluice.pipelines.model.receipts import EngineKind
+from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise
 from sluice.pipelines.records.rows.value_reader import KeyReader, Reader
 from sluice.pipelines.records.rows.wire_format import WireFormat
-from sluice.pipelines.records.shape import READERS, Shape
+from sluice.pipelines.records.shape import READERS, Shape, Split
 from sluice.pipelines.schema.protection import (
     HEADERS,
     RAW_KEY,
@@ -262,6 +264,11 @@ class Feed(Settings):
         default_factory=dict
     )
     """Rules by the paths of fields, for values before they are written."""
+    split: SplitSettings | None = None
+    outputs: tuple[InstanceOf[Feed], ...] = Field(default=(), exclude=True)
+    """Of a feed with `split`: the feed as each output sees it, in the order of its file."""
+    output: str = Field(default="", exclude=True)
+    """The output whose rows these are; empty for the feed itself."""
     description: Description | None = None
     descriptions: Annotated[dict[str, Description], AfterValidator(_check_described)] = Field(default_factory=dict)
     owners: tuple[Owner, ...] = ()
@@ -297,6 +304,20 @@ class Feed(Settings):
         return columns.texts() if columns else None
 
     @property
+    def dataset(self) -> str:
+        """The name of the rows: the feed's, or `feed.output`."""
+        return f"{self.name}.{self.output}" if self.output else self.name
+
+    @property
+    def datasets(self) -> tuple[Feed, ...]:
+        """The feed as each of its datasets sees it: those of a split feed, with the raw one if there is any; else the
+        feed alone."""
+        if self.split is None:
+            return (self,)
+        raw = self.model_copy(update={"output": OTHERWISE, "split": None, "outputs": ()})
+        return (*self.outputs, raw) if self.split.otherwise is Otherwise.RAW else self.outputs
+
+    @property
     def store(self) -> StoreSettings | None:
         """The settings of the lake's object store; None for a folder."""
         store = STORES.get(scheme(self.lake))
@@ -317,6 +338,8 @@ class Feed(Settings):
     def shape(self) -> Shape:
         """The shape of the feed's rows: schema, contract and policies."""
         dropping = self.policies.on_undecodable is OnUndecodable.DROP
+        if self.split:
+            return Shape(dropping=dropping, split=Split(self.split.rule, {o.output: o.shape for o in self.outputs}))
         closed = self.columns is not None and self.policies.on_drift is OnDrift.QUARANTINE
         protection = _to_protection(self.protect)
         return Shape(self.columns, self.contract, dropping, closed, self.reader, self.key_reader, protection=protection)
@@ -343,7 +366,22 @@ class Feed(Settings):
         return self
 
     @model_validator(mode="after")
+    def _check_split(self) -> Self:
+        if self.split is None:
+            return self
+        own = [n for n in ("key", "table", "columns", "protect") if getattr(self, n)]
+        if own:
+            raise ValueError(
+                f"has `split` and {' and '.join(f'`{n}`' for n in own)}, which no output of it can have yet"
+            )
+        if self.policies.on_drift is OnDrift.EVOLVE:
+            raise ValueError("has `split` and `on_drift: evolve`; name new fields in the schemas of its outputs")
+        return self
+
+    @model_validator(mode="after")
     def _reader_has_a_schema(self) -> Self:
+        if self.split:
+            return self
         keys = [n for n in ("schema_file", "wire_format", "registry") if getattr(self, n) is not None]
         _check_message(self.message, self.format)
         if self.format not in READERS:
@@ -365,6 +403,8 @@ class Feed(Settings):
 
     @model_validator(mode="after")
     def _typed_has_columns(self) -> Self:
+        if self.split:
+            return self
         if self.format is RecordFormat.JSON and self.columns is None:
             raise ValueError("has `format: json` without `schema`, the columns: {order_id: string, ts: timestamp}")
         if self.format is RecordFormat.RAW and self.columns is not None:

@@ -56,6 +56,8 @@ def build_schema(kind: str) -> dict[str, Any]:
     schema = model.model_json_schema(schema_generator=_Generator)
     sections = {m.__name__: m for m in _list_sections(model)}
     parts: dict[str, Any] = schema.pop("$defs", {})
+    if own := parts.pop(model.__name__, None):  # a model with fields of its own kind
+        schema = {"$schema": DIALECT, **own}
     parts = {n: p for n, p in parts.items() if n in sections or "enum" in p}
     for name, part in {model.__name__: schema, **parts}.items():
         if name in sections:

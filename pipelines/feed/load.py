@@ -28,6 +28,7 @@ from sluice.pipelines.feed.sections import (
     REGISTRY,
     TUNING,
     UNKNOWN_KAFKA,
+    RecordFormat,
 )
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, YamlFile, parse_yaml, read_yaml
 from sluice.pipelines.model.receipts import EngineKind
@@ -109,9 +110,18 @@ def _load(
     path: Path, environ: Mapping[str, str], optional: Container[str] = (), folder: Path | None = None
 ) -> Feed | tuple[tuple[str, FileProblem], ...]:
     result = _read(path, environ, optional, (folder or path.resolve().parent).resolve().parent)
-    if isinstance(result, Feed):
+    if not isinstance(result, Feed):
+        return tuple((str(path), p) for p in result)
+    if not result.outputs:
         return _under_contract(result, path.with_suffix(CONTRACT))
-    return tuple((str(path), p) for p in result)
+    outputs, problems = list[Feed](), list[tuple[str, FileProblem]]()
+    for output in result.outputs:
+        loaded = _under_contract(output, path.with_suffix(f".{output.output}{CONTRACT}"))
+        if isinstance(loaded, Feed):
+            outputs.append(loaded)
+        else:
+            problems += loaded
+    return tuple(problems) or result.model_copy(update={"outputs": tuple(outputs)})
 
 
 def _under_contract(feed: Feed, path: Path) -> Feed | tuple[tuple[str, FileProblem], ...]:
@@ -128,11 +138,29 @@ def _under_contract(feed: Feed, path: Path) -> Feed | tuple[tuple[str, FileProbl
 
 def _orphans(folder: Path) -> list[tuple[str, FileProblem]]:
     """Contract files without a feed. Somebody believes that these contracts hold."""
-    names = [(p, f"{p.name.removesuffix(CONTRACT)}.yaml") for p in _list_visible(folder, CONTRACT)]
-    missing = [(p, name) for p, name in names if not (p.parent / name).exists()]
-    return [
-        (str(p), FileProblem("", f"has no {name} in its folder", "name it as the feed's file")) for p, name in missing
-    ]
+    problems = []
+    for path in _list_visible(folder, CONTRACT):
+        feed, _, output = path.name.removesuffix(CONTRACT).partition(".")
+        feed_file = path.parent / f"{feed}.yaml"
+        outputs = _list_outputs(feed_file) if output else ()
+        if not feed_file.exists():
+            problem = FileProblem("", f"has no {feed}.yaml in its folder", "name it as the feed's file")
+            problems.append((str(path), problem))
+        elif output and output not in outputs:
+            remedy = f"name it FEED{CONTRACT}, or FEED.OUTPUT{CONTRACT}; outputs: {', '.join(outputs) or 'none'}"
+            problems.append((str(path), FileProblem("", "is the contract of no rows", remedy)))
+    return problems
+
+
+def _list_outputs(path: Path) -> tuple[str, ...]:
+    """The names of the outputs in a feed file; none if it has no `split`, or cannot be read."""
+    try:
+        data = parse_yaml(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, YamlError):
+        return ()
+    split = data.get("split") if isinstance(data, dict) else None
+    into = split.get("into") if isinstance(split, dict) else None
+    return tuple(map(str, into)) if isinstance(into, dict) else ()
 
 
 def _read(
@@ -166,6 +194,49 @@ def _read(
         data["registry"] = {}  # a section, though nothing is in it: the project's own
     if isinstance(registry := data.get("registry"), dict) and (default_url := _known_registry(environ)):
         data["registry"] = {"url": default_url} | registry
+    if data.get("split") is not None:
+        result = _split(reaching_kafka(data, environ), root, context)
+    else:
+        result = _read_rows(reaching_kafka(data, environ), root, context)
+    if isinstance(result, Feed):
+        return result
+    if "feed" not in read.data:
+        result = tuple(_NO_NAME if p.key == "feed" else p for p in result)
+    spellings = {TUNING[key]: f"tuning.{key}" for key in read.data.get("tuning", {})}
+    return tuple(replace(p, key=spellings.get(p.key, p.key)) for p in result)
+
+
+_OF_OUTPUTS = ("format", "schema_file", "wire_format", "message", "registry")
+"""Keys of a feed with `split` that hold for each of its outputs which has no value of its own."""
+
+
+def _split(data: dict[str, Any], root: Path, context: dict[str, Any]) -> Feed | tuple[FileProblem, ...]:
+    """Returns a feed with `split`, whose outputs are feeds of their own schema, or the problems."""
+    feed = _validate({key: value for key, value in data.items() if key not in _OF_OUTPUTS}, context)
+    if not isinstance(feed, Feed) or feed.split is None:
+        return feed
+    common = {k: v for k, v in data.items() if k not in _NOT_OF_OUTPUTS}
+    outputs, problems = list[Feed](), list[FileProblem]()
+    for name in feed.split.into:
+        own = {k: v for k, v in data["split"]["into"][name].items() if k != "values"}
+        output = _read_rows(common | own, root, context)
+        if isinstance(output, Feed):
+            outputs.append(output.model_copy(update={"output": name}))
+        else:
+            problems += (replace(p, key=f"split.into.{name}.{p.key}".rstrip(".")) for p in output)
+    if feed.split.by.path and (unread := [o.output for o in outputs if o.format not in _OF_FIELDS]):
+        remedy = "split by a header, or give the outputs `format: json` or `json_schema`"
+        what = f"names a field of JSON, and {', '.join(unread)} has another format"
+        problems.append(FileProblem("split.by", what, remedy))
+    return tuple(problems) or feed.model_copy(update={"outputs": tuple(outputs)})
+
+
+_NOT_OF_OUTPUTS = ("split", "schema", "key", "table", "description", "descriptions")
+_OF_FIELDS = (RecordFormat.JSON, RecordFormat.JSON_SCHEMA)
+
+
+def _read_rows(data: dict[str, Any], root: Path, context: dict[str, Any]) -> Feed | tuple[FileProblem, ...]:
+    """Returns a feed of one dataset, or the problems."""
     if str(data.get("format")) in READERS:
         reader = _with_reader(data, root)
         if isinstance(reader, FileProblem):
@@ -176,13 +247,7 @@ def _read(
         if isinstance(reader, FileProblem):
             return (reader,)
         data = reader
-    result = _validate(reaching_kafka(data, environ), context)
-    if isinstance(result, Feed):
-        return result
-    if "feed" not in read.data:
-        result = tuple(_NO_NAME if p.key == "feed" else p for p in result)
-    spellings = {TUNING[key]: f"tuning.{key}" for key in read.data.get("tuning", {})}
-    return tuple(replace(p, key=spellings.get(p.key, p.key)) for p in result)
+    return _validate(data, context)
 
 
 def _choose_engine(data: Mapping[str, Any], environ: Mapping[str, str], root: Path | None) -> Any:
@@ -428,3 +493,23 @@ def _tables(feed: Feed) -> set[tuple[str, str]]:
     if feed.table is None or feed.table.iceberg is None:
         return set()
     return {(feed.table.iceberg.where, name) for name in feed.table.names}
+
+
+def find_output(feed: Feed, output: str) -> Feed:
+    """Returns the feed as that output of it sees it; the feed itself without one. Raises FeedError."""
+    if not output:
+        return feed
+    if dataset := next((d for d in feed.datasets if d.output == output), None):
+        return dataset
+    names = ", ".join(d.dataset for d in feed.datasets)
+    raise FeedError(f"feed {feed.name} has no output {output!r}", remedy=f"datasets of this feed: {names}")
+
+
+def demand_feed(name: str, feed: Feed) -> Feed:
+    """Returns the feed. Raises FeedError for an output of it, which is not run by itself."""
+    if feed.output:
+        raise FeedError(
+            f"{name} is an output of feed {feed.name}, which is planned, landed and committed as one",
+            remedy=f"name the feed: {feed.name}",
+        )
+    return feed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -143,9 +143,14 @@ def _unknown_key(key: str, path: Sequence[str], model: type[BaseModel]) -> FileP
 
 def _section(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
     """The model of the mapping at `path`."""
+    within_mapping = False
     for part in path:
+        if within_mapping:
+            within_mapping = False
+            continue  # a name that the file chooses
         field = next(f for n, f in model.model_fields.items() if part in (n, f.alias))
         model = next(t for t in (field.annotation, *get_args(field.annotation)) if _is_model(t))
+        within_mapping = get_origin(field.annotation) is dict
     return model
 
 

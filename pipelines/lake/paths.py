@@ -1,15 +1,15 @@
 """Every path in the lake, in one place. All are relative, with `/`. None depends on the wall clock.
 
-    data/<feed>/[<folder>/]<part>                       published rows
+    data/<feed>/[<output>/][<folder>/]<part>            published rows
                 _delta_log/…                            the log of the feed's Delta table, which deltalake writes
-    quarantine/<feed>/[<folder>/]<part>                 records that broke the contract, with raw bytes
+    quarantine/<feed>/[<output>/][<folder>/]<part>      records that broke the contract, with raw bytes
     reports/<report>/<folder>/<report>.parquet          a report's result for a window
     tables/<feed>_windows/<name>.parquet                the table of complete windows
     _sluice/<feed>/log/<20 digits>.json                 the ledger, an entry a file
                    checkpoints/<20 digits>.json         a fold of the ledger up to that number
                    segments/<first>-<end>.json          copies of the entries from `first` up to, not including, `end`
                    tip.json                             the newest ledger number known to be used
-                   staging/<batch>/<attempt>/data|quarantine/[<folder>/]<part>
+                   staging/<batch>/<attempt>/data|quarantine/[<output>/][<folder>/]<part>
                    staging/<batch>/<attempt>/<range>.receipt.json
                    staging/<batch>/<attempt>/<range>.receipts.json   those of ranges that share files, by the first
                    staging/<batch>/replaced.json        notes that replaced files may appear once more
@@ -36,7 +36,7 @@
 `encode_topic`, whose result holds no `-`. If a range is cut into several files by size, those after the first add `-1`,
 `-2`, … to their names. A file that several ranges share has the name of its first one, with `-shared` after the batch.
 `<folder>` is `kafka_window_date=…/kafka_window_hour=…`, or `date=…/hour=…` below a ledger that began with
-these. The same plan gives the same names.
+these. `<output>` is an output of a feed with `split`. The same plan gives the same names.
 
 Folders with a file for each window or batch have a level: the month in which the window begins, or `<batch> // 1000`.
 Files from before this level stay where they are (`lake/receipt_files.py`).
@@ -202,7 +202,7 @@ def settled_path(feed: str, first: int) -> str:
 
 def schema_path(feed: str, id: int | str) -> str:
     """Returns the path of a writer's schema, by its number in the registry or its GUID."""
-    return _join(feed_root(feed), "schemas", f"{id}.json")
+    return join(feed_root(feed), "schemas", f"{id}.json")
 
 
 def window_path(feed: str, window: int, length: int) -> str:
@@ -356,7 +356,7 @@ def build_replaced_note_path(feed: str, batch: int) -> str:
 
 def staged_path(feed: str, batch: int, attempt: str, kind: PartKind, folder: str, part: str) -> str:
     """The path where an attempt writes a part before it is published."""
-    return _join(attempt_folder(feed, batch, attempt), _ROOTS[kind], folder, part)
+    return join(attempt_folder(feed, batch, attempt), _ROOTS[kind], folder, part)
 
 
 def receipt_path(feed: str, batch: int, attempt: str, s: OffsetRange) -> str:
@@ -388,12 +388,12 @@ def is_ignored(path: str) -> bool:
     """Returns whether no reader takes the path, below a visible root, for rows: the log of a Delta table, or a hidden
     file of the system, such as `.DS_Store` and `.nfs…`."""
     hidden = path.rpartition("/")[2].startswith(".") and not path.endswith(".parquet")
-    return hidden or path.split("/", 3)[2:3] == [_DELTA_LOG]
+    return hidden or _DELTA_LOG in path.split("/", 4)[2:4]
 
 
 def part_path(feed: str, kind: PartKind, folder: str, part: str) -> str:
     """The path of a published part."""
-    return _join(_ROOTS[kind], feed, folder, part)
+    return join(_ROOTS[kind], feed, folder, part)
 
 
 def folder_keys(length: int, prefix: str) -> tuple[str, ...]:
@@ -428,7 +428,7 @@ def prefix_of(folder: str) -> FolderPrefix:
 
 def folder_of(path: str, feed: str, kind: PartKind) -> str:
     """The folder of the part at `path`, below the feed's data; empty if it lies elsewhere."""
-    root = f"{_join(_ROOTS[kind], feed)}/"
+    root = f"{join(_ROOTS[kind], feed)}/"
     return path.removeprefix(root).rpartition("/")[0] if path.startswith(root) else ""
 
 
@@ -476,7 +476,8 @@ def parse_part(path: str) -> PartName | None:
     return PartName(match[1], partition, start, end, batch, sequence, bool(match[7]))
 
 
-def _join(*parts: str) -> str:
+def join(*parts: str) -> str:
+    """Returns the path of these parts, without the empty ones."""
     return "/".join(p for p in parts if p)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import BinaryIO
 
 import numpy as np
@@ -123,8 +123,8 @@ def check_together(claim: Claim, group: Sequence[Receipt], lake: Lake) -> None:
     shared: dict[str, list[tuple[Receipt, Part]]] = {}
     for r in group:
         check_account(r)
-        for kind in PartKind:
-            parts = r.of(kind)
+        for kind, output in product(PartKind, r.outputs):
+            parts = tuple(p for p in r.of(kind) if p.output == output)
             if len(parts) == 1 and parts[0].shared:
                 shared.setdefault(parts[0].staged, []).append((r, parts[0]))
                 continue
@@ -167,9 +167,10 @@ def _check_names(claim: Claim, r: Receipt, parts: Sequence[Part]) -> None:
 
 def _find_folder(claim: Claim, s: OffsetRange, part: Part) -> str:
     if not s.by_time:
-        return s.folder
+        return paths.join(part.output, s.folder)
     folder = paths.folder_of(part.path, claim.feed, part.kind)
-    if not paths.is_window_folder(folder, s.by_time, paths.prefix_of(s.folder)):
+    own = folder.removeprefix(f"{part.output}/")
+    if not paths.is_window_folder(own, s.by_time, paths.prefix_of(s.folder)):
         raise _build_proof_error(s, f"{part.path} lies in no folder of a time")
     return folder
 
@@ -204,9 +205,9 @@ def _check_metadata(s: OffsetRange, part: Part, footer: pq.FileMetaData, wanted:
 def _check_shared(claim: Claim, receipts: Sequence[tuple[Receipt, Part]], lake: Lake) -> None:
     """Check a file that offset ranges share, given in its order, against all of their receipts."""
     (r, part), s = receipts[0], receipts[0][0].offset_range
-    name, kind = paths.shared_name(s, claim.batch), part.kind
-    staged = paths.staged_path(claim.feed, claim.batch, r.attempt, kind, s.folder, name)
-    path = paths.part_path(claim.feed, kind, s.folder, name)
+    name, kind, folder = paths.shared_name(s, claim.batch), part.kind, paths.join(part.output, s.folder)
+    staged = paths.staged_path(claim.feed, claim.batch, r.attempt, kind, folder, name)
+    path = paths.part_path(claim.feed, kind, folder, name)
     ranges = [(other.offset_range, p.rows) for other, p in receipts]
     rows, size = sum(n for _, n in ranges), part.file_bytes
     file_part = Part(name, kind, staged, path, rows, size, part.sha256)

@@ -23,9 +23,9 @@ import pyarrow as pa
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import receipt_files
 from sluice.pipelines.landing.proof import check_account
-from sluice.pipelines.landing.writer import PartTarget, SharedWriter
+from sluice.pipelines.landing.writer import PartRole, PartTarget, SharedWriter
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.receipts import Part, PartKind, Receipt
+from sluice.pipelines.model.receipts import Part, Receipt
 from sluice.pipelines.ports import Lake
 
 SMALL_BYTES = 4 << 20
@@ -71,7 +71,7 @@ class UnwrittenRange:
     """
 
     receipt: Receipt
-    rows: Mapping[PartKind, Sequence[pa.RecordBatch]]
+    rows: Mapping[PartRole, Sequence[pa.RecordBatch]]
 
     @cached_property
     def bytes(self) -> int:
@@ -79,7 +79,7 @@ class UnwrittenRange:
 
     def copy(self) -> UnwrittenRange:
         """Returns a copy in buffers of its own: a decoder's are larger than their contents."""
-        return UnwrittenRange(self.receipt, {kind: [_copy(batches)] for kind, batches in self.rows.items()})
+        return UnwrittenRange(self.receipt, {role: [_copy(batches)] for role, batches in self.rows.items()})
 
 
 def _copy(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -197,7 +197,7 @@ class _SharedFile:
         self.first = target.offset_range
         self._target, self._settings, self._lake = target, settings, lake
         self._receipts: list[Receipt] = []
-        self._writers: dict[PartKind, SharedWriter] = {}
+        self._writers: dict[PartRole, SharedWriter] = {}
 
     @property
     def offset_ranges(self) -> list[OffsetRange]:
@@ -210,12 +210,12 @@ class _SharedFile:
     def add(self, unwritten: UnwrittenRange) -> None:
         s = unwritten.receipt.offset_range
         self._receipts.append(unwritten.receipt)
-        for kind, batches in unwritten.rows.items():
+        for role, batches in unwritten.rows.items():
             if sum(batch.num_rows for batch in batches):
-                if kind not in self._writers:
-                    target = replace(self._target, offset_range=s, kind=kind)
-                    self._writers[kind] = SharedWriter(self._lake, target, batches[0].schema, self._settings)
-                self._writers[kind].add(s, batches)
+                if role not in self._writers:
+                    target = replace(self._target, offset_range=s, kind=role.kind, output=role.output)
+                    self._writers[role] = SharedWriter(self._lake, target, batches[0].schema, self._settings)
+                self._writers[role].add(s, batches)
 
     def close(self) -> dict[OffsetRange, Receipt]:
         """End the files and write the receipts of their offset ranges."""
@@ -246,19 +246,19 @@ class _OnDisk:
 
     def __init__(self, unwritten: UnwrittenRange) -> None:
         self._receipt = unwritten.receipt
-        self._files: dict[PartKind, BinaryIO] = {}
-        for kind, batches in unwritten.rows.items():
-            self._files[kind] = file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - `close` does it
+        self._files: dict[PartRole, BinaryIO] = {}
+        for role, batches in unwritten.rows.items():
+            self._files[role] = file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - `close` does it
             with pa.ipc.new_stream(file, batches[0].schema) as out:
                 out.write_batch(_copy(batches))
 
     def back(self) -> UnwrittenRange:
         """The offset range, in memory again."""
-        rows = dict[PartKind, Sequence[pa.RecordBatch]]()
-        for kind, file in self._files.items():
+        rows = dict[PartRole, Sequence[pa.RecordBatch]]()
+        for role, file in self._files.items():
             file.seek(0)
             with pa.ipc.open_stream(file) as stream:
-                rows[kind] = [stream.read_next_batch()]
+                rows[role] = [stream.read_next_batch()]
         self.close()
         return UnwrittenRange(self._receipt, rows)
 

@@ -44,7 +44,7 @@ from sluice.pipelines.landing.proof import (
     to_failure,
 )
 from sluice.pipelines.landing.sharing import SMALL_BYTES, WAITING_BYTES, Sharing, UnwrittenRange, may_share
-from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
+from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartRole, PartTarget, PartWriter
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.model.plans import OffsetRange, Task
 from sluice.pipelines.model.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally, group_by_sharing
@@ -71,7 +71,8 @@ class Assignment:
 
     `attempt` names this one execution. `memory` is in bytes. `shape` is the name of the shape that rows get. `fresh`:
     no earlier attempt can have finished an offset range, so none is looked for. With `dropping`, the records of
-    oversized batches are counted and kept nowhere.
+    oversized batches are counted and kept nowhere. A feed has one output, or more by `split`: rows of a range wait for
+    a row group in each.
     """
 
     feed: str
@@ -85,6 +86,7 @@ class Assignment:
     shape: str = "raw"
     fresh: bool = False
     dropping: bool = False
+    outputs: int = 1
 
     @property
     def batch_bytes(self) -> int:
@@ -274,14 +276,14 @@ class RowFindings:
 
     def __init__(self) -> None:
         self._tallies: dict[int, Tally] = {}
-        self._drift = Drifts()
+        self._drift: dict[str, Drifts] = {}
 
     def add(self, rows: Formatted) -> None:
         """Add the findings of one piece of the offset range."""
         for tally in rows.tallies:
             before = self._tallies.get(tally.expectation)
             self._tallies[tally.expectation] = before + tally if before else tally
-        self._drift.add(rows.drift, rows.typed)
+        self._drift.setdefault(rows.output, Drifts()).add(rows.drift, rows.typed)
 
     @property
     def tallies(self) -> tuple[Tally, ...]:
@@ -290,8 +292,8 @@ class RowFindings:
 
     @property
     def drift(self) -> tuple[Drift, ...]:
-        """One for each kind and field."""
-        return self._drift.all
+        """One for each kind and field of an output."""
+        return tuple(d for _, drifts in sorted(self._drift.items()) for d in drifts.all)
 
 
 class _Landing:
@@ -311,8 +313,8 @@ class _Landing:
         )
         self._raw, self._oversized = RawFormat(), False
         self._decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, options)
-        self._writers: dict[PartKind, PartWriter] = {}
-        self._held: dict[PartKind, list[pa.RecordBatch]] | None = {} if shares_file else None
+        self._writers: dict[PartRole, PartWriter] = {}
+        self._held: dict[PartRole, list[pa.RecordBatch]] | None = {} if shares_file else None
         self._held_most = 0, 0
         self._counts = Counts()
         self._seen = RowFindings()
@@ -348,8 +350,8 @@ class _Landing:
             return
         (raw,) = self._raw.convert(self._range, chunk)
         detail = f"in a batch of {batch.size:,} bytes with more than {batch.limit:,} bytes of records"
-        refused = refuse_oversized(raw.landed, detail)
-        self._write(PartKind.QUARANTINED, quarantine_rows(refused, self._work.batch, self._tools.format.contract))
+        refused = quarantine_rows(refuse_oversized(raw.landed, detail), self._work.batch, self._tools.format.contract)
+        self._write(PartRole(PartKind.QUARANTINED), refused)
 
     def abandon(self) -> None:
         """Remove the unfinished parts. What cannot be removed now goes when the batch's staging does."""
@@ -360,10 +362,10 @@ class _Landing:
     def _sort_out(self, chunk: pa.RecordBatch) -> None:
         pieces = self._tools.format.convert(self._range, chunk)
         while (rows := self._next(pieces)) is not None:
-            self._write(PartKind.LANDED, rows.landed)
+            self._write(PartRole(PartKind.LANDED, rows.output), rows.landed)
             if rows.quarantined is not None:
-                contract = self._tools.format.contract
-                self._write(PartKind.QUARANTINED, quarantine_rows(rows.quarantined, self._work.batch, contract))
+                refused = quarantine_rows(rows.quarantined, self._work.batch, rows.contract)
+                self._write(PartRole(PartKind.QUARANTINED, rows.output), refused)
             self._counts += Counts(dropped=rows.dropped)
             self._seen.add(rows)
             self._validated += rows.validate_ns
@@ -375,13 +377,13 @@ class _Landing:
         finally:
             self._typed += time.perf_counter_ns() - begun
 
-    def _write(self, kind: PartKind, rows: pa.RecordBatch) -> None:
-        landed = kind is PartKind.LANDED
+    def _write(self, role: PartRole, rows: pa.RecordBatch) -> None:
+        landed = role.kind is PartKind.LANDED
         self._counts += Counts(rows.num_rows) if landed else Counts(quarantined=rows.num_rows)
         if self._held is None:
-            self._write_out(kind, rows)
+            self._write_out(role, rows)
             return
-        self._held.setdefault(kind, []).append(rows)
+        self._held.setdefault(role, []).append(rows)
         # Whole buffers are counted first: what rows take of them is never more, and takes long to find.
         self._held_most = self._held_most[0] + rows.num_rows, self._held_most[1] + rows.get_total_buffer_size()
         too_large = self._held_most[1] > SMALL_BYTES and sum(_count_bytes(b) for b in self._held.values()) > SMALL_BYTES
@@ -391,13 +393,14 @@ class _Landing:
                 for batch in batches:
                     self._write_out(of, batch)
 
-    def _write_out(self, kind: PartKind, rows: pa.RecordBatch) -> None:
-        writer = self._writers.get(kind)
+    def _write_out(self, role: PartRole, rows: pa.RecordBatch) -> None:
+        writer = self._writers.get(role)
         if writer is None:
             work = self._work
-            target = PartTarget(work.feed, work.batch, work.plan_hash, work.attempt, self._range, kind)
-            writer = PartWriter(self._tools.lake, target, rows.schema, self._work.landing, self._chunk_bytes)
-            self._writers[kind] = writer
+            target = PartTarget(work.feed, work.batch, work.plan_hash, work.attempt, self._range, *role)
+            group_bytes = self._chunk_bytes // work.outputs
+            writer = PartWriter(self._tools.lake, target, rows.schema, self._work.landing, group_bytes)
+            self._writers[role] = writer
         writer.write(rows)
 
     def _finish(self, position: int) -> Receipt | UnwrittenRange:

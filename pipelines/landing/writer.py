@@ -140,9 +140,16 @@ ROW_GROUP_BYTES = 16 << 20
 MAX_FOLDERS = 48
 
 
+class PartRole(NamedTuple):
+    """The kind of rows, and the output of a split feed that they belong to."""
+
+    kind: PartKind
+    output: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class PartTarget:
-    """Where rows of one offset range go: feed, batch, attempt, range, and kind of part."""
+    """Where rows of one offset range go: feed, batch, attempt, range, kind of part, and output of a split feed."""
 
     feed: str
     batch: int
@@ -150,6 +157,7 @@ class PartTarget:
     attempt: str
     offset_range: OffsetRange
     kind: PartKind = PartKind.LANDED
+    output: str = ""
 
 
 def build_metadata(feed: str, batch: int, plan_hash: str, s: OffsetRange) -> dict[str, str]:
@@ -428,7 +436,7 @@ class _PartFile:
     ) -> None:
         folder, name, self.sequence = part
         self._name, self._kind, self._rows = name, target.kind, 0
-        feed, batch, kind = target.feed, target.batch, target.kind
+        feed, batch, kind, folder = target.feed, target.batch, target.kind, paths.join(target.output, folder)
         self.staged = paths.staged_path(feed, batch, target.attempt, kind, folder, name)
         self._path = paths.part_path(feed, kind, folder, name)
         self._block: AbstractContextManager[BinaryIO] = lake.create(self.staged)

@@ -32,6 +32,7 @@ from sluice.pipelines.lake.paths import FORMER_PREFIX, FolderPrefix
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.model.receipts import Owner, RangeFailure, Receipt, Traffic
+from sluice.pipelines.records.rows.split_rule import Otherwise
 from sluice.pipelines.records.rows.value_reader import Reader
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import READERS
@@ -61,6 +62,9 @@ RENAMED_FORMAT: Literal[5] = 5
 PLACED_FORMAT: Literal[6] = 6
 """A schema entry with columns at paths, in headers or in other forms, or with `protect`: earlier readers could not
 parse them, and would land protected values as they are."""
+
+SPLIT_FORMAT: Literal[6] = 6
+"""A schema entry with a `split`: earlier readers would take its outputs for one table of raw rows."""
 
 
 class _Model(BaseModel):
@@ -254,30 +258,47 @@ class SchemaSource(_Model):
         return READERS[self.format].make(self.texts, self.wire)
 
 
-class SchemaEntry(_Entry):
-    """The shape of rows from here on. `shape` is its name, `columns` the schema (names and types; None: raw) and
-    `contract` the contract's text (empty: none). `evolved` are the columns that Sluice added to the feed's own schema,
-    or widened, because of records, and `base` is the schema without added ones, under which other values stay in
-    `_extra`. `source` reads values with schemas of their own, and `key` reads keys. `folder_prefix` is the prefix of
-    the keys of the feed's folders: the first entry decides. `protect` has the rules of fields, with identifiers of
-    keys, and `landed` the columns that these leave.
+class ShapeText(_Model):
+    """A shape in words: `shape` is its name, `columns` the schema (names and types; None: raw) and `contract` the
+    contract's text (empty: none). `base` is the schema without columns that records added, under which other values
+    stay in `_extra`. `source` reads values with schemas of their own, and `key` reads keys. `protect` has the rules of
+    fields, with identifiers of keys, and `landed` the columns that these leave.
     """
 
-    kind: Literal["schema"] = "schema"
-    newest_format: ClassVar[int] = PLACED_FORMAT
     shape: str
     columns: Annotated[Columns, AfterValidator(_of_a_schema)] | None
     contract: Annotated[str, AfterValidator(_of_a_contract)] = ""
     dropping: bool = False
     closed: bool = False
-    evolved: Columns = {}
-    reason: str = ""
     source: SchemaSource | None = None
     key: SchemaSource | None = None
-    folder_prefix: FolderPrefix = FORMER_PREFIX
     base: Annotated[Columns, AfterValidator(_of_a_schema)] | None = None
     protect: Annotated[Columns, AfterValidator(_of_protection)] | None = None
     landed: Annotated[Columns, AfterValidator(_of_a_schema)] | None = None
+
+
+class SplitText(_Model):
+    """The outputs of a feed with their shapes, in order, and the rule that chooses a record's output."""
+
+    outputs: tuple[tuple[str, ShapeText], ...]
+    values: dict[str, str]
+    header: str = ""
+    path: tuple[str, ...] = ()
+    otherwise: Otherwise
+
+
+class SchemaEntry(_Entry, ShapeText):
+    """The shape of rows from here on. `evolved` are the columns that Sluice added to the feed's own schema, or widened,
+    because of records. `folder_prefix` is the prefix of the keys of the feed's folders: the first entry decides.
+    `split` are the outputs of a split feed, whose `columns` are those of all of them, as `output/column`.
+    """
+
+    kind: Literal["schema"] = "schema"
+    newest_format: ClassVar[int] = SPLIT_FORMAT
+    evolved: Columns = {}
+    reason: str = ""
+    folder_prefix: FolderPrefix = FORMER_PREFIX
+    split: SplitText | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -289,7 +310,7 @@ class SchemaEntry(_Entry):
     @model_serializer(mode="wrap")
     def _without_source(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         document: dict[str, Any] = serialize(self)
-        optional = ("source", "key", "folder_prefix", "base", "protect", "landed")
+        optional = ("source", "key", "folder_prefix", "base", "protect", "landed", "split")
         return {k: v for k, v in document.items() if k not in optional or v}
 
 

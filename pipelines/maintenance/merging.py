@@ -7,7 +7,8 @@ metadata are as in landing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.landing.landed_rows import Rows, check_source, compare_rows, in_order, read_part_at
 from sluice.pipelines.landing.proof import check_account
-from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
+from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartRole, PartTarget, PartWriter
 from sluice.pipelines.model.kafka import union
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Drift, DriftKind, Part, PartKind, Receipt, Tally, sum_counts
@@ -68,15 +69,15 @@ class RewriteContext:
     settings: LandingSettings
     stop: Event
 
-    def writer(self, s: OffsetRange, kind: PartKind, schema: pa.Schema) -> PartWriter:
-        """A writer for the offset range's rows of one kind."""
-        target = PartTarget(self.feed, self.batch, self.plan_hash, self.attempt, s, kind)
+    def writer(self, s: OffsetRange, role: PartRole, schema: pa.Schema) -> PartWriter:
+        """A writer for the offset range's rows of one role."""
+        target = PartTarget(self.feed, self.batch, self.plan_hash, self.attempt, s, *role)
         return PartWriter(self.lake, target, schema, self.settings, ROW_GROUP_BYTES)
 
-    def rows(self, receipts: Sequence[Receipt], kind: PartKind, locate: Callable[[Part], str]) -> Rows:
-        """The rows of the receipts' parts of one kind, in offset order."""
+    def rows(self, receipts: Sequence[Receipt], role: PartRole, locate: Callable[[Part], str]) -> Rows:
+        """The rows of the receipts' parts of one role, in offset order."""
         for r in receipts:
-            files = [self.rows_of(p, locate(p)) for p in r.of(kind)]
+            files = [self.rows_of(p, locate(p)) for p in r.of(role.kind) if p.output == role.output]
             # Files by record time are adjacent in the order; all others follow one another.
             yield from in_order(files) if r.offset_range.by_time and len(files) > 1 else chain.from_iterable(files)
 
@@ -102,12 +103,13 @@ class Merger:
         for part in m.parts:
             check_source(self.context.lake, self.context.feed, part)
         writers: list[PartWriter] = []
+        roles = sorted({PartRole(p.kind, p.output) for p in m.parts})
         try:
-            for kind in PartKind:
-                self._write(m, kind, writers)
+            for role in roles:
+                self._write(m, role, writers)
             receipt = self._receipt(m, tuple(p for w in writers for p in w.close()))
-            for kind in PartKind:
-                self._check_same(m, receipt, kind)
+            for role in roles:
+                self._check_same(m, receipt, role)
         except BaseException:
             for writer in writers:
                 with suppress(Exception):
@@ -115,11 +117,11 @@ class Merger:
             raise
         return receipt
 
-    def _write(self, m: Merge, kind: PartKind, writers: list[PartWriter]) -> None:
+    def _write(self, m: Merge, role: PartRole, writers: list[PartWriter]) -> None:
         writer: PartWriter | None = None
-        for rows in self.context.rows(m.receipts, kind, visible_path):
+        for rows in self.context.rows(m.receipts, role, visible_path):
             if writer is None:
-                writer = self.context.writer(m.offset_range, kind, rows.schema.remove_metadata())
+                writer = self.context.writer(m.offset_range, role, rows.schema.remove_metadata())
                 writers.append(writer)
             writer.write(rows)
 
@@ -127,7 +129,7 @@ class Merger:
         """The merged receipt: the sums of counts and input bytes, and the tallies and drift of all rows."""
         rs, last = m.receipts, m.receipts[-1]
         counts = sum_counts(rs)
-        tallies, drift = sum_tallies_and_drift(rs, counts.landed)
+        tallies, drift = sum_tallies_and_drift(rs, count_landed(parts))
         receipt = Receipt(
             m.offset_range,
             last.position,
@@ -145,21 +147,32 @@ class Merger:
         check_account(receipt)
         return receipt
 
-    def _check_same(self, m: Merge, receipt: Receipt, kind: PartKind) -> None:
+    def _check_same(self, m: Merge, receipt: Receipt, role: PartRole) -> None:
         before, after = (
-            self.context.rows(m.receipts, kind, visible_path),
-            self.context.rows((receipt,), kind, staged_path),
+            self.context.rows(m.receipts, role, visible_path),
+            self.context.rows((receipt,), role, staged_path),
         )
         if not compare_rows(before, after):
             raise ProofFailed(
-                f"{m.offset_range}: the {kind} rows of its merged parts are not those of its {len(m.parts)} parts",
+                f"{m.offset_range}: the {role.kind} rows of its merged parts are not those of its {len(m.parts)} parts",
                 remedy="nothing was changed; this is a bug in merging, or a disk that forgets: report it",
             )
 
 
-def sum_tallies_and_drift(receipts: Iterable[Receipt], landed: int) -> tuple[tuple[Tally, ...], tuple[Drift, ...]]:
+def count_landed(parts: Iterable[Part]) -> Mapping[str, int]:
+    """Returns the number of landed rows of each output."""
+    rows = Counter[str]()
+    for part in parts:
+        if part.kind is PartKind.LANDED:
+            rows[part.output] += part.rows
+    return rows
+
+
+def sum_tallies_and_drift(
+    receipts: Iterable[Receipt], landed: Mapping[str, int]
+) -> tuple[tuple[Tally, ...], tuple[Drift, ...]]:
     """The tallies and drift of offset ranges of one format, added up. A field is missing only if none of the `landed`
-    rows has it.
+    rows of its output has it.
     """
     tallies: dict[int, Tally] = {}
     drifts: dict[tuple[DriftKind, str], Drift] = {}
@@ -168,8 +181,8 @@ def sum_tallies_and_drift(receipts: Iterable[Receipt], landed: int) -> tuple[tup
             tallies[t.expectation] = tallies[t.expectation] + t if t.expectation in tallies else t
         for d in r.drift:
             drifts[d.kind, d.field] = drifts[d.kind, d.field] + d if (d.kind, d.field) in drifts else d
-    entries = (d for _, d in sorted(drifts.items()))
-    drift = tuple(d for d in entries if d.kind is not DriftKind.MISSING or d.records == landed)
+    entries = ((d, landed.get(d.field.partition("/")[0], landed.get("", 0))) for _, d in sorted(drifts.items()))
+    drift = tuple(d for d, rows in entries if d.kind is not DriftKind.MISSING or d.records == rows)
     return tuple(t for _, t in sorted(tallies.items())), drift
 
 

@@ -13,10 +13,11 @@ mending, or was not selected, keeps its old reason.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, BinaryIO, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +28,19 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet, paths
 from sluice.pipelines.landing.landed_rows import Rows, check_source, compare_rows, get_offsets, in_order, read_part_at
 from sluice.pipelines.landing.proof import check_account
+from sluice.pipelines.landing.writer import PartRole, PartWriter
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.maintenance.compaction import threads
 from sluice.pipelines.maintenance.fixers import Fixer
-from sluice.pipelines.maintenance.merging import RewriteContext, staged_path, sum_tallies_and_drift, visible_path
+from sluice.pipelines.maintenance.merging import (
+    RewriteContext,
+    count_landed,
+    staged_path,
+    sum_tallies_and_drift,
+    visible_path,
+)
 from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, are_free, company, give_up_dead, rewriting
-from sluice.pipelines.maintenance.sorter import NO_OFFSETS, Sorted, Sorter, Trial, total, with_offsets
+from sluice.pipelines.maintenance.sorter import NO_OFFSETS, NONE, Sorted, Sorter, Trial, total, with_offsets
 from sluice.pipelines.model.kafka import Range, union
 from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import (
@@ -53,7 +61,7 @@ from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import manifest, publish
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.quarantine.limit import QuarantineKind
-from sluice.pipelines.quarantine.listing import Filter, without
+from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.records.contract_rows.contract_format import RowChecks
 from sluice.pipelines.records.rows.row_format import QUARANTINED, Formatted, RawFormat
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
@@ -134,7 +142,7 @@ def find(
     reasons = []
     for c in every.fitting:  # also those whose rows are written again only because they share a file
         with _still_there(ledger, c.receipt):
-            reasons.append((c.offset_range, _unfit(lake, c.receipt, shape.landed)))
+            reasons.append((c.offset_range, _unfit(lake, c.receipt, shape)))
     return replace(every, unfit=tuple((s, why) for s, why in reasons if why))
 
 
@@ -166,13 +174,13 @@ def _try_records(ports: Ports, r: Receipt, wanted: Filter, shape: Shape, fixer: 
     return sorter.trial
 
 
-def _unfit(lake: Lake, r: Receipt, schema: pa.Schema) -> str:
+def _unfit(lake: Lake, r: Receipt, shape: Shape) -> str:
     """Why the offset range's landed rows do not fit today's types; empty when they do."""
-    for part in r.parts:
-        if part.kind is PartKind.LANDED:
+    for part in r.of(PartKind.LANDED):
+        if own := shape.datasets.get(part.output):
             with parquet.open_parquet(lake, part.path) as file:
                 landed = file.schema_arrow
-            if why := unfit(landed, schema):
+            if why := unfit(landed, own.landed):
                 return why
     return ""
 
@@ -306,62 +314,80 @@ class _RangeReplay:
 
     def __init__(self, by: Replayer, receipt: Receipt) -> None:
         self._by, self._old, self._desk = by, receipt, by.context
-        self._schema = by.shape.landed
+        self._shapes = by.shape.datasets
         self._sorter = Sorter(receipt.offset_range, by.shape, by.fixer, by.writers)
-        self._checks = RowChecks(by.shape.contract) if by.shape.contract else None
-        s = receipt.offset_range
-        self._landed = self._desk.writer(s, PartKind.LANDED, self._schema)
-        self._refused = self._desk.writer(s, PartKind.QUARANTINED, QUARANTINED)
+        contracts = {output: shape.contract for output, shape in self._shapes.items()}
+        self._checks = {output: RowChecks(contract) for output, contract in contracts.items() if contract}
+        self._writers: dict[PartRole, PartWriter] = {}
         self._new: list[Any] = [NO_OFFSETS]
         self._mended: list[Any] = [NO_OFFSETS]
-        self._notes = paths.relanded_path(self._desk.feed, self._desk.batch, s)
+        self._notes = paths.relanded_path(self._desk.feed, self._desk.batch, receipt.offset_range)
 
     def carry_out(self) -> Receipt:
         book = pa.BufferOutputStream()
-        with pq.ParquetWriter(book, RELANDED, compression="zstd", store_schema=False) as notes:
-            for rows in in_order([self._before(), self._reland(notes)]):
-                self._landed.write(rows)
-        receipt = self._receipt((*self._landed.close(), *self._refused.close()))
+        with pq.ParquetWriter(book, RELANDED, compression="zstd", store_schema=False) as notes, _Spool() as new:
+            for output, rows in self._reland(notes):
+                new.add(output, rows)
+            for output in dict.fromkeys((*self._old.outputs, *new.outputs)):
+                for rows in in_order([self._before(output), new.rows(output)]):
+                    self._write(PartRole(PartKind.LANDED, output), rows)
+        receipt = self._receipt(tuple(p for _, w in sorted(self._writers.items()) for p in w.close()))
         self._check_same(receipt)
         self._desk.lake.put(self._notes, book.getvalue().to_pybytes())
         return receipt
 
+    def _write(self, role: PartRole, rows: pa.RecordBatch) -> None:
+        if role not in self._writers:
+            schema = rows.schema.remove_metadata()
+            self._writers[role] = self._desk.writer(self._old.offset_range, role, schema)
+        self._writers[role].write(rows)
+
     def abandon(self) -> None:
         """Leave nothing behind."""
-        for writer in (self._landed, self._refused):
+        for writer in self._writers.values():
             with suppress(Exception):
                 writer.abandon()
         with suppress(Exception):
             self._desk.lake.remove(self._notes)
 
-    def _before(self) -> Rows:
+    def _before(self, output: str) -> Rows:
         """The rows that had landed, in today's types. Today's contract sees them, too."""
-        for rows in self._desk.rows((self._old,), PartKind.LANDED, visible_path):
-            now = recast(rows, self._schema)
-            if self._checks:
-                self._sorter.seen.add(Formatted(now, tallies=self._checks.check(now).tallies))
+        split, shape = self._by.shape.split, self._shapes.get(output)
+        first = split.find_first_place(output) if split else 0
+        for rows in self._desk.rows((self._old,), PartRole(PartKind.LANDED, output), visible_path):
+            now = recast(rows, shape.landed) if shape else rows
+            if checks := self._checks.get(output):
+                tallies = (replace(t, expectation=first + t.expectation) for t in checks.check(now).tallies)
+                self._sorter.seen.add(Formatted(now, tallies=tuple(tallies), output=output))
             yield now
 
-    def _reland(self, notes: pq.ParquetWriter) -> Rows:
-        """The rows that fit now. On the way, the others are written to the new, smaller quarantine."""
-        for rows in self._desk.rows((self._old,), PartKind.QUARANTINED, visible_path):
+    def _reland(self, notes: pq.ParquetWriter) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The rows that fit now, with their output. On the way, the others are written to the new, smaller
+        quarantine."""
+        for rows in in_order([self._refused_before(output) for output in self._old.outputs]):
+            outputs = np.array(rows.column(_OUTPUT).to_pylist(), object)
+            rows = rows.drop_columns(_OUTPUT)
             chosen, rest = self._by.wanted.split(rows, self._old.offset_range.tp)
-            result = self._sorter.sort_out(chosen) if chosen.num_rows else Sorted((), None, NO_OFFSETS)
+            result = self._sorter.sort_out(chosen) if chosen.num_rows else NONE
             if rest.num_rows and self._checks:
                 self._sorter.look_at(rest)
-            self._stay(rows, result)
+            self._stay(rows, outputs, result)
             self._note(notes, chosen, result)
-            if result.landed:
-                yield in_offset_order(result.landed)
+            for output, batches in result.landed.items():
+                yield output, in_offset_order(batches)
 
-    def _stay(self, rows: pa.RecordBatch, result: Sorted) -> None:
-        remaining = without(rows, result.offsets)
-        if result.refused is not None:
-            unchanged = without(remaining, get_offsets(result.refused))
-            remaining = in_offset_order(
-                [recast(unchanged, plain(QUARANTINED)), recast(result.refused, plain(QUARANTINED))]
-            )
-        self._refused.write(recast(remaining, QUARANTINED))
+    def _refused_before(self, output: str) -> Rows:
+        """The rows that were in the quarantine of an output, with its name."""
+        for rows in self._desk.rows((self._old,), PartRole(PartKind.QUARANTINED, output), visible_path):
+            yield rows.append_column(_OUTPUT, pa.repeat(output, rows.num_rows))
+
+    def _stay(self, rows: pa.RecordBatch, outputs: Any, result: Sorted) -> None:
+        refused = [get_offsets(batch) for batches in result.refused.values() for batch in batches]
+        same = np.flatnonzero(~np.isin(get_offsets(rows), np.concatenate([result.offsets, *refused])))
+        for output in sorted({*outputs[same], *result.refused}):
+            unchanged = rows.take(fixed_width(pa.int64(), same[outputs[same] == output]))
+            batches = [recast(batch, plain(QUARANTINED)) for batch in (unchanged, *result.refused.get(output, ()))]
+            self._write(PartRole(PartKind.QUARANTINED, output), recast(in_offset_order(batches), QUARANTINED))
 
     def _note(self, notes: pq.ParquetWriter, rows: pa.RecordBatch, result: Sorted) -> None:
         """Note why the records that fit were in quarantine."""
@@ -386,7 +412,7 @@ class _RangeReplay:
             timings={},
             format=self._by.shape.name,
             tallies=self._sorter.seen.tallies,
-            drift=self._drift(counts.landed),
+            drift=self._drift(parts),
             relanded=union((*old.relanded, *new)),
             mended=union((*old.mended, *mended)),
             adopted=False,
@@ -394,34 +420,82 @@ class _RangeReplay:
         check_account(receipt)
         return receipt
 
-    def _drift(self, landed: int) -> tuple[Drift, ...]:
+    def _drift(self, parts: Sequence[Part]) -> tuple[Drift, ...]:
         """The drift seen when the records were read. A field stays missing when no re-landed record has it either."""
         missing = [d.field for d in self._old.drift if d.kind is DriftKind.MISSING]
         more = tuple(self._sorter.missing[f] for f in missing if f in self._sorter.missing)
-        return sum_tallies_and_drift([self._old, replace(self._old, tallies=(), drift=more)], landed)[1]
+        before = [self._old, replace(self._old, tallies=(), drift=more)]
+        return sum_tallies_and_drift(before, count_landed(parts))[1]
 
     def _check_same(self, receipt: Receipt) -> None:
         """Read back: apart from re-landed records, the rows of both kinds are unchanged."""
         new = np.concatenate(self._new)
-        self._same(receipt, PartKind.LANDED, plain(self._schema), before=NO_OFFSETS, after=new)
-        self._same(receipt, PartKind.QUARANTINED, plain(RawFormat.schema), before=new, after=NO_OFFSETS)
+        for output in receipt.outputs:
+            role, shape = PartRole(PartKind.LANDED, output), self._shapes.get(output)
+            before = self._desk.rows((self._old,), role, visible_path)
+            after = self._desk.rows((receipt,), role, staged_path)
+            schema = plain(shape.landed) if shape else None
+            self._demand_same(role.kind, _see_as(before, schema, NO_OFFSETS), _see_as(after, schema, new))
+        # Records that still do not fit may belong to another output today.
+        before, after = (
+            in_order([self._desk.rows((r,), PartRole(PartKind.QUARANTINED, output), locate) for output in r.outputs])
+            for r, locate in ((self._old, visible_path), (receipt, staged_path))
+        )
+        raw = plain(RawFormat.schema)
+        self._demand_same(PartKind.QUARANTINED, _see_as(before, raw, new), _see_as(after, raw, NO_OFFSETS))
 
-    def _same(self, receipt: Receipt, kind: PartKind, schema: pa.Schema, before: Any, after: Any) -> None:
-        old = _seen_as(self._desk.rows((self._old,), kind, visible_path), schema, before)
-        now = _seen_as(self._desk.rows((receipt,), kind, staged_path), schema, after)
-        if not compare_rows(old, now):
+    def _demand_same(self, kind: PartKind, before: Rows, after: Rows) -> None:
+        if not compare_rows(before, after):
             raise ProofFailed(
-                f"{receipt.offset_range}: the {kind} rows that a replay must not change were changed",
+                f"{self._old.offset_range}: the {kind} rows that a replay must not change were changed",
                 remedy="nothing was changed; this is a bug in the replay, or a faulty disk: report it",
             )
 
 
-def _seen_as(rows: Rows, schema: pa.Schema, but: Any) -> Rows:
-    """The rows in these columns, without those at the offsets `but`."""
+_OUTPUT = "output"
+
+
+class _Spool:
+    """Rows by output, in temporary files until the landed rows are read with them."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, tuple[BinaryIO, pa.RecordBatchStreamWriter]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file, _ in self._files.values():
+            file.close()
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return [*self._files]
+
+    def add(self, output: str, rows: pa.RecordBatch) -> None:
+        """Append rows. Those of an output have one schema."""
+        if output not in self._files:
+            file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - `__exit__` closes it
+            self._files[output] = file, pa.ipc.new_stream(file, rows.schema)
+        self._files[output][1].write_batch(rows)
+
+    def rows(self, output: str) -> Rows:
+        """The rows of an output, after the last was added."""
+        if output in self._files:
+            file, writer = self._files[output]
+            writer.close()
+            file.seek(0)
+            with pa.ipc.open_stream(file) as stream:
+                yield from stream
+
+
+def _see_as(rows: Rows, schema: pa.Schema | None, but: Any) -> Rows:
+    """The rows in these columns (None: in all), without those at the offsets `but`."""
     for batch in rows:
         keep = np.flatnonzero(~np.isin(get_offsets(batch), but))
         if len(keep):
-            yield recast(batch.take(fixed_width(pa.int64(), keep)), schema)
+            retained = batch.take(fixed_width(pa.int64(), keep))
+            yield recast(retained, schema) if schema else retained
 
 
 def in_offset_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,18 +42,21 @@ NO_OFFSETS = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """A chunk of tried records: the rows that fit, and, as the quarantine has them, those that do not and were not
-    mended. `mended` are the offsets of fitting rows whose bytes are not the log's."""
+    """A chunk of tried records, by output: the rows that fit, and, as the quarantine has them, those that do not and
+    were not mended. `mended` are the offsets of fitting rows whose bytes are not the log's."""
 
-    landed: tuple[pa.RecordBatch, ...]
-    refused: pa.RecordBatch | None
+    landed: Mapping[str, Sequence[pa.RecordBatch]]
+    refused: Mapping[str, Sequence[pa.RecordBatch]]
     mended: Any
 
     @property
     def offsets(self) -> Any:
         """The offsets of the rows that fit."""
-        columns = [get_offsets(rows) for rows in self.landed]
-        return np.concatenate(columns) if columns else NO_OFFSETS
+        columns = [get_offsets(rows) for batches in self.landed.values() for rows in batches]
+        return np.sort(np.concatenate(columns)) if columns else NO_OFFSETS
+
+
+NONE = Sorted({}, {}, NO_OFFSETS)
 
 
 class Sorter:
@@ -86,34 +89,35 @@ class Sorter:
                 self.trial.withheld = before[0] + records, before[1]
         rows = rows.filter(stored)
         if not rows.num_rows:
-            return Sorted((), None, NO_OFFSETS)
-        landed: list[pa.RecordBatch] = []
-        refused: list[pa.RecordBatch] = []
+            return NONE
+        landed: dict[str, list[pa.RecordBatch]] = {}
+        refused: dict[str, list[pa.RecordBatch]] = {}
         mended: list[Any] = [NO_OFFSETS]
         for records, changed in self._records(rows):
             for piece in self._format.convert(self._range, records):
                 self._see(piece)
                 if piece.landed.num_rows:
-                    landed.append(piece.landed)
+                    landed.setdefault(piece.output, []).append(piece.landed)
                     mended.append(np.intersect1d(get_offsets(piece.landed), changed))
                 if piece.quarantined is not None:
-                    refused.append(self._replace_values(rows, piece.quarantined, changed))
-        if self._alone:
-            refused += self._left_alone(rows)
-        result = Sorted(tuple(landed), pa.concat_batches(refused) if refused else None, np.concatenate(mended))
+                    refused.setdefault(piece.output, []).append(self._replace_values(rows, piece, changed))
+        for output, rest in self._left_alone(rows) if self._alone else ():
+            refused.setdefault(output, []).append(rest)
+        result = Sorted(landed, refused, np.sort(np.concatenate(mended)))
         for kind, n, _ in kinds_of(with_offsets(rows, result.offsets)):
             self.trial.fit[kind] += n
         self.trial.mended += len(result.mended)
         return result
 
-    def _left_alone(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows for which the function gave no value: they stay, with the reason why they do not fit today."""
+    def _left_alone(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The rows for which the function gave no value, with their output: they stay, with the reason why they do not
+        fit today."""
         alone = rows.take(fixed_width(pa.int64(), np.array(self._alone, np.int64)))
         for piece in self._format.convert(self._range, _records(alone)):
             self.seen.add(piece)
             self.trial.left_fit += piece.landed.num_rows
             if piece.quarantined is not None:
-                yield self._replace_values(rows, piece.quarantined, NO_OFFSETS)
+                yield piece.output, self._replace_values(rows, piece, NO_OFFSETS)
 
     def _see(self, piece: Formatted) -> None:
         self.seen.add(piece)
@@ -127,9 +131,9 @@ class Sorter:
         for piece in self._format.convert(self._range, _records(rows)) if rows.num_rows else ():
             self.seen.add(piece)
 
-    def _replace_values(self, rows: pa.RecordBatch, refused: pa.RecordBatch, changed: Any) -> pa.RecordBatch:
+    def _replace_values(self, rows: pa.RecordBatch, piece: Formatted, changed: Any) -> pa.RecordBatch:
         """Today's reasons, with the batch that read the records and their bytes; without records whose fix failed."""
-        now = recast(quarantine_rows(refused, 0, self._format.contract), plain(QUARANTINED))
+        now = recast(quarantine_rows(piece.quarantined, 0, piece.contract), plain(QUARANTINED))
         for kind, records, first in kinds_of(now):
             count_first(self.trial.why, kind, records, f"{self._range.tp}:{first}")
         now = without(now, changed)

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
+
+from pydantic import Field as Exclude
 
 from sluice.pipelines.model.kafka import Range, Tail
 from sluice.pipelines.model.plans import JSON_CONFIG, OffsetRange, Request
@@ -58,13 +60,25 @@ class Part:
         """The size of the whole file."""
         return self.shared.bytes if self.shared else self.bytes
 
+    @property
+    def output(self) -> str:
+        """The output of a split feed to which the rows belong; empty for records without one, and in other feeds."""
+        return find_output(self.path)
+
+
+def find_output(path: str) -> str:
+    """Returns the output of the published part at `path`: the folder between the feed's and the window's."""
+    below = path.split("/")[2:-1]
+    return below[0] if below and "=" not in below[0] else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Where the offsets of a range went. The counts add up to its span.
 
     `control` and `aborted` are records of control batches and of aborted transactions. `compacted` are offsets that no
-    batch holds: log compaction leaves such gaps, and a broker that lost a segment.
+    batch holds: log compaction leaves such gaps, and a broker that lost a segment. In the receipt of one output of a
+    split feed, `elsewhere` are records of the others; it is 0 in every receipt of a ledger.
     """
 
     landed: int = 0
@@ -73,6 +87,7 @@ class Counts:
     control: int = 0
     aborted: int = 0
     compacted: int = 0
+    elsewhere: Internal[Annotated[int, Exclude(exclude=True)]] = 0
 
     @property
     def no_record(self) -> int:
@@ -90,7 +105,7 @@ class Counts:
 
     @property
     def total(self) -> int:
-        return self.records + self.dropped + self.no_record
+        return self.records + self.dropped + self.no_record + self.elsewhere
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, f) + getattr(other, f) for f in self.__dataclass_fields__))
@@ -123,7 +138,8 @@ class DriftKind(StrEnum):
     """How a field differs from the schema.
 
     NEW: the schema does not name it. MISSING: no record has it. WIDENED: it holds a larger type of the same kind.
-    WRONG: it holds a type of another kind. The others are values of the right kind that no type of it can hold.
+    WRONG: it holds a type of another kind. UNROUTED: its value leads to no output of a split feed. The others are
+    values of the right kind that no type of it can hold.
     """
 
     NEW = "new"
@@ -134,6 +150,7 @@ class DriftKind(StrEnum):
     INEXACT = "inexact"
     MALFORMED = "malformed"
     UNLISTED = "unlisted"
+    UNROUTED = "unrouted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +159,8 @@ class Drift:
 
     `records` counts the records, `first` is the offset of the first one. `type` is the smallest type for all
     values, spelled as in a schema; empty when unknown. Of a MISSING field it is the field's own if the schema names the
-    place of its values (`from`, `at`, `header`), else empty.
+    place of its values (`from`, `at`, `header`), else empty. In a split feed, `field` begins with the output and a
+    slash.
     """
 
     kind: DriftKind
@@ -190,6 +208,26 @@ class Receipt:
     def of(self, kind: PartKind) -> tuple[Part, ...]:
         """The parts that hold rows of this kind."""
         return tuple(p for p in self.parts if p.kind is kind)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs that have rows of the range, sorted; only the empty one in feeds without `split`."""
+        return tuple(sorted({"", *(p.output for p in self.parts)}))
+
+    def of_output(self, output: str) -> Receipt:
+        """Returns the receipt of one output: its parts, with the records of all others counted as `elsewhere`.
+
+        Records that were dropped belong to the empty output.
+        """
+        parts = tuple(p for p in self.parts if p.output == output)
+        landed, quarantined = (sum(p.rows for p in parts if p.kind is kind) for kind in PartKind)
+        counts = replace(self.counts, landed=landed, quarantined=quarantined)
+        if output:
+            counts = replace(counts, dropped=0)
+        counts = replace(counts, elsewhere=self.counts.total - counts.total)
+        own = f"{output}/"
+        drift = tuple(replace(d, field=d.field.removeprefix(own)) for d in self.drift if d.field.startswith(own))
+        return replace(self, parts=parts, counts=counts, drift=drift)
 
 
 def sum_counts(receipts: Iterable[Receipt]) -> Counts:

@@ -175,6 +175,7 @@ def check_window(feed: Feed, ports: Ports, window: int | None, by: Sequence[str]
             manifest.group_receipts(ledger, state, (start,), settings)[start],
             key=lambda r: (r.offset_range.key, r.offset_range.start),
         )
+        receipts = [r.of_output(feed.output) for r in receipts] if feed.output else receipts
         placed = [(r.offset_range, p) for r in receipts for p in r.parts]
         landed = [(s, p) for s, p in placed if p.kind is PartKind.LANDED]
         wrong, rows = manifest.find_wrong_files(ports.lake, (p for _, p in placed)), None
@@ -182,14 +183,16 @@ def check_window(feed: Feed, ports: Ports, window: int | None, by: Sequence[str]
         try:
             if not wrong:
                 rows = read_rows(ports.lake, landed, start, settings, by, report)
-                quarantine = listing(ledger, ports.lake, Filter(windows=frozenset([start])), settings).held
+                quarantine = listing(
+                    ledger, ports.lake, Filter(windows=frozenset([start]), output=feed.output), settings
+                ).held
         except PartUnreadable as error:
             wrong, rows = {error.path: error}, None
         if not wrong or not ledger.list_replaced(wrong):
             break  # else the window has landed again
     standing, reasons, unchecked = _explain(feed, ports, ledger, state, start)
     return WindowCheck(
-        feed.name,
+        feed.dataset,
         settings,
         standing,
         (*_list_wrong_files(feed, ports, state, start, wrong, placed), *reasons),

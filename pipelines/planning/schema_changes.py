@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from sluice.pipelines.contract.suite import recall
 from sluice.pipelines.errors import SchemaChanged
@@ -24,12 +25,16 @@ from sluice.pipelines.ledger.entries import (
     PLACED_FORMAT,
     READER_FORMAT,
     RENAMED_FORMAT,
+    SPLIT_FORMAT,
     SchemaEntry,
     SchemaSource,
+    ShapeText,
+    SplitText,
 )
 from sluice.pipelines.model.receipts import Drift, DriftKind, Receipt
+from sluice.pipelines.records.rows.split_rule import SplitRule
 from sluice.pipelines.records.rows.value_reader import KeyReader, Reader
-from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.records.shape import SPLIT, Shape, Split
 from sluice.pipelines.schema.layout import make_layout
 from sluice.pipelines.schema.protection import Action, Protection, strip_places
 from sluice.pipelines.schema.schema import (
@@ -129,7 +134,17 @@ def find_columns(feed: Feed, state: State) -> Schema | None:
     last = find_newest_name(state)
     if last is None:
         return feed.landed_columns
-    return None if last.startswith("raw") else parse_schema(state.schemas[last])
+    columns = state.schemas[last]
+    if feed.output:
+        columns = select_output(columns, feed.output)
+        return parse_schema(columns) if columns and columns != RAW_TYPES else feed.landed_columns
+    return None if last.startswith(("raw", SPLIT)) else parse_schema(columns)
+
+
+def select_output(columns: Mapping[str, str], output: str) -> dict[str, str]:
+    """The columns of one output, of those that a split feed's shape names as `output/column`."""
+    own = f"{output}/"
+    return {name.removeprefix(own): text for name, text in columns.items() if name.startswith(own)}
 
 
 def names_former_key(feed: Feed) -> bool:
@@ -141,7 +156,7 @@ def names_former_key(feed: Feed) -> bool:
 def describe_overridden(feed: Feed, state: State) -> str:
     """A sentence for columns named like a key of the feed's folders, with the remedy; empty without such columns."""
     keys = paths.folder_keys(feed.window.length, state.folder_prefix)
-    columns = {**spell_columns(find_shape(feed, state).landed_columns), **state.table}
+    columns = {**spell_columns(find_shape(feed, state)), **state.table}
     names = [n for n in columns if n.casefold() in keys]
     if not names:
         return ""
@@ -162,13 +177,21 @@ def shape_named(ledger: Ledger, state: State, name: str, keys: Protection | None
     entry = ledger.entry(number) if number is not None else None
     if not isinstance(entry, SchemaEntry):
         return None
-    columns = parse_schema(entry.columns) if entry.columns is not None else None
-    contract = recall(entry.contract) if entry.contract else None
-    reader = entry.source.reader() if entry.source else None
-    key = KeyReader(entry.key.reader()) if entry.key else None
-    base = parse_schema(entry.base) if entry.base is not None else None
-    protection = Protection.parse(entry.protect).with_keys(keys) if entry.protect else None
-    return Shape(columns, contract, entry.dropping, entry.closed, reader, key, base, protection)
+    if (split := entry.split) is None:
+        return _parse_shape(entry, keys)
+    rule = SplitRule(split.values, split.header, split.path, split.otherwise)
+    outputs = {output: _parse_shape(text, keys) for output, text in split.outputs}
+    return Shape(dropping=entry.dropping, split=Split(rule, outputs))
+
+
+def _parse_shape(text: ShapeText, keys: Protection | None) -> Shape:
+    columns = parse_schema(text.columns) if text.columns is not None else None
+    contract = recall(text.contract) if text.contract else None
+    reader = text.source.reader() if text.source else None
+    key = KeyReader(text.key.reader()) if text.key else None
+    base = parse_schema(text.base) if text.base is not None else None
+    protection = Protection.parse(text.protect).with_keys(keys) if text.protect else None
+    return Shape(columns, contract, text.dropping, text.closed, reader, key, base, protection)
 
 
 def declare(feed: Feed, ledger: Ledger) -> Shape:
@@ -197,11 +220,19 @@ def preview_protection(feed: Feed, ledger: Ledger, state: State) -> str:
 
 def check_one_table(feed: Feed, shape: Shape, state: State) -> None:
     """Raises SchemaChanged when rows of the shape would not form one table with all landed rows."""
+    last = find_newest_name(state)
+    if state.table and last and last.startswith(SPLIT) != (shape.split is not None):
+        was = "without `split`" if shape.split else "with `split`"
+        raise SchemaChanged(
+            f"feed {feed.name} has landed {was}, and its hours would become others",
+            remedy="give the feed its former form, or land the topics as a new feed",
+        )
     try:
-        _ = make_layout(shape.columns) if shape.columns else None
+        for own in shape.datasets.values():
+            _ = make_layout(own.columns) if own.columns else None
     except SchemaProblem as problem:  # a copy of a column that records have widened
         raise SchemaChanged(f"feed {feed.name}: {problem}", remedy=problem.remedy) from None
-    problems = list(_find_problems(spell_columns(shape.landed_columns), state.table))
+    problems = list(_find_problems(spell_columns(shape), state.table))
     if not problems:
         return
     lines = "".join(f"\n    {text}" for text, _ in problems[:_SAID])
@@ -212,9 +243,11 @@ def check_one_table(feed: Feed, shape: Shape, state: State) -> None:
     )
 
 
-def spell_columns(columns: Schema | None) -> Mapping[str, str]:
-    """Column names and types, as a schema spells them. None means raw rows, with Kafka's columns."""
-    return RAW_TYPES if columns is None else columns.texts()
+def spell_columns(shape: Shape) -> Mapping[str, str]:
+    """Column names and types, as a schema spells them: of raw rows Kafka's, of a split feed those of all outputs."""
+    if shape.split:
+        return shape.split.columns
+    return RAW_TYPES if shape.landed_columns is None else shape.landed_columns.texts()
 
 
 def _find_problems(columns: Mapping[str, str], table: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -236,29 +269,47 @@ def _find_problems(columns: Mapping[str, str], table: Mapping[str, str]) -> Iter
 
 
 def _build_entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.FolderPrefix) -> SchemaEntry:
+    if shape.split:
+        rule = shape.split.rule
+        split = SplitText(
+            outputs=tuple((output, ShapeText(**_spell_shape(of))) for output, of in shape.split.shapes.items()),
+            values=dict(rule.outputs),
+            header=rule.header,
+            path=rule.path,
+            otherwise=rule.otherwise,
+        )
+        document = _spell_shape(shape) | {"columns": shape.split.columns, "split": split}
+        return SchemaEntry(format=SPLIT_FORMAT, reason=reason, folder_prefix=folder_prefix, **document)
     own = feed.columns.texts() if feed.columns else {}
-    columns = shape.columns.texts() if shape.columns else None
-    source, key = _build_source(shape.reader), _build_source(shape.key.reader if shape.key else None)
+    document = _spell_shape(shape)
     fields = shape.columns.fields if shape.columns else ()
     newest = PLACED_FORMAT if has_places(fields) else RENAMED_FORMAT if has_sources(fields) else None
-    usual = FOLDERS_FORMAT if folder_prefix else READER_FORMAT if source or key else FORMAT
-    landed = shape.landed_columns if shape.protection else None
+    usual = FOLDERS_FORMAT if folder_prefix else READER_FORMAT if shape.reader or shape.key else FORMAT
+    evolved = {name: text for name, text in (document["columns"] or {}).items() if own.get(name) != text}
     return SchemaEntry(
         format=PLACED_FORMAT if shape.protection else newest or usual,
-        shape=shape.name,
-        columns=columns,
-        contract=shape.contract.text if shape.contract else "",
-        dropping=shape.dropping,
-        closed=shape.closed,
-        evolved={name: text for name, text in (columns or {}).items() if own.get(name) != text},
+        evolved=evolved,
         reason=reason,
-        source=source,
-        key=key,
         folder_prefix=folder_prefix,
-        base=shape.base.texts() if shape.base else None,
-        protect=shape.protection.to_texts() if shape.protection else None,
-        landed=strip_places(landed).texts() if landed else None,
+        **document,
     )
+
+
+def _spell_shape(shape: Shape) -> dict[str, Any]:
+    """The fields of a `ShapeText`."""
+    landed = shape.landed_columns if shape.protection else None
+    return {
+        "shape": shape.name,
+        "columns": shape.columns.texts() if shape.columns else None,
+        "contract": shape.contract.text if shape.contract else "",
+        "dropping": shape.dropping,
+        "closed": shape.closed,
+        "source": _build_source(shape.reader),
+        "key": _build_source(shape.key.reader if shape.key else None),
+        "base": shape.base.texts() if shape.base else None,
+        "protect": shape.protection.to_texts() if shape.protection else None,
+        "landed": strip_places(landed).texts() if landed else None,
+    }
 
 
 def _build_source(reader: Reader | None) -> SchemaSource | None:
@@ -271,7 +322,7 @@ def _describe_change(ledger: Ledger, state: State, shape: Shape) -> str:
     before = shape_named(ledger, state, last) if last else None
     if before is None:
         return "the first"
-    changes = [*_list_changed_columns(spell_columns(before.columns), spell_columns(shape.columns))]
+    changes = [*_list_changed_columns(spell_columns(before), spell_columns(shape))]
     contracts = [s.contract.hash if s.contract else "" for s in (before, shape)]
     changes += ["contract changed"] if contracts[0] != contracts[1] else []
     policies = [(s.dropping, s.closed) for s in (before, shape)]

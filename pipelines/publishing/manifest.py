@@ -52,6 +52,10 @@ class WindowFiles:
     def of(self, kind: PartKind) -> tuple[Part, ...]:
         return tuple(p for p in self.parts if p.kind is kind)
 
+    def of_output(self, output: str) -> WindowFiles:
+        """Returns the files of one output of a split feed."""
+        return WindowFiles(self.window, self.complete, tuple((s, p) for s, p in self.placed if p.output == output))
+
 
 def write_manifests(
     ledger: Ledger, lake: Lake, feed: str, settings: WindowSettings, *, everywhere: bool = False

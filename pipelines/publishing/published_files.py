@@ -105,8 +105,8 @@ def list_files(
 ) -> tuple[File, ...]:
     """Returns the files of the windows (their starts, ms), by window and in log order; with `partial`, visible ones.
 
-    Raises WindowIncomplete, WindowRetired, PartUnreadable for a file that is missing or has another size, and
-    UsageError for a time that is not a window of the feed.
+    Of a split feed, those of all outputs; of one output of it, its own. Raises WindowIncomplete, WindowRetired,
+    PartUnreadable for a file that is missing or has another size, and UsageError for a time that is not a window.
     """
     ledger = ledger or Ledger(lake, feed.name, lambda: 0)
     name, settings, state = feed.name, feed.window, ledger.read()
@@ -120,6 +120,8 @@ def list_files(
             manifest.demand_complete(WindowFiles(window, complete(state, window, settings), ()), name, settings)
     while True:
         window_files = manifest.read_windows(ledger, windows, settings)
+        if feed.output:
+            window_files = tuple(f.of_output(feed.output) for f in window_files)
         wrong = manifest.find_wrong_files(lake, (p for f in window_files for p in f.of(kind)))
         if not wrong or not ledger.list_replaced(wrong):
             break

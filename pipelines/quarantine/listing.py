@@ -38,13 +38,15 @@ from sluice.pipelines.validation.drift import check_drift
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which quarantined records are meant; an empty field restricts nothing. `windows` are starts (ms)."""
+    """Which quarantined records are meant; an empty field restricts nothing. `windows` are starts (ms). `output` is one
+    of a split feed."""
 
     windows: frozenset[int] | None = None
     reasons: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
     expectations: tuple[str, ...] = ()
     places: tuple[tuple[TopicPartition, int], ...] = ()
+    output: str = ""
 
     def receipts(self, ledger: Ledger, state: State, settings: WindowSettings) -> list[Receipt]:
         """The receipts that count and may hold such records, by window and in log order."""
@@ -54,6 +56,7 @@ class Filter:
     def among(self, receipts: Iterable[Receipt], settings: WindowSettings) -> list[Receipt]:
         """The given receipts that may hold such records, by window and in log order."""
         in_windows = [r for r in receipts if self._wants(settings, r.offset_range.window) and self._meets(r)]
+        in_windows = [r.of_output(self.output) for r in in_windows] if self.output else in_windows
         return sorted(in_windows, key=lambda r: (r.offset_range.window or 0, r.offset_range.key, r.offset_range.start))
 
     def _wants(self, settings: WindowSettings, lies_in: int | None) -> bool:

@@ -7,17 +7,21 @@ light: Arrow and the compiled loops are loaded with the first format.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.contract.expectation import Contract
+from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.records.avro.reader_schema import AvroReader, merge_texts
 from sluice.pipelines.records.avro.schema import parse
 from sluice.pipelines.records.json.schema_document import bundle_texts
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.protobuf import reader_schema as protobuf
+from sluice.pipelines.records.rows.split_rule import OTHERWISE, SplitRule
 from sluice.pipelines.records.rows.value_reader import KeyReader, Reader, WriterSchemas
 from sluice.pipelines.records.rows.wire_format import AVRO, JSON, PROTOBUF, RegisteredSchema, WireFormat
 from sluice.pipelines.schema.layout import make_layout
@@ -29,7 +33,8 @@ from sluice.pipelines.schema.protection import (
     get_landed_columns,
     protect_schema,
 )
-from sluice.pipelines.schema.schema import KAFKA, Schema
+from sluice.pipelines.schema.schema import KAFKA, Field, Schema
+from sluice.pipelines.schema.wider import RAW_TYPES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,6 +116,50 @@ def prepare_schema(schema: RegisteredSchema) -> RegisteredSchema:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """The outputs of a feed, in the order of its file, each with the shape of its rows."""
+
+    rule: SplitRule
+    shapes: Mapping[str, Shape]
+
+    @property
+    def fingerprint(self) -> str:
+        rule = self.rule
+        of = [rule.header, *rule.path, rule.otherwise, sorted(rule.outputs.items())]
+        shapes = [(output, shape.name) for output, shape in self.shapes.items()]
+        return hashlib.sha256(repr((of, shapes)).encode()).hexdigest()[:12]
+
+    @property
+    def wire(self) -> WireFormat:
+        """The wire format of all outputs' records."""
+        readers = (shape.reader for shape in self.shapes.values())
+        return next((reader.wire for reader in readers if reader is not None), WireFormat.BARE)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns of all outputs with their types, as `output/column`, without their places in records."""
+        columns: dict[str, str] = {}
+        for output, shape in self.shapes.items():
+            own = shape.landed_columns
+            fields = [Field(f.name, f.type, f.required) for f in own.fields] if own else ()
+            texts = {f.name: f.text for f in fields} if fields else RAW_TYPES
+            columns |= {f"{output}/{name}": text for name, text in texts.items()}
+        return columns
+
+    def select(self, r: Receipt, output: str) -> Receipt:
+        """Returns the receipt of one output, as if a feed of its own had landed it."""
+        shape, first = self.shapes.get(output, RAW), self.find_first_place(output)
+        own = range(first, first + (len(shape.contract.expectations) if shape.contract else 0))
+        tallies = tuple(replace(t, expectation=t.expectation - first) for t in r.tallies if t.expectation in own)
+        return replace(r.of_output(output), format=shape.name, tallies=tallies)
+
+    def find_first_place(self, output: str) -> int:
+        """Returns the place of the output's first expectation among those of all outputs."""
+        before = takewhile(lambda name: name != output, self.shapes)
+        return sum(len(c.expectations) for name in before if (c := self.shapes[name].contract))
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """The rows of a feed's records.
 
@@ -119,7 +168,8 @@ class Shape:
     `dropping`, records that do not fit are counted and kept nowhere. With `closed`, a record with a field that the
     schema does not name, at any depth, does not fit. `base` are the columns without fields that came from records, if
     there are any: a value that does not fit such a field stays in `_extra`. `protection` replaces or leaves out values
-    of fields, keys and headers: rows land with `landed_columns`.
+    of fields, keys and headers: rows land with `landed_columns`. With `split`, the rows are those of its outputs'
+    shapes, and nothing else is set.
     """
 
     columns: Schema | None = None
@@ -130,6 +180,12 @@ class Shape:
     key: KeyReader | None = None
     base: Schema | None = None
     protection: Protection | None = None
+    split: Split | None = None
+
+    @property
+    def output_count(self) -> int:
+        """The number of outputs whose rows are written at once."""
+        return len(self.split.shapes) + 1 if self.split else 1
 
     @property
     def rounded(self) -> tuple[str, ...]:
@@ -140,6 +196,8 @@ class Shape:
     @property
     def name(self) -> str:
         """A few words. They differ where the same records would become other rows."""
+        if self.split:
+            return f"{SPLIT} {self.split.fingerprint}"
         words = ["raw" if self.columns is None else f"json {self.columns.fingerprint}"]
         if self.reader is not None:
             words = [f"{self.reader.format} {self.reader.fingerprint}"]
@@ -192,15 +250,29 @@ class Shape:
 
     @property
     def landed(self) -> pa.Schema:
-        """The Arrow schema of landed rows."""
+        """The Arrow schema of landed rows; of a split feed, of those that no output takes."""
         from sluice.pipelines.records.rows.row_format import landed_schema
 
         return landed_schema(self.landed_columns)
+
+    @property
+    def datasets(self) -> Mapping[str, Shape]:
+        """The shapes of the outputs and of raw records without one, by name; of a feed without `split` its own."""
+        return {**self.split.shapes, OTHERWISE: RAW} if self.split else {"": self}
 
     def format(self, writers: WriterSchemas | None = None) -> Format:
         """A new format that makes such rows. `writers` tells records' schemas; without it, none is known."""
         from sluice.pipelines.records.rows.row_format import RawFormat
 
+        if self.split is not None:
+            from sluice.pipelines.records.split_format import Output, SplitFormat
+
+            split = self.split
+            outputs = {
+                name: Output(shape.format(writers), split.find_first_place(name))
+                for name, shape in split.shapes.items()
+            }
+            return SplitFormat(split.rule, outputs, split.wire)
         form: Format = RawFormat()
         of_values, base = self.of_values, self._of_values(self.base)
         columns = make_layout(of_values).reading if of_values else None
@@ -240,3 +312,5 @@ class Shape:
 
 RAW = Shape()
 """Every record, as it is."""
+SPLIT = "split"
+"""The first word of the names of shapes with outputs."""

@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -390,12 +390,37 @@ def check_contract(
 ) -> tuple[Result, ...]:
     """The results of the expectations about whole batches, for the batch's proven receipts.
 
-    `failed` is the number of offset ranges without a receipt. Raises ContractBroken when a critical expectation fails,
-    unless it judges each row by itself.
+    Those of a split feed are decided output by output. `failed` is the number of offset ranges without a receipt.
+    Raises ContractBroken when a critical expectation fails, unless it judges each row by itself.
     """
-    if shape.contract is None or not receipts:
+    if not receipts or not (shape.contract or shape.split):
         return ()
-    earlier = count_earlier_rows(ledger.read(), batch.request, batch.id)
+    if shape.split is None:
+        earlier = count_earlier_rows(ledger.read(), batch.request, batch.id)
+        return _check_output(shape, Dataset(ledger.feed, batch, earlier), receipts, lake, failed)
+    results: list[Result] = []
+    for output, own in shape.split.shapes.items():
+        first, dataset = shape.split.find_first_place(output), Dataset(f"{ledger.feed}.{output}", batch, ())
+        selected = [shape.split.select(r, output) for r in receipts]
+        decided = _check_output(own, dataset, selected, lake, failed)
+        results += (replace(r, expectation=first + r.expectation) for r in decided)
+    return tuple(results)
+
+
+class Dataset(NamedTuple):
+    """A feed, or one output of it, with a batch of its rows and the row counts of earlier ones. Outputs have none."""
+
+    name: str
+    batch: Batch
+    earlier: Sequence[int]
+
+
+def _check_output(
+    shape: Shape, dataset: Dataset, receipts: Sequence[Receipt], lake: Lake, failed: int
+) -> tuple[Result, ...]:
+    if shape.contract is None:
+        return ()
+    name, batch, earlier = dataset
     results = hold_whole(shape, receipts, lake, earlier)
     broken = [o for o in contract_results(shape.contract, receipts, results) if o.refuses]
     if not broken:
@@ -406,7 +431,7 @@ def check_contract(
     raise ContractBroken(
         f"batch {batch.id} breaks the contract; nothing of it is published:\n    " + "\n    ".join(lines),
         remedy="see its rows with `sluice peek TOPIC:PARTITION:OFFSET`; fix "
-        f"feeds/{ledger.feed}.contract.json, or the producer, and run again: records already read are reused unless "
+        f"feeds/{name}.contract.json, or the producer, and run again: records already read are reused unless "
         "the contract changes",
         breaches=[
             Breach("contract", _describe_broken(o), o.expectation.type, o.unexpected, o.checked, o.first)

@@ -7,11 +7,12 @@ Guarantee: counts are exact. At most `MOST_FIELDS` fields of a kind have a name;
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.errors import Breach, SchemaDrifted
-from sluice.pipelines.model.receipts import Drift, DriftKind, Receipt
+from sluice.pipelines.model.receipts import Drift, DriftKind, PartKind, Receipt
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class Drifts:
 def sum_drift(receipts: Sequence[Receipt]) -> tuple[Drift, ...]:
     """The drift of several offset ranges together, sorted by kind and field.
 
-    A field is missing if it is missing in every range that landed rows. `first` is the smallest of the offsets
-    of all partitions.
+    A field is missing if it is missing in every range that landed rows, of a split feed in the field's output.
+    `first` is the smallest of the offsets of all partitions.
     """
     drifts: dict[tuple[DriftKind, str], Drift] = {}
     ranges: dict[tuple[DriftKind, str], int] = {}
@@ -63,8 +64,10 @@ def sum_drift(receipts: Sequence[Receipt]) -> tuple[Drift, ...]:
         key = (drift.kind, drift.field)
         drifts[key] = drifts[key] + drift if key in drifts else drift
         ranges[key] = ranges.get(key, 0) + 1
-    landing = sum(r.counts.landed > 0 for r in receipts)
-    retained = (k for k in sorted(drifts) if k[0] is not DriftKind.MISSING or ranges[k] == landing)
+    landing = Counter({"": sum(r.counts.landed > 0 for r in receipts)})
+    landing.update(o for r in receipts for o in {p.output for p in r.of(PartKind.LANDED)} if o)
+    outputs = {k: output if (output := k[1].partition("/")[0]) in landing else "" for k in drifts}
+    retained = (k for k in sorted(drifts) if k[0] is not DriftKind.MISSING or ranges[k] == landing[outputs[k]])
     return tuple(drifts[k] for k in retained)
 
 
@@ -96,12 +99,13 @@ _WORDS = {
     DriftKind.INEXACT: "has more digits than its type holds",
     DriftKind.MALFORMED: "is not written as its type has it",
     DriftKind.UNLISTED: "is none of the enum's values",
+    DriftKind.UNROUTED: "leads to no output",
 }
 
 
 def describe_drift(drift: Drift) -> str:
     """Returns one line: the field, a type that would fit, how it differs, and in how many records."""
-    name = "further fields" if drift.field == OTHERS else drift.field
+    name = "further fields" if drift.field == OTHERS else drift.field.removeprefix("/")
     type_text = f" ({drift.type})" if drift.type else ""
     return f"{name}{type_text} {_WORDS[drift.kind]}, {many(drift.records, 'record')}"
 

@@ -185,7 +185,7 @@ def kafka_namespace(feed: Feed) -> str:
 
 def lake_name(feed: Feed) -> tuple[str, str]:
     """Namespace and name of the folder with the feed's rows."""
-    location = open_lake(feed).locate(paths.visible_roots(feed.name)[0])
+    location = open_lake(feed).locate(paths.join(paths.visible_roots(feed.name)[0], feed.output))
     if not scheme(location):
         return "file", location
     root = place(location).root
@@ -196,7 +196,9 @@ def list_datasets(feed: Feed, landed: Landed) -> tuple[list[Any], list[Any]]:
     """Returns the topics and the rows of a landing, as OpenLineage's inputs and outputs."""
     batches = [b for b in landed.batches if b.number is not None]
     topics = sorted({s.topic for b in batches for s in b.plan.offset_ranges})
-    return [_topic(feed, topic, batches) for topic in topics], [_rows(feed, batches)] if batches else []
+    return [_topic(feed, topic, batches) for topic in topics], [
+        _rows(d, batches) for d in feed.datasets
+    ] if batches else []
 
 
 def _topic(feed: Feed, topic: str, batches: Sequence[BatchResult]) -> Any:
@@ -245,7 +247,8 @@ def _rows(feed: Feed, batches: Sequence[BatchResult]) -> Any:
     from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
 
     namespace, name = lake_name(feed)
-    facts = BatchFacts([r for b in batches for r in b.receipts])
+    receipts = [r for b in batches for r in b.receipts]
+    facts = BatchFacts([r.of_output(feed.output) for r in receipts] if feed.output else receipts)
     fields = [
         schema_dataset.SchemaDatasetFacetFields(
             name=f.name, type=str(f.type), description=feed.descriptions.get(f.name)

@@ -79,7 +79,7 @@ def check(feed: str, window: When | None, *, key: Sequence[str], project: str | 
     from sluice.pipelines.operating.check_window import check_window
     from sluice.resources.open_ports import open_ports
 
-    definition = Project.find(Path(project) if project else None).feed(feed)
+    definition = Project.find(Path(project) if project else None).find_dataset(feed)
     with open_ports(definition) as ports:
         start = None if window is None else find_one(definition, window)
         return check_window(definition, ports, start, key, lambda progress: None)
@@ -171,7 +171,11 @@ class Windows:
 
     @classmethod
     def of(cls, feed: Feed, ledger: Ledger, lake: Lake, starts: Sequence[int], kind: PartKind) -> Windows:
-        """Windows by their starts. Raises WindowIncomplete, WindowRetired, UsageError for one that the feed lacks."""
+        """Windows by their starts. Raises WindowIncomplete, WindowRetired, and UsageError for a window that the feed
+        lacks, and for a split feed, whose outputs are datasets of their own."""
+        if feed.split and kind is PartKind.LANDED:
+            names = ", ".join(d.dataset for d in feed.datasets)
+            raise UsageError(f"feed {feed.name} is split into several datasets", remedy=f"name one of them: {names}")
         files = reading.list_files(feed, lake, starts, kind, ledger=ledger)
         state = ledger.read()
         notes = [
@@ -192,7 +196,7 @@ class Windows:
         first, last = settings.name(self.starts[0]), settings.name(settings.end_of(self.starts[-1]))
         span = first if len(self.starts) == 1 else f"{first} to {last}"
         kind = "" if self.kind is PartKind.LANDED else f", {self.kind}"
-        return f"Windows({self.feed.name}{kind}, {span}, {units.many(len(self._each), 'file')}, {self.rows:,} rows)"
+        return f"Windows({self.feed.dataset}{kind}, {span}, {units.many(len(self._each), 'file')}, {self.rows:,} rows)"
 
     @property
     def paths(self) -> list[str]:

@@ -87,6 +87,11 @@ def of_feed(
         raise UsageError("a stream that follows its topics has no end", remedy="leave out `end`, or `follow`")
     if count < 1:
         raise UsageError(f"{count} streams", remedy="ask for one or more")
+    if options.typed and feed.split:
+        raise UsageError(
+            f"feed {feed.name} has `split`, and its outputs have no common columns",
+            remedy="leave out `typed`: the stream has the records as they are",
+        )
     if assignor not in _SHARES:
         raise UsageError(f"{assignor!r} shares no partitions among streams", remedy=f"one of {', '.join(_SHARES)}")
     with closing(KafkaCluster(feed.kafka)) as cluster:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import yaml
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as Plain
 
@@ -90,6 +91,19 @@ def apply_kind(field: Field, kind: Kind) -> None:
         field.arena.create(f"{field.topic}-dlq", 2)
     field.settings |= {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
     field.account.log(f"the feed: {kind}")
+
+
+def split_feed(field: Field) -> tuple[str, ...]:
+    """Split the feed by producer: two typed outputs, one of them under the contract, and a raw one. Returns them."""
+    names = [f"t{n}" for n in range(1, 100)]
+    typed = {"schema": yaml.safe_load(TYPED["schema"])}
+    into = {"odd": typed | {"values": ["h", *names[::2]]}, "even": typed | {"values": names[1::2]}}
+    rule = {"by": {"field": "producer"}, "into": into, "otherwise": "raw"}
+    contract = field.root / "feeds" / f"{field.name}.contract.json"
+    contract.rename(contract.with_name(f"{field.name}.odd.contract.json"))
+    field.settings |= {"split": json.dumps(rule)}
+    del field.settings["schema"]
+    return (*into, "otherwise")
 
 
 def produce_history(field: Field) -> None:

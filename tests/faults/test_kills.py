@@ -6,6 +6,7 @@ import random
 import signal
 from collections.abc import Sequence
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.checker.facts import Evidence
@@ -22,6 +23,7 @@ from tests.faults.kinds import (
     list_quarantined,
     produce_history,
     produce_oversized,
+    split_feed,
 )
 
 pytestmark = pytest.mark.faults
@@ -84,6 +86,28 @@ def test_killed_while_oversized_batches_go_to_quarantine(field: Field) -> None:
     check_letters(field)
     rows = [*list_quarantined(field.folder.root / "quarantine", "oversized")]
     assert len(rows) == len(set(rows)) == len(chosen) * field.partitions
+
+
+def test_killed_while_a_topic_is_split(field: Field) -> None:
+    """Each record is in one output, or in quarantine with a dead letter, once. One output has the contract."""
+    kind = Kind("transactional", True, True, "by_partition", "window")
+    apply_kind(field, kind)
+    outputs = split_feed(field)
+    produce_history(field)
+    chosen = ["after stage 2", "before receipt", "after receipt 2", "before publish", "after show 2", "before end"]
+    with field.run_producers(RATE):
+        for point in chosen:
+            kill_at_point(field, point)
+        field.run_until_clean()
+        field.run_baseline(1)
+    field.verify()
+    check_letters(field)
+    landed = field.folder.root / "data" / field.name
+    rows = {
+        output: sum(pq.read_metadata(p).num_rows for p in (landed / output).rglob("*.parquet")) for output in outputs
+    }
+    field.account.log(f"rows by output: {rows}")
+    assert all(rows[output] for output in ("odd", "even"))
 
 
 def test_killed_while_old_entries_are_packed(field: Field) -> None:

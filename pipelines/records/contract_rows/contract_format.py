@@ -175,7 +175,8 @@ class ContractFormat:
             results = self._checks.check(piece.landed)
             if len(results.broken.rows):
                 piece = self._without(s, chunk, piece, results.broken)
-            yield replace(piece, tallies=results.tallies, validate_ns=perf_counter_ns() - began)
+            spent = perf_counter_ns() - began
+            yield replace(piece, tallies=results.tallies, validate_ns=spent, contract=self.contract)
 
     def _without(self, s: OffsetRange, chunk: pa.RecordBatch, piece: Formatted, broken: Broken) -> Formatted:
         landed = take_rows(piece.landed, np.delete(np.arange(piece.landed.num_rows), broken.rows))

@@ -44,7 +44,8 @@ class Formatted:
 
     Both batches keep offset order; `quarantined` is None when it would be empty. There is one tally per expectation,
     and one drift per kind and field. `typed` counts the records with a value that fits the schema: a missing field is
-    missing in these. `validate_ns` is the time spent on the contract.
+    missing in these. `validate_ns` is the time spent on the contract, `contract` its hash. `output` is that of a split
+    feed: the name that its rows and drift have.
     """
 
     landed: pa.RecordBatch
@@ -54,6 +55,8 @@ class Formatted:
     drift: tuple[Drift, ...] = ()
     typed: int = 0
     validate_ns: int = field(default=0, compare=False)
+    contract: str = ""
+    output: str = ""
 
     @property
     def total(self) -> int:
@@ -148,6 +151,7 @@ class Stage(StrEnum):
     DECODE = "decode"
     SCHEMA = "schema"
     CONTRACT = "contract"
+    SPLIT = "split"
 
 
 COORDINATES = tuple(f for f in RawFormat.schema if f.name != "value")

@@ -67,6 +67,7 @@ class MemoryEngine:
             TASK_BYTES,
             job.shape.name,
             dropping=job.shape.dropping,
+            outputs=job.shape.output_count,
         )
         return run_task(task, work, Tools(self.fetcher(), self.lake, self.format(job)))
 

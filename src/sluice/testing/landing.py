@@ -23,7 +23,7 @@ from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.contract.catalogue import ExpectationOutcome
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.load import find_output, load_feed
 from sluice.pipelines.feed.sections import LOCAL_KAFKA
 from sluice.pipelines.feed.sql_report import load_report
 from sluice.pipelines.lake import parquet
@@ -81,8 +81,15 @@ class LandedMessages:
 
     @cached_property
     def rows(self) -> pa.Table:
-        """Landed rows, by topic, partition and offset."""
+        """Landed rows, by topic, partition and offset. Raises UsageError for a split feed: see `rows_of`."""
+        if self.feed.split:
+            names = ", ".join(d.output for d in self.feed.datasets)
+            raise UsageError(f"feed {self.feed.name} is split", remedy=f"rows_of one of its outputs: {names}")
         return self._table(PartKind.LANDED)
+
+    def rows_of(self, output: str) -> pa.Table:
+        """Landed rows of one output of a split feed, by topic, partition and offset. Raises FeedError."""
+        return self._table(PartKind.LANDED, find_output(self.feed, output))
 
     @cached_property
     def quarantined(self) -> pa.Table:
@@ -152,16 +159,15 @@ class LandedMessages:
         receipts.sort(key=lambda r: (r.offset_range.tp, r.offset_range.start))
         return BatchFacts(receipts, contract=self.feed.contract, results=results)
 
-    def _table(self, kind: PartKind) -> pa.Table:
-        parts = (p.path for r in self._facts.receipts for p in r.of(kind))
+    def _table(self, kind: PartKind, feed: Feed | None = None) -> pa.Table:
+        feed = feed or self.feed
+        every = (p for r in self._facts.receipts for p in r.of(kind))
+        parts = (p.path for p in every if p.output == feed.output or kind is PartKind.QUARANTINED)
         batches = [b for path in parts for b in parquet.read_batches(self.lake, path, _BATCH_ROWS)]
-        table = pa.Table.from_batches(batches) if batches else self._schema(kind).empty_table()
+        landed = landed_schema(find_columns(feed, self._ledger.read()))
+        schema = QUARANTINED if kind is PartKind.QUARANTINED else landed
+        table = pa.Table.from_batches(batches) if batches else schema.empty_table()
         return table.cast(plain(table.schema)).replace_schema_metadata()
-
-    def _schema(self, kind: PartKind) -> pa.Schema:
-        return (
-            QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(find_columns(self.feed, self._ledger.read()))
-        )
 
 
 def land(

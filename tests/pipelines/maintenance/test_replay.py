@@ -24,7 +24,7 @@ from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, PlanBusy, P
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.sharing import Sharing, UnwrittenRange
-from sluice.pipelines.landing.writer import PartTarget
+from sluice.pipelines.landing.writer import PartRole, PartTarget
 from sluice.pipelines.ledger import BatchStatus
 from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.maintenance import replay as replaying
@@ -102,7 +102,8 @@ class Typed(World):
             (piece,) = self.feed.shape.format().convert(s, records)
             refused = piece.quarantined and quarantine_rows(piece.quarantined, batch, "")
             counts = Counts(landed=piece.landed.num_rows, quarantined=refused.num_rows if refused else 0)
-            rows = {PartKind.LANDED: [piece.landed]} | ({PartKind.QUARANTINED: [refused]} if refused else {})
+            rows = {PartRole(PartKind.LANDED): [piece.landed]}
+            rows |= {PartRole(PartKind.QUARANTINED): [refused]} if refused else {}
             sharing.take(UnwrittenRange(Receipt(s, s.end, counts, (), "a", format=self.feed.shape.name), rows))
         sharing.finish()
         publish(self.ledger, batch, owner("landing"), [sharing.landed[s] for s in planned], [])

@@ -47,7 +47,7 @@ from tests.pipelines.records.avro.rows import encode
 from tests.pipelines.records.json.rows import make_chunk
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
-NEW, MISSING, WIDENED, WRONG, OUT_OF_RANGE, INEXACT, MALFORMED, _ = DriftKind
+NEW, MISSING, WIDENED, WRONG, OUT_OF_RANGE, INEXACT, MALFORMED, *_ = DriftKind
 SCHEMA = {"id": "int32", "amount": "decimal(5,2)", "note": "string"}
 
 

@@ -1,0 +1,71 @@
+"""The section `split` of a feed file: one topic, read once, into several datasets of one feed."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from sluice.pipelines.feed.sections import Description, LocalFile, Name, RecordFormat, Settings, Text
+from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise, SplitRule
+
+_RESERVED = frozenset({OTHERWISE, "landed", "quarantined", "committed", "republished", "table"})
+"""Names of what every feed has: assets, and the output of records without one."""
+
+
+class SplitBy(Settings):
+    """The value that chooses a record's output: the text of its last header of that name, a field of its JSON value, or
+    a field at a path of such (`meta.kind`).
+    """
+
+    header: Text | None = None
+    field: Text | None = None
+    at: Text | None = None
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The names from the value's object to the field; empty for a header."""
+        return (self.field,) if self.field else tuple(self.at.split(".")) if self.at else ()
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if (self.header, self.field, self.at).count(None) != 2 or not all(self.path):
+            raise ValueError("needs one of `header: NAME`, `field: NAME` and `at: NAME.NAME`")
+        return self
+
+
+class OutputSettings(Settings):
+    """One dataset: the values that lead to it (by default its name), and its rows, with the keys of a feed file."""
+
+    values: tuple[Text, ...] | None = None
+    format: RecordFormat | None = None
+    columns: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_file: LocalFile | None = None
+    message: Text | None = None
+    description: Description | None = None
+    descriptions: dict[str, Description] = Field(default_factory=dict)
+
+
+class SplitSettings(Settings):
+    """The rule that chooses a record's output, the outputs, and the treatment of records that no output takes."""
+
+    by: SplitBy
+    into: dict[Name, OutputSettings] = Field(min_length=1)
+    otherwise: Otherwise = Otherwise.QUARANTINE
+
+    @property
+    def rule(self) -> SplitRule:
+        """The rule by which records are split."""
+        values = {v: name for name, output in self.into.items() for v in output.values or (name,)}
+        return SplitRule(values, self.by.header or "", self.by.path, self.otherwise)
+
+    @model_validator(mode="after")
+    def _check_outputs(self) -> Self:
+        values = [v for name, output in self.into.items() for v in output.values or (name,)]
+        if len({*values}) < len(values):
+            raise ValueError("has a value that leads to two outputs")
+        if any("\ufffd" in v for v in values):
+            raise ValueError("has a value with U+FFFD, which stands for bytes that are not text")
+        if reserved := _RESERVED.intersection(self.into):
+            raise ValueError(f"has an output `{min(reserved)}`, a name that Sluice gives itself")
+        return self

@@ -1,0 +1,36 @@
+"""The rule by which a feed's records are split into outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Otherwise(StrEnum):
+    """The treatment of a record that no output takes."""
+
+    QUARANTINE = "quarantine"
+    RAW = "raw"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRule:
+    """How a record's output is chosen: by the text of its last header of the name `header`, or by the value at `path`
+    in its JSON value, whose parts are names. `outputs` are names of outputs by value.
+    """
+
+    outputs: Mapping[str, str]
+    header: str = ""
+    path: tuple[str, ...] = ()
+    otherwise: Otherwise = Otherwise.QUARANTINE
+
+    @property
+    def source(self) -> str:
+        """Where the value stands, for messages."""
+        return f"header {self.header}" if self.header else ".".join(self.path)
+
+
+OTHERWISE = "otherwise"
+"""The output of raw records that no other output takes."""

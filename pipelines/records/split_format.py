@@ -1,0 +1,237 @@
+"""A `Format` that splits a feed's records into outputs, each with a format of its own.
+
+Promises: every record goes to the format of one output, or is quarantined, dropped or landed raw as the rule's
+`otherwise` has it; rows of an output stay in offset order. Values that lead to no output are reported as drift, and
+never become a path or a name. Makes Python objects per distinct value of a chunk, none per record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.model.plans import OffsetRange
+from sluice.pipelines.model.receipts import Drift, DriftKind
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.compiled.take_rows import take_rows
+from sluice.pipelines.records.rows.row_format import (
+    REFUSED,
+    Format,
+    Formatted,
+    RawFormat,
+    Stage,
+    escape_key,
+)
+from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise, SplitRule
+from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
+from sluice.pipelines.schema.schema import Schema, parse_schema
+from sluice.pipelines.util.units import sanitize
+
+UNROUTED = "no output"
+"""The reason of quarantined records that no output takes."""
+_MOST_VALUES = 64
+"""The number of distinct values of a chunk that are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The outputs of a chunk's records: `outputs` has for each the index of its output, −1 for none, and −2 for
+    a record whose value cannot be read, which `rows` holds as rows of `REFUSED`. `values` are the distinct values of
+    the others, None for a missing one, and `codes` has for each record the index of its value.
+    """
+
+    outputs: Array
+    values: list[str | None]
+    codes: Array
+    rows: pa.RecordBatch | None = None
+
+
+_REFUSED = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The format of an output's records, and the place of its first expectation among those of all outputs."""
+
+    format: Format
+    first: int
+
+
+class SplitFormat:
+    """Splits records by the rule, and gives each output's to the format of its shape."""
+
+    contract = ""
+
+    def __init__(self, rule: SplitRule, outputs: Mapping[str, Output], wire: WireFormat) -> None:
+        self._rule, self.outputs, self._raw = rule, outputs, RawFormat()
+        self._router = Router(rule, [*outputs], wire)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of rows that no output takes. Each piece has that of its output."""
+        return self._raw.schema
+
+    def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+        """The pieces of all outputs, each with its name."""
+        routed = self._router.route(s, chunk)
+        for index, (name, output) in enumerate(self.outputs.items()):
+            mine = np.flatnonzero(routed.outputs == index)
+            if not len(mine):
+                continue
+            records = chunk if len(mine) == chunk.num_rows else take_rows(chunk, mine)
+            for piece in output.format.convert(s, records):
+                tallies = tuple(replace(t, expectation=output.first + t.expectation) for t in piece.tallies)
+                drift = tuple(replace(d, field=f"{name}/{d.field}") for d in piece.drift)
+                yield replace(piece, output=name, tallies=tallies, drift=drift)
+        yield from self._finish(s, chunk, routed)
+
+    def distribute(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The records of each output that has any; under the empty name those that are quarantined or dropped."""
+        outputs = self._router.route(s, chunk).outputs
+        rest = OTHERWISE if self._rule.otherwise is Otherwise.RAW else ""
+        names = {**dict(enumerate(self.outputs)), _REFUSED: "", -1: rest}
+        for name in dict.fromkeys(names.values()):
+            mine = np.flatnonzero(np.isin(outputs, [index for index, of in names.items() if of == name]))
+            if len(mine):
+                yield name, take_rows(chunk, mine)
+
+    def _finish(self, s: OffsetRange, chunk: pa.RecordBatch, routed: Routed) -> Iterator[Formatted]:
+        """The records that no output takes, and those whose value cannot be read."""
+        rest = np.flatnonzero(routed.outputs == -1)
+        if not len(rest) and routed.rows is None:
+            return
+        records = take_rows(chunk, rest)
+        (raw,) = self._raw.convert(s, records)
+        none, drift = raw.landed.slice(0, 0), tuple(self._describe_values(routed, rest, records))
+        match self._rule.otherwise:
+            case Otherwise.RAW:
+                yield replace(raw, output=OTHERWISE, drift=drift)
+                refused = routed.rows
+            case Otherwise.DROP:
+                yield Formatted(none, dropped=len(rest), drift=drift)
+                refused = routed.rows
+            case Otherwise.QUARANTINE:
+                refused = self._quarantine(raw.landed, routed, rest)
+                if routed.rows is not None:
+                    refused = _in_order(pa.Table.from_batches([refused, routed.rows]))
+                yield Formatted(none, refused, drift=drift)
+                return
+        if refused is not None:
+            yield Formatted(none, refused)
+
+    def _describe_values(self, routed: Routed, rest: Array, records: pa.RecordBatch) -> Iterator[Drift]:
+        """Drift for each value that leads to no output."""
+        offsets = int64s(records.column(records.schema.get_field_index("offset")))
+        distinct, firsts, counts = np.unique(routed.codes[rest], return_index=True, return_counts=True)
+        for code, first, count in zip(distinct.tolist(), firsts.tolist(), counts.tolist(), strict=True):
+            field = f"/{self._describe(routed.values[code])}"
+            yield Drift(DriftKind.UNROUTED, field, count, int(offsets[first]))
+
+    def _describe(self, value: str | None) -> str:
+        source = self._rule.source
+        return f"{source} is missing" if value is None else f"{source} = {sanitize(value)}"
+
+    def _quarantine(self, raw: pa.RecordBatch, routed: Routed, rest: Array) -> pa.RecordBatch:
+        """Raw rows, completed to rows of `REFUSED`."""
+        n, zeros = raw.num_rows, np.zeros(raw.num_rows, np.int32)
+        distinct, codes = np.unique(routed.codes[rest], return_inverse=True)
+        sentences = [self._describe(routed.values[code]) for code in distinct[:_MOST_VALUES].tolist()]
+        details = text_array([*sentences, f"{self._rule.source} has another value"])
+        chosen = fixed_width(pa.int32(), np.minimum(codes, len(sentences)).astype(np.int32))
+        texts = {
+            "stage": pa.DictionaryArray.from_arrays(fixed_width(pa.int32(), zeros), text_array([Stage.SPLIT])),
+            "reason": pa.DictionaryArray.from_arrays(fixed_width(pa.int32(), zeros), text_array([UNROUTED])),
+            "detail": pa.DictionaryArray.from_arrays(chosen, details),
+        }
+        why = [f for f in REFUSED if f.name not in raw.schema.names]
+        columns = [texts[f.name] if f.name in texts else pa.nulls(n, f.type) for f in why]
+        return pa.RecordBatch.from_arrays([*raw.columns, *columns], schema=REFUSED)
+
+
+class Router:
+    """Finds the outputs of records by a rule. `outputs` are their names, in order."""
+
+    def __init__(self, rule: SplitRule, outputs: list[str], wire: WireFormat = WireFormat.BARE) -> None:
+        self._rule = rule
+        self._indices: Mapping[str, int] = {value: outputs.index(name) for value, name in rule.outputs.items()}
+        self._format: Format | None = None
+        if rule.path:
+            from sluice.pipelines.records.json.format import JsonFormat
+
+            self._format = JsonFormat(build_schema(rule.path), wire)
+
+    def route(self, s: OffsetRange, chunk: pa.RecordBatch) -> Routed:
+        """The outputs of a chunk's records."""
+        if self._format is None:
+            values = _find_last_headers(chunk, escape_key(self._rule.header.encode()))
+            return self._choose(values, np.arange(chunk.num_rows), chunk.num_rows)
+        pieces = list(self._format.convert(s, chunk))
+        offsets = int64s(chunk.column(chunk.schema.get_field_index("offset")))
+        landed = pa.Table.from_batches([p.landed for p in pieces], self._format.schema)
+        refused = [p.quarantined for p in pieces if p.quarantined is not None]
+        column = landed.column(0).combine_chunks()
+        for _ in self._rule.path[1:]:
+            column = pc.struct_field(column, [0])
+        rows = np.searchsorted(offsets, int64s(landed.column("kafka_offset").combine_chunks()))
+        routed = self._choose(column, rows, chunk.num_rows)
+        return (
+            replace(routed, rows=pa.Table.from_batches(refused).combine_chunks().to_batches()[0]) if refused else routed
+        )
+
+    def _choose(self, values: pa.Array, rows: Array, count: int) -> Routed:
+        """The outputs by values of the records at `rows`; of `count` records, the others are refused."""
+        encoded = values.dictionary_encode("encode")
+        texts = [None if v is None else _read(v) for v in encoded.dictionary.to_pylist()]
+        missing = len(texts)
+        own = [-1 if text is None else self._indices.get(text, -1) for text in texts]
+        same = np.array([missing if text is None else code for code, text in enumerate(texts)] + [missing])
+        codes = same[np.asarray(encoded.indices.fill_null(missing) if encoded.indices.null_count else encoded.indices)]
+        outputs, at = np.full(count, _REFUSED, np.int64), np.zeros(count, np.int64)
+        outputs[rows] = np.array([*own, -1], np.int64)[codes]
+        at[rows] = codes
+        return Routed(outputs, [*texts, None], at)
+
+
+def _read(value: bytes | str) -> str | None:
+    """The text of a header or of a JSON value; None for null. Bytes that are not UTF-8 get one that no output has."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return f"{_NOT_TEXT}{value.decode(errors='backslashreplace')}"
+    parsed = json.loads(value)
+    return parsed if isinstance(parsed, str) else None if parsed is None else value
+
+
+_NOT_TEXT = "\ufffd"
+"""Begins the text of bytes that are not UTF-8. Feed files are refused with it."""
+
+
+def build_schema(path: tuple[str, ...]) -> Schema:
+    """A schema whose only column is the JSON value at the path, in structs of one field. Raises SchemaError."""
+    text = "json"
+    for name in reversed(path):
+        text = f"struct<value:{text} from {json.dumps(name, ensure_ascii=False)}>"
+    return parse_schema({"value": text.removeprefix("struct<value:").removesuffix(">")})
+
+
+def _find_last_headers(chunk: pa.RecordBatch, name: str) -> pa.Array:
+    """The value of each record's last header of the name; null without one."""
+    headers = chunk.column(chunk.schema.get_field_index("headers"))
+    entries, ends = headers.values, np.asarray(headers.offsets).astype(np.int64)
+    positions = np.flatnonzero(np.asarray(pc.equal(entries.field(0), name).fill_null(False)))
+    positions = positions[(positions >= ends[0]) & (positions < ends[-1])]
+    last = np.full(chunk.num_rows, -1, np.int64)
+    last[np.searchsorted(ends, positions, side="right") - 1] = positions
+    return entries.field(1).take(pa.array(last, mask=last < 0))
+
+
+def _in_order(refused: pa.Table) -> pa.RecordBatch:
+    column = refused.column("offset").combine_chunks()
+    return refused.take(fixed_width(pa.int64(), np.argsort(int64s(column)))).combine_chunks().to_batches()[0]

@@ -1,0 +1,208 @@
+"""Feeds with `split` on a real Kafka: one topic becomes several datasets, compared with a plain consumer's records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from kafka import KafkaProducer
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.resources.local.local_kafka import LocalKafka
+from tests.integration.conftest import Call, Lines
+from tests.integration.support import FeedProject, consume_topic, rescan_feed, run
+
+pytestmark = pytest.mark.usefixtures("default_engine")
+
+KIND = "X-GitHub-Event"
+SPLIT = {
+    "by": {"header": KIND},
+    "into": {
+        "push": {"schema": {"ref": "string not null", "n": "int64"}},
+        "issues": {"values": ["issues", "issue_comment"], "schema": {"number": "int64", "n": "int64"}},
+    },
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> FeedProject:
+    return FeedProject(tmp_path, kafka, fresh_topic(partitions=3), lake())
+
+
+def write_split_feed(project: FeedProject, split: Mapping[str, Any] = SPLIT, **settings: Any) -> Feed:
+    lines = {"format": "json", "window": "15m", "split": json.dumps(split)} | settings
+    return project.write_feed("github", **lines)
+
+
+def produce(project: FeedProject, count: int, start: int = 1_700_000_000_000) -> None:
+    """Write bodies of four kinds: one has no output, some records have no kind, and some do not fit."""
+    producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, linger_ms=5)
+    for i in range(count):
+        kind = ("push", "issues", "issue_comment", "star", "push")[i % 5]
+        body: dict[str, Any] = {"ref": f"refs/{i}", "n": i} if kind == "push" else {"number": i, "n": i}
+        headers = [(KIND, b"star"), (KIND, kind.encode())]  # the last one counts
+        if i % 50 == 7:
+            headers = []
+        if i % 50 == 11:
+            body["n"] = "many"
+        value = b"{" if i % 50 == 16 else json.dumps(body | {"meta": {"kind": kind}}).encode()
+        producer.send(project.topic, value, f"k{i}".encode(), headers, i % 3, start + i * 1000)
+    producer.close()
+
+
+def choose_by_header(record: dict[str, Any]) -> str | None:
+    kinds = [h["value"].decode() for h in record["headers"] or () if h["key"] == KIND]
+    return {"push": "push", "issues": "issues", "issue_comment": "issues"}.get(kinds[-1]) if kinds else None
+
+
+def choose_by_path(record: dict[str, Any]) -> str | None:
+    try:
+        kind = json.loads(record["value"])["meta"]["kind"]
+    except ValueError:
+        return None
+    return {"push": "push", "issues": "issues", "issue_comment": "issues"}.get(kind)
+
+
+COLUMNS = {"push": ("ref", "n"), "issues": ("number", "n")}
+Place = tuple[int, int]
+
+
+def expect(project: FeedProject, choose: Callable[[dict[str, Any]], str | None]) -> dict[str, dict[Place, Any]]:
+    """Returns the rows of each output by partition and offset, and under `refused` the outputs of the others."""
+    expected: dict[str, dict[Place, Any]] = {"push": {}, "issues": {}, "refused": {}}
+    for record in consume_topic(project.kafka, project.topic):
+        at, output = (record["partition"], record["offset"]), choose(record)
+        try:
+            body = json.loads(record["value"])
+        except ValueError:
+            body = {"n": "no JSON"}
+        fits = output is not None and isinstance(body["n"], int)
+        if output == "push" and "ref" not in body:
+            fits = False
+        if fits and output:
+            expected[output][at] = tuple(body.get(name) for name in COLUMNS[output])
+        else:
+            expected["refused"][at] = output or ""
+    return expected
+
+
+def read_output(feed: Feed, output: str) -> dict[Place, Any]:
+    """Returns the rows in the files of the output's folder, read by Arrow alone."""
+    rows: dict[Place, Any] = {}
+    for path in sorted(Path(feed.lake).rglob("*.parquet")):
+        parts = path.relative_to(feed.lake).parts
+        if parts[:3] == ("data", feed.name, output):
+            for row in pq.ParquetFile(path).read().to_pylist():
+                at = row["kafka_partition"], row["kafka_offset"]
+                assert at not in rows
+                rows[at] = tuple(row[name] for name in COLUMNS[output])
+    return rows
+
+
+def read_quarantine(feed: Feed) -> dict[Place, str]:
+    """Returns the output of each quarantined record, by the folder in which it lies."""
+    rows: dict[Place, str] = {}
+    for path in sorted(Path(feed.lake).rglob("*.parquet")):
+        parts = path.relative_to(feed.lake).parts
+        if parts[:2] == ("quarantine", feed.name):
+            output = parts[2] if "=" not in parts[2] else ""
+            for row in pq.ParquetFile(path).read(["partition", "offset"]).to_pylist():
+                at = row["partition"], row["offset"]
+                assert at not in rows
+                rows[at] = output
+    return rows
+
+
+LENIENT = "{quarantine_limit: {share: 1}}"
+
+
+def check_rows(project: FeedProject, feed: Feed, choose: Callable[[dict[str, Any]], str | None]) -> None:
+    """Compare all rows with the oracle's, and audit the feed value by value."""
+    expected = expect(project, choose)
+    for output in COLUMNS:
+        assert read_output(feed, output) == expected[output]
+    assert read_quarantine(feed) == expected["refused"]
+    report = rescan_feed(feed)
+    assert report.reconciled, report.problems
+    assert report.compared == len(expected["push"]) + len(expected["issues"])
+
+
+@pytest.mark.parametrize("shared", ["true", "false"])
+def test_one_topic_becomes_datasets_by_a_header(project: FeedProject, shared: str) -> None:
+    produce(project, 300)
+    feed = write_split_feed(project, policies=LENIENT, landing=f"{{shared_files: {shared}}}")
+    run(feed)
+    check_rows(project, feed, choose_by_header)
+    produce(project, 100, 1_700_000_900_000)
+    run(feed)
+    check_rows(project, feed, choose_by_header)
+
+
+def test_one_topic_becomes_datasets_by_a_path(project: FeedProject) -> None:
+    produce(project, 300)
+    feed = write_split_feed(project, SPLIT | {"by": {"at": "meta.kind"}}, policies=LENIENT)
+    run(feed)
+    check_rows(project, feed, choose_by_path)
+
+
+def test_a_replay_routes_again_by_todays_rule(project: FeedProject, call: Call) -> None:
+    produce(project, 300)
+    feed = write_split_feed(project, policies=LENIENT)
+    run(feed)
+    wider = {"values": ["issues", "issue_comment", "star"], "schema": {"number": "int64", "n": "int64"}}
+    again = write_split_feed(project, SPLIT | {"into": SPLIT["into"] | {"issues": wider}}, policies=LENIENT)  # type: ignore[operator]
+    code, printed = call("quarantine", "replay", "github")
+    assert code == 0, printed
+    rows = read_output(again, "issues")
+    expected = {}
+    for record in consume_topic(project.kafka, project.topic):
+        kinds = [h["value"].decode() for h in record["headers"] or ()]
+        if kinds and kinds[-1] != "push" and record["value"] != b"{":
+            body = json.loads(record["value"])
+            if isinstance(body["n"], int):
+                expected[record["partition"], record["offset"]] = (body["number"], body["n"])
+    assert rows == expected
+    before = expect(project, choose_by_header)
+    assert read_output(again, "push") == before["push"]
+    assert read_quarantine(again).keys() == before["refused"].keys() - expected.keys()
+    report = rescan_feed(again)
+    assert report.reconciled, report.problems
+
+
+def test_commands_take_outputs_or_name_the_feed(project: FeedProject, call: Call) -> None:
+    produce(project, 300)
+    feed = write_split_feed(project, policies=LENIENT)
+    run(feed)
+    expected = expect(project, choose_by_header)
+    code, printed = call("check", "github.push", "2023-11-14T22:15", "--json")
+    assert code == 0, printed
+    assert printed["complete"]
+    code, printed = call("files", "github.push", "--from", "2023-11-14T22:00", "--to", "2023-11-14T22:30", "--json")
+    assert code == 0
+    assert printed["rows"] == len(expected["push"])
+    for words in (["run"], ["plan"], ["audit"], ["compact"]):
+        code, printed = call(*words, "github.push")
+        assert code == 2, printed
+        assert "output of feed github" in printed
+        assert "github" in printed
+    code, printed = call("check", "github.stars")
+    assert code == 2
+    assert "github.push, github.issues" in printed
+
+
+def test_merged_files_of_outputs_have_the_same_rows(project: FeedProject, call: Call) -> None:
+    produce(project, 300)
+    settings = {"window": "1h", "landing": "{shared_files: false}", "limits": "{records: 60}"}
+    feed = write_split_feed(project, policies=LENIENT, **settings)
+    for _ in range(6):
+        run(feed)
+    before = {output: read_output(feed, output) for output in COLUMNS}
+    code, printed = call("compact", "github", "--json")
+    assert code == 0, printed
+    assert printed["batches"]
+    assert {output: read_output(feed, output) for output in COLUMNS} == before
+    check_rows(project, feed, choose_by_header)

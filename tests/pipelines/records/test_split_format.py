@@ -1,0 +1,149 @@
+"""Routing of records to outputs: by headers and JSON values, with values of any kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sluice.pipelines.model.plans import OffsetRange
+from sluice.pipelines.model.receipts import DriftKind
+from sluice.pipelines.records.rows.row_format import HEADERS
+from sluice.pipelines.records.rows.split_rule import Otherwise, SplitRule
+from sluice.pipelines.records.shape import RAW, Shape, Split
+from sluice.pipelines.schema.schema import parse_schema
+
+CHUNK = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("ms", "UTC")),
+        ("timestampType", pa.int32()),
+        ("headers", HEADERS),
+    ]
+)
+Record = tuple[bytes | None, list[tuple[str, bytes | None]] | None]
+
+
+def make_chunk(records: list[Record], first: int = 10) -> pa.RecordBatch:
+    rows = [
+        {
+            "value": value,
+            "offset": first + i,
+            "timestamp": 0,
+            "timestampType": 0,
+            "headers": headers and [{"key": k, "value": v} for k, v in headers],
+        }
+        for i, (value, headers) in enumerate(records)
+    ]
+    return pa.RecordBatch.from_pylist(rows, CHUNK)
+
+
+def land(rule: SplitRule, records: list[Record], shapes: dict[str, Shape] | None = None) -> dict[str, Any]:
+    """Returns the offsets by output, those in quarantine by output and reason, dropped ones, and unrouted values."""
+    shape = Shape(split=Split(rule, shapes or dict.fromkeys(rule.outputs.values(), RAW)))
+    s = OffsetRange("t", 0, "life", 10, 10 + len(records))
+    landed: dict[str, list[int]] = {}
+    refused: dict[tuple[str, str], list[int]] = {}
+    dropped, values = 0, {}
+    for piece in shape.format().convert(s, make_chunk(records)):
+        name = "offset" if "offset" in piece.landed.schema.names else "kafka_offset"
+        if piece.landed.num_rows:
+            landed.setdefault(piece.output, []).extend(piece.landed.column(name).to_pylist())
+        if piece.quarantined is not None:
+            for row in piece.quarantined.to_pylist():
+                refused.setdefault((piece.output, row["reason"]), []).append(row["offset"])
+        dropped += piece.dropped
+        values |= {d.field: d.records for d in piece.drift if d.kind is DriftKind.UNROUTED}
+    return {"landed": landed, "refused": refused, "dropped": dropped, "values": values}
+
+
+def test_the_last_header_of_the_name_decides() -> None:
+    rule = SplitRule({"a": "one", "b": "two"}, header="kind")
+    records: list[Record] = [
+        (b"x", [("kind", b"a")]),
+        (b"x", [("kind", b"a"), ("other", b"b"), ("kind", b"b")]),
+        (b"x", [("Kind", b"a")]),
+        (b"x", [("kind", None)]),
+        (b"x", [("kind", b"\xff")]),
+        (b"x", []),
+        (b"x", None),
+        (None, [("kind", b"a")]),
+        (b"x", [("kind", b"c")]),
+    ]
+    out = land(rule, records)
+    assert out["landed"] == {"one": [10, 17], "two": [11]}
+    assert out["refused"] == {("", "no output"): [12, 13, 14, 15, 16, 18]}
+    assert out["values"] == {"/header kind is missing": 4, "/header kind = �\\xff": 1, "/header kind = c": 1}
+
+
+def test_values_of_fields_are_compared_as_json_writes_them() -> None:
+    rule = SplitRule({"1": "one", "true": "yes", "a b": "text", "é": "accent"}, path=("meta", "a.b"))
+    records: list[Record] = [
+        (b'{"meta": {"a.b": 1}}', None),
+        (b'{"meta": {"a.b": "1"}}', None),
+        (b'{"meta": {"a.b": true}}', None),
+        (b'{"meta": {"a.b": "a b"}}', None),
+        ('{"meta": {"a.b": "é"}}'.encode(), None),
+        (b'{"meta": {"a.b": "\\u00e9"}}', None),
+        (b'{"meta": {"a.b": null}}', None),
+        (b'{"meta": null}', None),
+        (b'{"meta": 3}', None),
+        (b"{}", None),
+        (b"{", None),
+        (b"\xff", None),
+        (None, None),
+    ]
+    out = land(rule, records)
+    assert out["landed"] == {"one": [10, 11], "yes": [12], "text": [13], "accent": [14, 15]}
+    assert sorted(offset for offsets in out["refused"].values() for offset in offsets) == [16, 17, 18, 19, 20, 21, 22]
+    assert {output for output, _ in out["refused"]} == {""}
+
+
+@pytest.mark.parametrize("otherwise", Otherwise)
+def test_rule_decides_on_records_without_an_output(otherwise: Otherwise) -> None:
+    rule = SplitRule({"a": "one"}, header="kind", otherwise=otherwise)
+    out = land(rule, [(b"x", [("kind", b"a")]), (b"y", [("kind", b"z")]), (None, None)])
+    assert out["landed"] == {"one": [10]} | ({"otherwise": [11, 12]} if otherwise is Otherwise.RAW else {})
+    assert out["refused"] == ({("", "no output"): [11, 12]} if otherwise is Otherwise.QUARANTINE else {})
+    assert out["dropped"] == (2 if otherwise is Otherwise.DROP else 0)
+    assert out["values"] == {"/header kind = z": 1, "/header kind is missing": 1}
+
+
+def test_hostile_values_become_printable_text_and_no_name() -> None:
+    rule = SplitRule({"a": "one"}, header="kind")
+    hostile = [b"../../etc", b"\x1b[2J", b"a\x00", "‮".encode(), b"x" * 10_000]
+    out = land(rule, [(b"x", [("kind", value)]) for value in hostile])
+    assert out["landed"] == {}
+    assert all(text.isprintable() and len(text) < 200 for text in out["values"])
+
+
+def test_many_distinct_values_are_named_up_to_a_bound() -> None:
+    rule = SplitRule({"a": "one"}, header="kind")
+    shape = Shape(split=Split(rule, {"one": RAW}))
+    s = OffsetRange("t", 0, "life", 0, 5000)
+    chunk = make_chunk([(b"x", [("kind", str(i).encode())]) for i in range(5000)], 0)
+    (piece,) = shape.format().convert(s, chunk)
+    assert piece.quarantined is not None
+    assert len(piece.quarantined.column("detail").dictionary) <= 65
+    assert np.array_equal(piece.quarantined.column("offset").to_numpy(), np.arange(5000))
+
+
+def test_outputs_are_typed_by_their_own_schemas() -> None:
+    rule = SplitRule({"a": "one", "b": "two"}, header="kind")
+    shapes = {
+        "one": Shape(parse_schema({"x": "int64 not null"})),
+        "two": Shape(parse_schema({"x": "string not null"})),
+    }
+    records: list[Record] = [
+        (b'{"x": 1}', [("kind", b"a")]),
+        (b'{"x": 1}', [("kind", b"b")]),
+        (b'{"x": "1"}', [("kind", b"a")]),
+        (b'{"x": "1"}', [("kind", b"b")]),
+    ]
+    out = land(rule, records, shapes)
+    assert out["landed"] == {"one": [10], "two": [13]}
+    assert {output: offsets for (output, _), offsets in out["refused"].items()} == {"one": [12], "two": [11]}
