@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from dagster import AssetCheckKey, AssetKey, DagsterInstance
 from kafka import KafkaProducer
 
+from sluice.assets.instance.instance import open_instance
 from sluice.pipelines.feed.feed import Feed
 from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.project import Project
 from tests.integration.conftest import Call, Lines
 from tests.integration.support import FeedProject, consume_topic, rescan_feed, run
 
@@ -206,3 +211,77 @@ def test_merged_files_of_outputs_have_the_same_rows(project: FeedProject, call: 
     assert printed["batches"]
     assert {output: read_output(feed, output) for output in COLUMNS} == before
     check_rows(project, feed, choose_by_header)
+
+
+def test_each_output_is_an_asset_and_has_its_checks(project: FeedProject, call: Call) -> None:
+    expectation = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "n", "max_value": 99}}
+    suite = {"name": "push", "expectations": [expectation], "meta": {"great_expectations_version": "1.24.1"}}
+    (project.root / "feeds").mkdir()
+    (project.root / "feeds" / "github.push.contract.json").write_text(json.dumps(suite))
+    produce(project, 300, int(time.time() * 1000) - 3_600_000)
+    write_split_feed(project, policies=LENIENT)
+    code, printed = call("run", "github", "--engine", "processes")
+    assert code == 0, printed
+    expected = expect(project, choose_by_header)
+    kept = {at for at, (_, n) in expected["push"].items() if n <= 99}
+    feed = Project(project.root).feed("github")
+    assert read_output(feed, "push").keys() == kept
+    assert len(read_quarantine(feed)) == len(expected["refused"]) + len(expected["push"]) - len(kept)
+    with open_instance(Project(project.root)) as instance:
+        rows = {output: count_rows(instance, AssetKey(["github", output])) for output in COLUMNS}
+        assert rows == {"push": len(kept), "issues": len(expected["issues"])}
+        assert count_rows(instance, AssetKey(["github", "landed"])) == sum(rows.values())
+        names = {"push_contract_numeric": False, "push_schema_drift": False, "schema_drift": False, "no_gaps": True}
+        for name, passed in names.items():
+            key = AssetCheckKey(AssetKey(["github", "landed"]), name)
+            records = instance.event_log_storage.get_asset_check_execution_history(key, limit=50)
+            events = [r.event.dagster_event for r in records if r.event]
+            results = [e.asset_check_evaluation_data.passed for e in events if e]
+            assert results, name
+            assert all(results) is passed, name
+
+
+def count_rows(instance: DagsterInstance, key: AssetKey) -> int:
+    """Returns the sum of the rows of the asset's newest materialization of each partition."""
+    records = instance.fetch_materializations(key, limit=100).records
+    newest = {r.partition_key: r.asset_materialization for r in reversed(records) if r.partition_key}
+    return sum(int(m.metadata["rows"].value) for m in newest.values() if m)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("otherwise", "landed"), [("raw", True), ("drop", False)])
+def test_records_without_an_output_land_raw_or_are_counted(
+    project: FeedProject, otherwise: str, landed: bool, call: Call
+) -> None:
+    produce(project, 200)
+    feed = write_split_feed(project, SPLIT | {"otherwise": otherwise}, policies=LENIENT)
+    run(feed)
+    expected = expect(project, choose_by_header)
+    unrouted = {at for at, output in expected["refused"].items() if not output}
+    refused = {at: output for at, output in expected["refused"].items() if output}
+    assert read_quarantine(feed) == refused
+    raw = Path(feed.lake, "data", "github", "otherwise")
+    there = {
+        (row["partition"], row["offset"])
+        for path in raw.rglob("*.parquet")
+        for row in pq.ParquetFile(path).read(["partition", "offset"]).to_pylist()
+    }
+    assert there == (unrouted if landed else set())
+    report = rescan_feed(feed)
+    assert report.reconciled, report.problems
+    code, printed = call("audit", "github", "--json")
+    assert code == 0, printed
+    assert sum(p["dropped"] for p in printed["partitions"]) == (0 if landed else len(unrouted))
+
+
+def test_a_changed_row_of_an_output_is_noticed(project: FeedProject) -> None:
+    """The oracle of the rescan: a row of one output in another's file, and a changed value."""
+    produce(project, 60)
+    feed = write_split_feed(project, policies=LENIENT, landing="{shared_files: false}")
+    run(feed)
+    (path, *_) = sorted(Path(feed.lake, "data", "github", "issues").rglob("*.parquet"))
+    rows = pq.ParquetFile(path).read()
+    changed = rows.set_column(rows.schema.get_field_index("n"), "n", pa.array([7] * rows.num_rows, pa.int64()))
+    pq.write_table(changed, path, store_schema=False)
+    report = rescan_feed(feed)
+    assert not report.reconciled
+    assert any("differs" in p.text for p in report.problems), report.problems
