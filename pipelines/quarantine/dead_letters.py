@@ -137,8 +137,9 @@ class Letters:
         """Raises LakeUnavailable for a part that is gone, ProofFailed for one that the ledger contradicts."""
         for source in self._sources:
             files = [_rows(self._outlet.lake, part, source.ranges) for part in source.parts]
-            # Files cut by record time overlap in offsets and are merged; all others follow one another.
-            for rows in in_order(files) if source.offset_range.by_time else chain.from_iterable(files):
+            # Files cut by record time, and those of outputs, overlap in offsets; all others follow one another.
+            overlapping = source.offset_range.by_time or any(p.output for p in source.parts)
+            for rows in in_order(files) if overlapping else chain.from_iterable(files):
                 for row in rows.to_pylist():
                     self.taken += 1
                     yield self._letter(row)

@@ -71,9 +71,11 @@ class Shelf:
 
     def _rows(self, receipts: Iterator[Receipt]) -> Rows:
         for receipt in receipts:
-            files = [self._part(p) for p in receipt.of(self._kind)]
-            # Files by record time are adjacent in the order; all others follow one another.
-            yield from in_order(files) if receipt.offset_range.by_time else chain.from_iterable(files)
+            parts = receipt.of(self._kind)
+            files = [self._part(p) for p in parts]
+            # Files by record time, and those of outputs, overlap in offsets; all others follow one another.
+            overlapping = receipt.offset_range.by_time or any(p.output for p in parts)
+            yield from in_order(files) if overlapping else chain.from_iterable(files)
 
     def _part(self, part: Part) -> Rows:
         if part.path not in self._checked:

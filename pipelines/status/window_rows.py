@@ -80,19 +80,19 @@ def read_rows(
     by: Sequence[str],
     report: Reporter,
 ) -> WindowRows:
-    """Read the landed `parts` of a window (its start in ms), in log order.
+    """Read the landed `parts` of a window (its start in ms), in log order and output by output.
 
     `by` names the columns of the key; empty: the Kafka key. Raises PartUnreadable.
     """
     reading = _RowSums(window, settings, by)
     total = sum(p.rows for _, p in parts)
-    for s, placed in groupby(parts, lambda placed: placed[0]):
+    for (s, output), placed in groupby(parts, lambda placed: (placed[0], placed[1].output)):
         own = [part for _, part in placed]
         # Files by record time are adjacent in the order; all others follow one another.
         batch_rows = max(_ROWS // len(own), 1) if s.by_time else _ROWS
         files = [_read_part(lake, part, reading, batch_rows) for part in own]
         for rows in in_order(files) if s.by_time else chain.from_iterable(files):
-            reading.add(s.key, rows)
+            reading.add(s.key, rows, output)
             report(Progress("reading", reading.rows, total))
     return reading.build()
 
@@ -116,6 +116,7 @@ class _RowSums:
         self._late = _Distances(settings, lambda times: span.start - times)
         self._early = _Distances(settings, lambda times: times - span.end + 1)
         self._ends: dict[Key, tuple[Coordinate, Coordinate]] = {}
+        self._last: dict[tuple[Key, str], int] = {}
         self._extremes: tuple[Coordinate | None, Coordinate | None] = None, None
         self._twice: list[Coordinate] = []
 
@@ -125,12 +126,12 @@ class _RowSums:
         wanted = {offset_column(schema), *times, *(self._by or (_choose_key(schema),))}
         return [name for name in schema.names if name in wanted or name not in _list_coordinates(schema)]
 
-    def add(self, key: Key, rows: pa.RecordBatch) -> None:
-        """Add rows of one partition, in log order."""
+    def add(self, key: Key, rows: pa.RecordBatch, output: str) -> None:
+        """Add rows of one partition and output, in log order."""
         self.rows += rows.num_rows
         offsets = int64s(_get_column(rows, offset_column(rows.schema)))
         times = _read_times(_get_column(rows, time_column(rows.schema)))
-        self._check_order(key, offsets)
+        self._check_order((key, output), offsets)
         self._note_ends(key, offsets, times)
         timed = times != NO_TIME
         self._untimed += int((~timed).sum())
@@ -151,15 +152,17 @@ class _RowSums:
             there &= is_valid(column)
         return hash_rows(columns, rows.num_rows), there
 
-    def _check_order(self, key: Key, offsets: np.ndarray) -> None:
+    def _check_order(self, of: tuple[Key, str], offsets: np.ndarray) -> None:
         """Note offsets that do not increase: the record is in the files twice."""
-        last = self._ends[key][1].offset if key in self._ends else -1
-        repeated = offsets[offsets <= np.maximum.accumulate(np.concatenate([[last], offsets]))[:-1]]
-        self._twice += [Coordinate(key, offset, None) for offset in repeated.tolist()[: _WINDOWS - len(self._twice)]]
+        highest = np.maximum.accumulate(np.concatenate([[self._last.get(of, -1)], offsets]))
+        repeated = offsets[offsets <= highest[:-1]].tolist()
+        self._last[of] = int(highest[-1])
+        self._twice += [Coordinate(of[0], offset, None) for offset in repeated[: _WINDOWS - len(self._twice)]]
 
     def _note_ends(self, key: Key, offsets: np.ndarray, times: np.ndarray) -> None:
         first, last = (_find_coordinate(key, offsets, times, at) for at in (0, -1))
-        self._ends[key] = (self._ends[key][0] if key in self._ends else first, last)
+        start, end = self._ends.get(key, (first, last))
+        self._ends[key] = min(start, first, key=_get_offset), max(end, last, key=_get_offset)
         timed = np.flatnonzero(times != NO_TIME)
         if not len(timed):
             return
@@ -185,6 +188,10 @@ class _RowSums:
             self._repeats.build(),
             tuple(self._twice),
         )
+
+
+def _get_offset(coordinate: Coordinate) -> int:
+    return coordinate.offset
 
 
 class _Distances:

@@ -323,7 +323,9 @@ def test_republish_throttled_by_a_quota(field: Field) -> None:
     assert run.clean, run
     (summary,) = (line for line in run.lines if "records" in line)
     assert summary["throttled_ms"] > 0
-    field.account.log(f"throttled by brokers for {summary['throttled']:.0f} s; {summary['transactions']} transactions")
+    field.account.log(
+        f"throttled by brokers for {summary['throttled_ms'] / 1000:.0f} s; {summary['transactions']} transactions"
+    )
     republish.verify()
 
 

@@ -186,6 +186,13 @@ def test_commands_take_outputs_or_name_the_feed(project: FeedProject, call: Call
     code, printed = call("check", "github.push", "2023-11-14T22:15", "--json")
     assert code == 0, printed
     assert printed["complete"]
+    of_push = printed["landed"]
+    code, printed = call("check", "github", "2023-11-14T22:15", "--json")
+    assert code == 0, printed
+    assert not printed["landed_twice"]
+    code, of_issues = call("check", "github.issues", "2023-11-14T22:15", "--json")
+    assert code == 0, of_issues
+    assert printed["landed"] == of_push + of_issues["landed"] > of_push > 0
     code, printed = call("files", "github.push", "--from", "2023-11-14T22:00", "--to", "2023-11-14T22:30", "--json")
     assert code == 0
     assert printed["rows"] == len(expected["push"])
@@ -223,13 +230,13 @@ def test_each_output_is_an_asset_and_has_its_checks(project: FeedProject, call: 
     code, printed = call("run", "github", "--engine", "processes")
     assert code == 0, printed
     expected = expect(project, choose_by_header)
-    kept = {at for at, (_, n) in expected["push"].items() if n <= 99}
+    within = {at for at, (_, n) in expected["push"].items() if n <= 99}
     feed = Project(project.root).feed("github")
-    assert read_output(feed, "push").keys() == kept
-    assert len(read_quarantine(feed)) == len(expected["refused"]) + len(expected["push"]) - len(kept)
+    assert read_output(feed, "push").keys() == within
+    assert len(read_quarantine(feed)) == len(expected["refused"]) + len(expected["push"]) - len(within)
     with open_instance(Project(project.root)) as instance:
         rows = {output: count_rows(instance, AssetKey(["github", output])) for output in COLUMNS}
-        assert rows == {"push": len(kept), "issues": len(expected["issues"])}
+        assert rows == {"push": len(within), "issues": len(expected["issues"])}
         assert count_rows(instance, AssetKey(["github", "landed"])) == sum(rows.values())
         names = {"push_contract_numeric": False, "push_schema_drift": False, "schema_drift": False, "no_gaps": True}
         for name, passed in names.items():
