@@ -24,18 +24,21 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.util.parallel import map_parallel
 
 LOOKED_AT = 1000
-"""The maximum number of part names that a run checks: one page of a listing."""
+"""The maximum number of part names that a run checks in an output: one page of a listing."""
 
 
 # -- noticing
 
 
 def check_near(ledger: Ledger, lake: Lake, feed: Feed) -> None:
-    """Raises EntriesLost for visible parts of lost batches. Checks only the position of the next batch."""
-    state = ledger.read()
-    listed = lake.list(paths.visible_roots(feed.name)[0], _find_start_after(state, feed))
-    parts = (path for path in listed if not paths.is_ignored(path))
-    check_names(ledger, state, list(islice(parts, LOOKED_AT)))
+    """Raises EntriesLost for visible parts of lost batches. Checks only the position of the next batch, in the folder
+    of each output."""
+    state, names = ledger.read(), list[str]()
+    start = _find_start_folder(state, feed)
+    for root in (paths.join(paths.visible_roots(feed.name)[0], d.output) for d in feed.datasets):
+        listed = lake.list(root, f"{root}/{start}" if start else "")
+        names += islice((path for path in listed if not paths.is_ignored(path)), LOOKED_AT)
+    check_names(ledger, state, names)
 
 
 def check_recent(ledger: Ledger, lake: Lake, feed: Feed) -> None:
@@ -60,14 +63,13 @@ def check_names(ledger: Ledger, state: State, names: Iterable[str]) -> State:
     return state
 
 
-def _find_start_after(state: State, feed: Feed) -> str:
-    """The path after which new parts would be listed; empty if they may be anywhere."""
+def _find_start_folder(state: State, feed: Feed) -> str:
+    """The folder after which new parts would be listed; empty if they may be anywhere."""
     opened = [_find_window(state, key, at) for key, at in state.frontiers().items()]
     if feed.landing.layout is not Layout.WINDOW or not opened or None in opened:
         return ""
     oldest = min(w for w in opened if w is not None)
-    folder = paths.window_folder(feed.window.local(oldest), feed.window.length, state.folder_prefix)
-    return f"{paths.visible_roots(feed.name)[0]}/{folder}"
+    return paths.window_folder(feed.window.local(oldest), feed.window.length, state.folder_prefix)
 
 
 def _find_window(state: State, key: Key, offset: int) -> int | None:

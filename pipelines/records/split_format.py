@@ -17,20 +17,19 @@ import pyarrow.compute as pc
 
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Drift, DriftKind
+from sluice.pipelines.records.columns.placed_format import read_header
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.records.compiled.take_rows import take_rows
 from sluice.pipelines.records.rows.row_format import (
     REFUSED,
     Format,
     Formatted,
     RawFormat,
     Stage,
-    escape_key,
 )
 from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise, SplitRule
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
-from sluice.pipelines.schema.schema import Schema, parse_schema
+from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema
 from sluice.pipelines.util.units import sanitize
 
 UNROUTED = "no output"
@@ -84,7 +83,7 @@ class SplitFormat:
             mine = np.flatnonzero(routed.outputs == index)
             if not len(mine):
                 continue
-            records = chunk if len(mine) == chunk.num_rows else take_rows(chunk, mine)
+            records = _take(chunk, mine)
             for piece in output.format.convert(s, records):
                 tallies = tuple(replace(t, expectation=output.first + t.expectation) for t in piece.tallies)
                 drift = tuple(replace(d, field=f"{name}/{d.field}") for d in piece.drift)
@@ -99,14 +98,14 @@ class SplitFormat:
         for name in dict.fromkeys(names.values()):
             mine = np.flatnonzero(np.isin(outputs, [index for index, of in names.items() if of == name]))
             if len(mine):
-                yield name, take_rows(chunk, mine)
+                yield name, _take(chunk, mine)
 
     def _finish(self, s: OffsetRange, chunk: pa.RecordBatch, routed: Routed) -> Iterator[Formatted]:
         """The records that no output takes, and those whose value cannot be read."""
         rest = np.flatnonzero(routed.outputs == -1)
         if not len(rest) and routed.rows is None:
             return
-        records = take_rows(chunk, rest)
+        records = _take(chunk, rest)
         (raw,) = self._raw.convert(s, records)
         none, drift = raw.landed.slice(0, 0), tuple(self._describe_values(routed, rest, records))
         match self._rule.otherwise:
@@ -160,16 +159,17 @@ class Router:
     def __init__(self, rule: SplitRule, outputs: list[str], wire: WireFormat = WireFormat.BARE) -> None:
         self._rule = rule
         self._indices: Mapping[str, int] = {value: outputs.index(name) for value, name in rule.outputs.items()}
+        self._header = Field("value", Type(Kind.BINARY), header=rule.header)
         self._format: Format | None = None
         if rule.path:
             from sluice.pipelines.records.json.format import JsonFormat
 
-            self._format = JsonFormat(build_schema(rule.path), wire)
+            self._format = JsonFormat(build_schema(rule.path), wire, finds_new=False)
 
     def route(self, s: OffsetRange, chunk: pa.RecordBatch) -> Routed:
         """The outputs of a chunk's records."""
         if self._format is None:
-            values = _find_last_headers(chunk, escape_key(self._rule.header.encode()))
+            values, _ = read_header(chunk.column(chunk.schema.get_field_index("headers")), self._header)
             return self._choose(values, np.arange(chunk.num_rows), chunk.num_rows)
         pieces = list(self._format.convert(s, chunk))
         offsets = int64s(chunk.column(chunk.schema.get_field_index("offset")))
@@ -221,15 +221,12 @@ def build_schema(path: tuple[str, ...]) -> Schema:
     return parse_schema({"value": text.removeprefix("struct<value:").removesuffix(">")})
 
 
-def _find_last_headers(chunk: pa.RecordBatch, name: str) -> pa.Array:
-    """The value of each record's last header of the name; null without one."""
-    headers = chunk.column(chunk.schema.get_field_index("headers"))
-    entries, ends = headers.values, np.asarray(headers.offsets).astype(np.int64)
-    positions = np.flatnonzero(np.asarray(pc.equal(entries.field(0), name).fill_null(False)))
-    positions = positions[(positions >= ends[0]) & (positions < ends[-1])]
-    last = np.full(chunk.num_rows, -1, np.int64)
-    last[np.searchsorted(ends, positions, side="right") - 1] = positions
-    return entries.field(1).take(pa.array(last, mask=last < 0))
+def _take(chunk: pa.RecordBatch, rows: Array) -> pa.RecordBatch:
+    """Some records of a chunk, column by column: a third of the time that Arrow takes for the batch."""
+    if len(rows) == chunk.num_rows:
+        return chunk
+    chosen = fixed_width(pa.int32(), rows.astype(np.int32))
+    return pa.RecordBatch.from_arrays([column.take(chosen) for column in chunk.columns], schema=chunk.schema)
 
 
 def _in_order(refused: pa.Table) -> pa.RecordBatch:

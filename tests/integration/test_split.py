@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from dagster import AssetCheckKey, AssetKey, DagsterInstance
 from kafka import KafkaProducer
 
 from sluice.assets.instance.instance import open_instance
+from sluice.pipelines.errors import EntriesLost
 from sluice.pipelines.feed.feed import Feed
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
@@ -292,3 +294,22 @@ def test_a_changed_row_of_an_output_is_noticed(project: FeedProject) -> None:
     report = rescan_feed(feed)
     assert not report.reconciled
     assert any("differs" in p.text for p in report.problems), report.problems
+
+
+def test_entries_lost_from_the_ledger_show_in_each_output(project: FeedProject) -> None:
+    """`issues` comes before the windows' folders in a listing of the feed's, and `push` behind them."""
+    produce(project, 60)
+    feed = write_split_feed(project, policies=LENIENT)
+    run(feed)
+    ledger = Path(feed.lake, "_sluice")
+    copy = shutil.copytree(ledger, project.root / "copy")
+    produce(project, 60, 1_700_010_000_000)
+    run(feed)
+    for output in COLUMNS:
+        shutil.rmtree(ledger)
+        shutil.copytree(copy, ledger)
+        hidden = Path(feed.lake, "data", "github", *({*COLUMNS} - {output}))
+        hidden.rename(project.root / "hidden")
+        with pytest.raises(EntriesLost):
+            run(feed)
+        (project.root / "hidden").rename(hidden)

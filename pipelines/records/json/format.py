@@ -32,7 +32,7 @@ class JsonFormat(TypedFormat):
 
     Records with fields that the schema does not name, in structs of the paths `closed`, are quarantined; in any struct,
     if `closed` is None. `base` is the schema without fields that came from records: values that do not fit these stay
-    in `_extra`.
+    in `_extra`. Without `finds_new`, such fields are not reported.
     """
 
     _reasons = REASONS
@@ -46,10 +46,11 @@ class JsonFormat(TypedFormat):
         dropping: bool = False,
         closed: Collection[str] | None = (),
         base: Schema | None = None,
+        finds_new: bool = True,
     ) -> None:
         super().__init__(schema, wire, dropping=dropping)
         self._typer = Typer(schema)
-        self._unknown = UnknownFields(self._typer.nodes, self._typer.tables, closed)
+        self._unknown = UnknownFields(self._typer.nodes, self._typer.tables, closed) if finds_new else None
         self._fallback = Fallback(schema, self._typer.nodes, base) if base else None
 
     def _open_records(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
@@ -69,7 +70,7 @@ class JsonFormat(TypedFormat):
                 piece, refused = self._fallback.read(piece, opened.values)
             misfits = find_misfits(self._typer.nodes, refused, opened.values, offsets)
             piece = replace(piece, refused=_detect_encoding(piece.refused, opened))
-        unknown = self._unknown.of(piece.arrays[-1], offsets[piece.rows])
+        unknown = self._unknown.of(piece.arrays[-1], offsets[piece.rows]) if self._unknown else None
         if unknown is None:
             return self._finish_piece(records, piece, (), misfits)
         if unknown.has_refused:
