@@ -108,6 +108,17 @@ class SampleOptions:
         return self.has_range and not self.offsets
 
 
+def _find_feed(session: Session, name: str) -> Feed:
+    """Returns the feed. Raises UsageError for one whose outputs have the contracts."""
+    feed = session.feed(name)
+    if feed.split:
+        raise UsageError(
+            f"feed {name} has `split`, and samples have rows of one contract only",
+            remedy=f"write the contract of an output by hand: feeds/{feed.outputs[0].dataset}.contract.json",
+        )
+    return feed
+
+
 @contextmanager
 def _open_sample(session: Session, feed: Feed, contract: Contract | None, options: SampleOptions) -> Iterator[Sample]:
     """The records, made into rows; their files are removed when the block ends. Raises as `take_sample`."""
@@ -159,7 +170,7 @@ def init(
     from sluice.pipelines.landing.sample import read_landed
     from sluice.pipelines.quarantine.limit import faults_of
 
-    definition = session.feed(feed)
+    definition = _find_feed(session, feed)
     extras.require("great_expectations")  # said before a minute of compiling, and before Kafka is asked
     path = _choose_output(session, definition, output, force)
     with _open_sample(session, definition, None, options) as sample:
@@ -312,7 +323,7 @@ def check(
     """
     from sluice.pipelines.validation.batch_expectations import hold_whole
 
-    definition = session.feed(feed)
+    definition = _find_feed(session, feed)
     contract = _read_contract(session, definition, file)
     with _open_sample(session, definition, contract, options) as sample:
         with session.terminal.working("checking batch expectations"):

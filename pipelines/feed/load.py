@@ -115,6 +115,10 @@ def _load(
     if not result.outputs:
         return _under_contract(result, path.with_suffix(CONTRACT))
     outputs, problems = list[Feed](), list[tuple[str, FileProblem]]()
+    if (own := path.with_suffix(CONTRACT)).exists():
+        names = ", ".join(f"{d.dataset}{CONTRACT}" for d in result.outputs)
+        what = "is the contract of a feed with `split`, which has no rows of its own"
+        problems.append((str(own), FileProblem("", what, f"give each output its own: {names}")))
     for output in result.outputs:
         loaded = _under_contract(output, path.with_suffix(f".{output.output}{CONTRACT}"))
         if isinstance(loaded, Feed):

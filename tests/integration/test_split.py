@@ -313,3 +313,17 @@ def test_entries_lost_from_the_ledger_show_in_each_output(project: FeedProject) 
         with pytest.raises(EntriesLost):
             run(feed)
         (project.root / "hidden").rename(hidden)
+
+
+def test_a_contract_of_the_feed_itself_is_refused(project: FeedProject, call: Call) -> None:
+    write_split_feed(project)
+    code, printed = call("contract", "init", "github")
+    assert code == 2, printed
+    assert "feeds/github.push.contract.json" in printed
+    for name, remedy in {"github": "github.push.contract.json", "github.stars": "push, issues"}.items():
+        path = project.root / "feeds" / f"{name}.contract.json"
+        path.write_text("{}")
+        code, printed = call("feeds", "check")
+        assert code == 2, printed
+        assert remedy in " ".join(printed.split()), printed
+        path.unlink()
