@@ -322,7 +322,8 @@ def _describe_change(ledger: Ledger, state: State, shape: Shape) -> str:
     before = shape_named(ledger, state, last) if last else None
     if before is None:
         return "the first"
-    changes = [*_list_changed_columns(spell_columns(before), spell_columns(shape))]
+    columns = (spell_columns(replace(s, protection=None)) for s in (before, shape))
+    changes = [*_list_changed_columns(*columns)]
     contracts = [s.contract.hash if s.contract else "" for s in (before, shape)]
     changes += ["contract changed"] if contracts[0] != contracts[1] else []
     policies = [(s.dropping, s.closed) for s in (before, shape)]

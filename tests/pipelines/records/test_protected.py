@@ -144,7 +144,7 @@ def list_leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
         yield path, value
 
 
-@settings(max_examples=scale_examples(150), deadline=None)
+@settings(max_examples=scale_examples(150))
 @given(st.lists(records, min_size=1, max_size=5))
 def test_no_value_at_a_protected_path_remains(values: list[dict[str, Any]]) -> None:
     """Values below `ssn` are gone, those below `token` hashed, and all others are where they were."""
@@ -168,7 +168,7 @@ def test_no_value_at_a_protected_path_remains(values: list[dict[str, Any]]) -> N
                 assert leaf in repr(offsets[n]), path
 
 
-@settings(max_examples=scale_examples(100), deadline=None)
+@settings(max_examples=scale_examples(100))
 @given(st.lists(records, min_size=1, max_size=4))
 def test_rules_that_match_nothing_change_nothing(values: list[dict[str, Any]]) -> None:
     (with_rule, _), (without, _) = (convert(values, p) for p in (build_protection(**{"*.absent": DROPPED}), None))
