@@ -274,7 +274,8 @@ class _Check:
         prefix = self.book.folder_prefix or ""
         allowed = [[f"{prefix}{level}" for level in ("date", "hour", "minute")[:n]] for n in range(4)]
         for f in self.files:
-            keys = [level.partition("=")[0] for level in f.part.path.split("/")[2:-1]]
+            levels = f.part.path.split("/")[2:-1]
+            keys = [level.partition("=")[0] for level in (levels[1:] if {*levels[:1]} & self.book.outputs else levels)]
             if keys not in allowed:
                 where = locate(f.receipt.life, f.receipt.start, path=f.part.path, number=f.receipt.number)
                 yield Broken(18, f"{f.part.path}: keys of this ledger's folders begin with {prefix!r}", where)

@@ -177,6 +177,8 @@ class Book:
     """Columns that have another name in records → that name."""
     folder_prefix: str | None = None
     """The prefix of folders' keys, by the first schema entry; None without one."""
+    outputs: set[str] = field(default_factory=set)
+    """The folders of outputs that a schema entry names."""
 
     def list_live_receipts(self) -> list[Receipt]:
         """Returns the receipts that no later entry superseded."""
@@ -475,6 +477,8 @@ def _apply_schema(book: Book, number: int, entry: dict[str, Any]) -> None:
             book.sources[name] = ()
     if book.folder_prefix is None:
         book.folder_prefix = entry.get("folder_prefix", "")
+    if split := entry.get("split"):
+        book.outputs |= {"otherwise", *(name for name, _ in split["outputs"])}
 
 
 _APPLY = {
