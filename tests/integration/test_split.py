@@ -21,7 +21,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
 from tests.integration.conftest import Call, Lines
-from tests.integration.support import FeedProject, consume_topic, rescan_feed, run
+from tests.integration.support import FeedProject, commit_feed, consume_topic, rescan_feed, run
 
 pytestmark = pytest.mark.usefixtures("default_engine")
 
@@ -327,3 +327,19 @@ def test_a_contract_of_the_feed_itself_is_refused(project: FeedProject, call: Ca
         assert code == 2, printed
         assert remedy in " ".join(printed.split()), printed
         path.unlink()
+
+
+def test_dead_letters_of_outputs_are_in_log_order(project: FeedProject, fresh_topic: Callable[..., str]) -> None:
+    produce(project, 300)
+    letters = fresh_topic(partitions=3)
+    feed = write_split_feed(project, policies=LENIENT, dead_letters=f"{{topic: {letters}}}")
+    run(feed)
+    commit_feed(feed)
+    sent: dict[int, list[int]] = {}
+    for record in consume_topic(project.kafka, letters):
+        headers = {h["key"]: h["value"] for h in record["headers"]}
+        assert int(headers["sluice.partition"]) == record["partition"]
+        sent.setdefault(record["partition"], []).append(int(headers["sluice.offset"]))
+    assert all(offsets == sorted(offsets) for offsets in sent.values())
+    expected = expect(project, choose_by_header)["refused"].keys()
+    assert {(p, offset) for p, offsets in sent.items() for offset in offsets} == expected
