@@ -18,7 +18,9 @@ import pyarrow.compute as pc
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.records.columns.placed_format import read_header
+from sluice.pipelines.records.columns.typed_format import encode_texts
 from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.rows.refusals import merge_refused
 from sluice.pipelines.records.rows.row_format import (
     REFUSED,
     Format,
@@ -28,7 +30,7 @@ from sluice.pipelines.records.rows.row_format import (
 )
 from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise, SplitRule
 from sluice.pipelines.records.rows.wire_format import WireFormat
-from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
+from sluice.pipelines.schema.arrays import fixed_width, int64s
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema
 from sluice.pipelines.util.units import sanitize
 
@@ -107,22 +109,16 @@ class SplitFormat:
             return
         records = _take(chunk, rest)
         (raw,) = self._raw.convert(s, records)
-        none, drift = raw.landed.slice(0, 0), tuple(self._describe_values(routed, rest, records))
+        drift, refused = tuple(self._describe_values(routed, rest, records)), routed.rows
         match self._rule.otherwise:
             case Otherwise.RAW:
                 yield replace(raw, output=OTHERWISE, drift=drift)
-                refused = routed.rows
+                drift, dropped = (), 0
             case Otherwise.DROP:
-                yield Formatted(none, dropped=len(rest), drift=drift)
-                refused = routed.rows
+                dropped = len(rest)
             case Otherwise.QUARANTINE:
-                refused = self._quarantine(raw.landed, routed, rest)
-                if routed.rows is not None:
-                    refused = _in_order(pa.Table.from_batches([refused, routed.rows]))
-                yield Formatted(none, refused, drift=drift)
-                return
-        if refused is not None:
-            yield Formatted(none, refused)
+                refused, dropped = merge_refused(refused, self._quarantine(raw.landed, routed, rest)), 0
+        yield Formatted(raw.landed.slice(0, 0), refused, dropped, drift=drift)
 
     def _describe_values(self, routed: Routed, rest: Array, records: pa.RecordBatch) -> Iterator[Drift]:
         """Drift for each value that leads to no output."""
@@ -138,18 +134,19 @@ class SplitFormat:
 
     def _quarantine(self, raw: pa.RecordBatch, routed: Routed, rest: Array) -> pa.RecordBatch:
         """Raw rows, completed to rows of `REFUSED`."""
-        n, zeros = raw.num_rows, np.zeros(raw.num_rows, np.int32)
         distinct, codes = np.unique(routed.codes[rest], return_inverse=True)
         sentences = [self._describe(routed.values[code]) for code in distinct[:_MOST_VALUES].tolist()]
-        details = text_array([*sentences, f"{self._rule.source} has another value"])
-        chosen = fixed_width(pa.int32(), np.minimum(codes, len(sentences)).astype(np.int32))
+        all_ = np.zeros(raw.num_rows, np.int32)
         texts = {
-            "stage": pa.DictionaryArray.from_arrays(fixed_width(pa.int32(), zeros), text_array([Stage.SPLIT])),
-            "reason": pa.DictionaryArray.from_arrays(fixed_width(pa.int32(), zeros), text_array([UNROUTED])),
-            "detail": pa.DictionaryArray.from_arrays(chosen, details),
+            "stage": encode_texts([str(Stage.SPLIT)], all_),
+            "reason": encode_texts([UNROUTED], all_),
+            "detail": encode_texts(
+                [*sentences, f"{self._rule.source} has another value"],
+                np.minimum(codes, len(sentences)).astype(np.int32),
+            ),
         }
         why = [f for f in REFUSED if f.name not in raw.schema.names]
-        columns = [texts[f.name] if f.name in texts else pa.nulls(n, f.type) for f in why]
+        columns = [texts[f.name] if f.name in texts else pa.nulls(raw.num_rows, f.type) for f in why]
         return pa.RecordBatch.from_arrays([*raw.columns, *columns], schema=REFUSED)
 
 
@@ -227,8 +224,3 @@ def _take(chunk: pa.RecordBatch, rows: Array) -> pa.RecordBatch:
         return chunk
     chosen = fixed_width(pa.int32(), rows.astype(np.int32))
     return pa.RecordBatch.from_arrays([column.take(chosen) for column in chunk.columns], schema=chunk.schema)
-
-
-def _in_order(refused: pa.Table) -> pa.RecordBatch:
-    column = refused.column("offset").combine_chunks()
-    return refused.take(fixed_width(pa.int64(), np.argsort(int64s(column)))).combine_chunks().to_batches()[0]

@@ -22,6 +22,7 @@ from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
 from sluice.pipelines.records.contract_rows.check_arrays import places_of
 from sluice.pipelines.records.contract_rows.row_checks import Check, check_of
+from sluice.pipelines.records.rows.refusals import merge_refused
 from sluice.pipelines.records.rows.row_format import (
     KAFKA_FIELDS,
     REFUSED,
@@ -183,9 +184,7 @@ class ContractFormat:
         if self._dropping:
             return replace(piece, landed=landed, dropped=piece.dropped + len(broken.rows))
         offsets = int64s(piece.landed.column(self._offsets))[broken.rows]
-        refused = self._quarantine(s, chunk, offsets, broken)
-        if piece.quarantined is not None:
-            refused = _in_order(pa.Table.from_batches([piece.quarantined, refused]))
+        refused = merge_refused(piece.quarantined, self._quarantine(s, chunk, offsets, broken))
         return replace(piece, landed=landed, quarantined=refused)
 
     def _quarantine(self, s: OffsetRange, chunk: pa.RecordBatch, offsets: Array, broken: Broken) -> pa.RecordBatch:
@@ -194,8 +193,3 @@ class ContractFormat:
         records = chunk.take(fixed_width(pa.int32(), np.searchsorted(all_, offsets).astype(np.int32)))
         (raw,) = self._raw.convert(s, records)
         return pa.RecordBatch.from_arrays([*raw.landed.columns, *self._checks.reason_columns(broken)], schema=REFUSED)
-
-
-def _in_order(refused: pa.Table) -> pa.RecordBatch:
-    column = refused.column("offset").combine_chunks()
-    return refused.take(fixed_width(pa.int64(), np.argsort(int64s(column)))).combine_chunks().to_batches()[0]

@@ -39,11 +39,16 @@ def refuse_rows(
     chosen = chunk.take(fixed_width(pa.int32(), np.searchsorted(records, offsets).astype(np.int32)))
     (raw,) = _RAW.convert(s, chosen)
     refused = pa.RecordBatch.from_arrays([*raw.landed.columns, *why], schema=REFUSED)
-    if piece.quarantined is not None:
-        both = pa.Table.from_batches([piece.quarantined, refused])
-        order = np.argsort(int64s(both.column("offset").combine_chunks()))
-        refused = both.take(fixed_width(pa.int64(), order)).combine_chunks().to_batches()[0]
-    return replace(piece, quarantined=refused)
+    return replace(piece, quarantined=merge_refused(piece.quarantined, refused))
+
+
+def merge_refused(before: pa.RecordBatch | None, refused: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of `REFUSED` of two stages in offset order."""
+    if before is None:
+        return refused
+    both = pa.Table.from_batches([before, refused])
+    order = np.argsort(int64s(both.column("offset").combine_chunks()))
+    return both.take(fixed_width(pa.int64(), order)).combine_chunks().to_batches()[0]
 
 
 def get_tombstones(rows: pa.RecordBatch) -> pa.BooleanArray:
