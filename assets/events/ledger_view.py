@@ -24,7 +24,7 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.schema_changes import shape_named
 from sluice.pipelines.ports import Lake, Liveness, Ports
 from sluice.pipelines.publishing import publish
-from sluice.pipelines.records.shape import RAW, Shape, Split
+from sluice.pipelines.records.shape import RAW, Shape
 from sluice.pipelines.status.batch_facts import BatchFacts
 
 
@@ -153,15 +153,12 @@ class LedgerView:
 
     def _select(self, r: Receipt) -> Receipt:
         """Returns the receipt of the feed's output, and remembers the shape that it names."""
-        if (split := self._find_split(r.format)) is None:
+        shape = shape_named(self.ledger, self.state, r.format)
+        if shape is None or shape.split is None:
             return r.of_output(self.feed.output)
-        selected = split.select(r, self.feed.output)
-        self._shapes[selected.format] = split.shapes.get(self.feed.output, RAW)
+        selected = shape.select(r, self.feed.output)
+        self._shapes[selected.format] = shape.datasets.get(self.feed.output, RAW)
         return selected
-
-    def _find_split(self, name: str) -> Split | None:
-        shape = shape_named(self.ledger, self.state, name)
-        return shape.split if shape else None
 
     def list_windows(self, batch: Batch) -> set[int | None]:
         """The windows that a batch published in; None: outside windows."""
@@ -199,11 +196,11 @@ class LedgerView:
         name = entry.receipts[0].format
         if not self.feed.output:
             return entry.results if self._find_contract(name) == contract else ()
-        split, output = self._find_split(name), self.feed.output
-        own = split.shapes.get(output, RAW).contract if split else None
-        if split is None or own != contract:
+        shape = shape_named(self.ledger, self.state, name)
+        own = shape.datasets.get(self.feed.output, RAW) if shape else RAW
+        if shape is None or shape.split is None or own.contract != contract:
             return ()
-        first = split.find_first_place(output)
+        first = shape.split.find_first_place(self.feed.output)
         own_range = range(first, first + len(contract.expectations))
         return [replace(r, expectation=r.expectation - first) for r in entry.results if r.expectation in own_range]
 

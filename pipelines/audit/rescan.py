@@ -23,7 +23,6 @@ from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, Key, PartitionState, Range
-from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import PartKind, Progress, Receipt, Reporter
 from sluice.pipelines.planning.schema_changes import shape_named
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
@@ -34,7 +33,6 @@ from sluice.pipelines.records.rows.protected import protect_records
 from sluice.pipelines.records.rows.row_format import (
     HEADERS,
     Format,
-    Formatted,
     RawFormat,
     get_former_text,
     inside,
@@ -43,7 +41,7 @@ from sluice.pipelines.records.rows.row_format import (
 from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.rows.writer_schema_lookup import Opener, without_prefix
-from sluice.pipelines.records.shape import RAW, Shape, Split
+from sluice.pipelines.records.shape import Shape, Split
 from sluice.pipelines.records.split_format import SplitFormat
 from sluice.pipelines.schema.arrays import as_mask, find_equal, fixed_width, int64s
 from sluice.pipelines.schema.schema import Schema
@@ -131,10 +129,11 @@ def _log_holds(row: ReceiptRow, partitions: Mapping[Key, PartitionState]) -> boo
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """A shape and the format that makes its rows, without its contract."""
+    """A shape and the format that makes its rows, without its contract. Of records that no output takes, none lands."""
 
     shape: Shape
     format: Format
+    lands: bool = True
 
 
 class _Makers:
@@ -232,19 +231,13 @@ def _list_comparers(
     maker, split = makers[0], makers[0].shape.split
     if split is None:
         return {"": _RangeComparer(r, makers, lake, compacted)}
-    outputs = cast(SplitFormat, maker.format).outputs
-    of = {name: _Maker(shape, outputs[name].format) for name, shape in split.shapes.items()}
-    of[""] = _Maker(Shape(dropping=split.rule.otherwise is Otherwise.DROP), _NothingLands())
-    of[OTHERWISE] = _Maker(RAW, RawFormat())
-    return {name: _RangeComparer(split.select(r, name), [own], lake, compacted) for name, own in of.items()}
-
-
-class _NothingLands(RawFormat):
-    """The format of records that no output takes."""
-
-    def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
-        """No row."""
-        yield from (replace(rows, landed=rows.landed.slice(0, 0)) for rows in super().convert(s, chunk))
+    form = cast(SplitFormat, maker.format)
+    of = {name: _Maker(shape, form.outputs[name].format) for name, shape in split.shapes.items()}
+    rest = maker.shape.datasets[OTHERWISE]
+    of[OTHERWISE] = _Maker(rest, form.rest)
+    drops = split.rule.otherwise is Otherwise.DROP
+    of[""] = _Maker(replace(rest, dropping=drops), form.rest, lands=False)
+    return {name: _RangeComparer(maker.shape.select(r, name), [own], lake, compacted) for name, own in of.items()}
 
 
 def _compare_log(
@@ -374,6 +367,7 @@ class _RangeComparer:
         differ: list[str] = []
         for maker in self._makers:
             remade = pa.Table.from_batches([p.landed for p in maker.format.convert(self._receipt.offset_range, chunk)])
+            remade = remade if maker.lands else remade.slice(0, 0)
             offsets = _offsets(remade)
             if problem := self._fitting(maker, offsets, mine, bad):
                 return problem

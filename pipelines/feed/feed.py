@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from enum import Enum, auto
 from typing import Annotated, Self
 
 from pydantic import (
@@ -145,29 +146,50 @@ class Unprotectable(ValueError):
         self.remedy = remedy
 
 
+class Level(Enum):
+    """The part of a split feed that is validated: the whole, or one output as a feed of its own."""
+
+    SPLIT = auto()
+    OUTPUT = auto()
+
+
+LEVEL = "level"
+"""The key of the level in the context of a validation."""
+
+
 def _check_protect(rules: dict[str, FieldProtection], info: ValidationInfo) -> dict[str, FieldProtection]:
     protection, columns = _to_protection(rules), info.data.get("columns")
-    if protection is None or ("columns" not in info.data):
+    level = (info.context or {}).get(LEVEL)
+    if protection is None or "columns" not in info.data or level is Level.SPLIT:
         return rules
     if columns is None:
-        own = (RAW_KEY, HEADERS)
-        if wrong := next((p for p in rules if p not in own and not p.startswith(f"{HEADERS}.")), ""):
+        if wrong := next((p for p in rules if not is_of_raw(p)), ""):
             raise Unprotectable(
                 f"has {sanitize(wrong)} under `format: raw`, whose values have no fields",
                 f"give the feed a schema, or protect only `{RAW_KEY}` and `{HEADERS}.NAME`",
             )
         return rules
     protected = _protect_columns(columns, protection, info.data.get("key_reader"))
-    if wrong := next(find_unmatched(protected, protection), ""):
-        near = get_close_matches(wrong, [p for f in protected for p in f.paths], n=1)
-        hint = f"did you mean `{near[0]}`? " if near else ""
-        raise Unprotectable(
-            f"has {sanitize(wrong)}, which is no field of the schema",
-            f"{hint}`{RAW_KEY}` is the key, `{HEADERS}.NAME` a header; `*.NAME` is also for fields in `{EXTRA}`",
-        )
+    if level is not Level.OUTPUT and (wrong := next(find_unmatched(protected, protection), "")):
+        raise build_unmatched_error(wrong, protected)
     if not get_landed_columns(protected).fields:
         raise Unprotectable("drops all columns", "leave at least one")
     return rules
+
+
+def is_of_raw(path: str) -> bool:
+    """Returns whether a rule of this path is about a record's key or headers alone."""
+    return path in (RAW_KEY, HEADERS) or path.startswith(f"{HEADERS}.")
+
+
+def build_unmatched_error(wrong: str, protected: Sequence[ProtectedField]) -> Unprotectable:
+    """Returns the error about a path that names none of the fields."""
+    near = get_close_matches(wrong, [p for f in protected for p in f.paths], n=1)
+    hint = f"did you mean `{near[0]}`? " if near else ""
+    return Unprotectable(
+        f"has {sanitize(wrong)}, which is no field of the schema",
+        f"{hint}`{RAW_KEY}` is the key, `{HEADERS}.NAME` a header; `*.NAME` is also for fields in `{EXTRA}`",
+    )
 
 
 def _to_protection(rules: Mapping[str, FieldProtection]) -> Protection | None:
@@ -338,10 +360,11 @@ class Feed(Settings):
     def shape(self) -> Shape:
         """The shape of the feed's rows: schema, contract and policies."""
         dropping = self.policies.on_undecodable is OnUndecodable.DROP
-        if self.split:
-            return Shape(dropping=dropping, split=Split(self.split.rule, {o.output: o.shape for o in self.outputs}))
-        closed = self.columns is not None and self.policies.on_drift is OnDrift.QUARANTINE
         protection = _to_protection(self.protect)
+        if self.split:
+            split = Split(self.split.rule, {o.output: o.shape for o in self.outputs})
+            return Shape(dropping=dropping, protection=protection, split=split)
+        closed = self.columns is not None and self.policies.on_drift is OnDrift.QUARANTINE
         return Shape(self.columns, self.contract, dropping, closed, self.reader, self.key_reader, protection=protection)
 
     @property
@@ -369,7 +392,7 @@ class Feed(Settings):
     def _check_split(self) -> Self:
         if self.split is None:
             return self
-        own = [n for n in ("key", "table", "columns", "protect") if getattr(self, n)]
+        own = [n for n in ("key", "table", "columns") if getattr(self, n)]
         if own:
             raise ValueError(
                 f"has `split` and {' and '.join(f'`{n}`' for n in own)}, which no output of it can have yet"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.suite import CONTRACT, ContractError, read_contract
 from sluice.pipelines.errors import FeedError, docs_command
-from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.feed import LEVEL, Feed, Level, build_unmatched_error, is_of_raw
 from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.feed.problems import NAMES, problems_of, raise_problems
 from sluice.pipelines.feed.project_files import load_fleet
@@ -32,9 +32,11 @@ from sluice.pipelines.feed.sections import (
 )
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, YamlFile, parse_yaml, read_yaml
 from sluice.pipelines.model.receipts import EngineKind
+from sluice.pipelines.records.rows.split_rule import Otherwise
 from sluice.pipelines.records.rows.value_reader import KEY_PREFIX, KeyReader, Reader, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import READERS
+from sluice.pipelines.schema.protection import find_unmatched
 from sluice.pipelines.schema.schema import Schema, SchemaError, parse_field
 from sluice.pipelines.util.units import sanitize
 
@@ -216,14 +218,15 @@ _OF_OUTPUTS = ("format", "schema_file", "wire_format", "message", "registry")
 
 def _split(data: dict[str, Any], root: Path, context: dict[str, Any]) -> Feed | tuple[FileProblem, ...]:
     """Returns a feed with `split`, whose outputs are feeds of their own schema, or the problems."""
-    feed = _validate({key: value for key, value in data.items() if key not in _OF_OUTPUTS}, context)
+    own_keys = {key: value for key, value in data.items() if key not in _OF_OUTPUTS}
+    feed = _validate(own_keys, context | {LEVEL: Level.SPLIT})
     if not isinstance(feed, Feed) or feed.split is None:
         return feed
     common = {k: v for k, v in data.items() if k not in _NOT_OF_OUTPUTS}
     outputs, problems = list[Feed](), list[FileProblem]()
     for name in feed.split.into:
         own = {k: v for k, v in data["split"]["into"][name].items() if k != "values"}
-        output = _read_rows(common | own, root, context)
+        output = _read_rows(common | own, root, context | {LEVEL: Level.OUTPUT})
         if isinstance(output, Feed):
             outputs.append(output.model_copy(update={"output": name}))
         else:
@@ -232,7 +235,23 @@ def _split(data: dict[str, Any], root: Path, context: dict[str, Any]) -> Feed | 
         remedy = "split by a header, or give the outputs `format: json` or `json_schema`"
         what = f"names a field of JSON, and {', '.join(unread)} has another format"
         problems.append(FileProblem("split.by", what, remedy))
+    problems = problems or [*_find_unprotected(feed, outputs)]
     return tuple(problems) or feed.model_copy(update={"outputs": tuple(outputs)})
+
+
+def _find_unprotected(feed: Feed, outputs: Sequence[Feed]) -> Iterator[FileProblem]:
+    """Yields the problems of rules that no output can follow, or raw records could not."""
+    protection = feed.shape.protection
+    if protection is None or feed.split is None:
+        return
+    fields = [p for output in outputs for p in output.shape.protected or ()]
+    if wrong := next(find_unmatched(fields, protection), ""):
+        error = build_unmatched_error(wrong, fields)
+        yield FileProblem("protect", str(error), error.remedy)
+    of_values = [path for path in feed.protect if not is_of_raw(path)]
+    if feed.split.otherwise is Otherwise.RAW and of_values:
+        what = f"is `raw`, whose values have no fields, with a rule for {sanitize(of_values[0])} in `protect`"
+        yield FileProblem("split.otherwise", what, "use `quarantine` or `drop`")
 
 
 _NOT_OF_OUTPUTS = ("split", "schema", "key", "table", "description", "descriptions")

@@ -17,6 +17,7 @@ from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOp
 from sluice.pipelines.records.rows.protected import protect_records
 from sluice.pipelines.records.rows.row_format import Format
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
+from sluice.pipelines.records.split_format import SplitFormat
 
 STABLE, ABORTED, OPEN = "", "aborted", "not stable yet"
 _BYTES = 1 << 20
@@ -49,6 +50,7 @@ def peek(
     p = _find_partition(ports.cluster, tp, offset)
     peeked, start = Peeked(p), offset
     form = replace(feed.shape, contract=None).format(writers)
+    rest = form.rest if isinstance(form, SplitFormat) else form
     for isolation, end, hidden in (
         (Isolation.READ_COMMITTED, p.last_stable_offset, ABORTED),
         (Isolation.READ_UNCOMMITTED, p.high_watermark, OPEN),
@@ -59,7 +61,7 @@ def peek(
         piece = OffsetRange(p.topic, p.partition, p.topic_id, start, end, p.leader_epoch)
         chunks, visible = _read(ports, piece, isolation, missing)
         if chunks:
-            protected = [protect_records(form, chunk) for chunk in chunks]
+            protected = [protect_records(rest, chunk) for chunk in chunks]
             records = pa.Table.from_batches(protected).slice(0, missing)
             peeked.tables.append(records)
             peeked.states.extend(STABLE if o in visible else hidden for o in records.column("offset").to_pylist())

@@ -181,7 +181,7 @@ def shape_named(ledger: Ledger, state: State, name: str, keys: Protection | None
         return _parse_shape(entry, keys)
     rule = SplitRule(split.values, split.header, split.path, split.otherwise)
     outputs = {output: _parse_shape(text, keys) for output, text in split.outputs}
-    return Shape(dropping=entry.dropping, split=Split(rule, outputs))
+    return replace(_parse_shape(entry, keys), columns=None, split=Split(rule, outputs))
 
 
 def _parse_shape(text: ShapeText, keys: Protection | None) -> Shape:

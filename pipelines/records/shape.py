@@ -30,6 +30,7 @@ from sluice.pipelines.schema.protection import (
     ProtectedField,
     Protection,
     Rule,
+    covers_path,
     get_landed_columns,
     protect_schema,
 )
@@ -146,13 +147,6 @@ class Split:
             columns |= {f"{output}/{name}": text for name, text in texts.items()}
         return columns
 
-    def select(self, r: Receipt, output: str) -> Receipt:
-        """Returns the receipt of one output, as if a feed of its own had landed it."""
-        shape, first = self.shapes.get(output, RAW), self.find_first_place(output)
-        own = range(first, first + (len(shape.contract.expectations) if shape.contract else 0))
-        tallies = tuple(replace(t, expectation=t.expectation - first) for t in r.tallies if t.expectation in own)
-        return replace(r.of_output(output), format=shape.name, tallies=tallies)
-
     def find_first_place(self, output: str) -> int:
         """Returns the place of the output's first expectation among those of all outputs."""
         before = takewhile(lambda name: name != output, self.shapes)
@@ -169,7 +163,7 @@ class Shape:
     schema does not name, at any depth, does not fit. `base` are the columns without fields that came from records, if
     there are any: a value that does not fit such a field stays in `_extra`. `protection` replaces or leaves out values
     of fields, keys and headers: rows land with `landed_columns`. With `split`, the rows are those of its outputs'
-    shapes, and nothing else is set.
+    shapes; `protection` is then that of records which no output takes.
     """
 
     columns: Schema | None = None
@@ -258,7 +252,16 @@ class Shape:
     @property
     def datasets(self) -> Mapping[str, Shape]:
         """The shapes of the outputs and of raw records without one, by name; of a feed without `split` its own."""
-        return {**self.split.shapes, OTHERWISE: RAW} if self.split else {"": self}
+        return {**self.split.shapes, OTHERWISE: Shape(protection=self.protection)} if self.split else {"": self}
+
+    def select(self, r: Receipt, output: str) -> Receipt:
+        """Returns the receipt of one output, as if a feed of its own had landed it; without `split` the same."""
+        if self.split is None:
+            return r
+        shape, first = self.datasets.get(output, RAW), self.split.find_first_place(output)
+        own = range(first, first + (len(shape.contract.expectations) if shape.contract else 0))
+        tallies = tuple(replace(t, expectation=t.expectation - first) for t in r.tallies if t.expectation in own)
+        return replace(r.of_output(output), format=shape.name, tallies=tallies)
 
     def format(self, writers: WriterSchemas | None = None) -> Format:
         """A new format that makes such rows. `writers` tells records' schemas; without it, none is known."""
@@ -272,7 +275,10 @@ class Shape:
                 name: Output(shape.format(writers), split.find_first_place(name))
                 for name, shape in split.shapes.items()
             }
-            return SplitFormat(split.rule, outputs, split.wire)
+            source, rest = split.rule.source_path, self.datasets[OTHERWISE].format()
+            shapes = [(shape.protected or (), shape.protection) for shape in split.shapes.values()]
+            conceals = any(p and covers_path(columns, p, source) for columns, p in shapes)
+            return SplitFormat(split.rule, outputs, split.wire, rest, conceals=conceals)
         form: Format = RawFormat()
         of_values, base = self.of_values, self._of_values(self.base)
         columns = make_layout(of_values).reading if of_values else None

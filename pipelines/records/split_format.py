@@ -20,6 +20,7 @@ from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.records.columns.placed_format import read_header
 from sluice.pipelines.records.columns.typed_format import encode_texts
 from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.rows.protected import protect_records
 from sluice.pipelines.records.rows.refusals import merge_refused
 from sluice.pipelines.records.rows.row_format import (
     REFUSED,
@@ -65,18 +66,24 @@ class Output:
 
 
 class SplitFormat:
-    """Splits records by the rule, and gives each output's to the format of its shape."""
+    """Splits records by the rule, and gives each output's to the format of its shape.
+
+    `rest` makes raw rows of records that no output takes. With `conceals`, the value that chooses an output is
+    protected: no reason quotes it.
+    """
 
     contract = ""
 
-    def __init__(self, rule: SplitRule, outputs: Mapping[str, Output], wire: WireFormat) -> None:
-        self._rule, self.outputs, self._raw = rule, outputs, RawFormat()
+    def __init__(
+        self, rule: SplitRule, outputs: Mapping[str, Output], wire: WireFormat, rest: Format, *, conceals: bool
+    ) -> None:
+        self._rule, self.outputs, self.rest, self._conceals = rule, outputs, rest, conceals
         self._router = Router(rule, [*outputs], wire)
 
     @property
     def schema(self) -> pa.Schema:
         """The schema of rows that no output takes. Each piece has that of its output."""
-        return self._raw.schema
+        return self.rest.schema
 
     def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """The pieces of all outputs, each with its name."""
@@ -108,16 +115,18 @@ class SplitFormat:
         if not len(rest) and routed.rows is None:
             return
         records = _take(chunk, rest)
-        (raw,) = self._raw.convert(s, records)
+        (raw,) = RawFormat().convert(s, records)
         drift, refused = tuple(self._describe_values(routed, rest, records)), routed.rows
         match self._rule.otherwise:
             case Otherwise.RAW:
-                yield replace(raw, output=OTHERWISE, drift=drift)
+                yield from (replace(p, output=OTHERWISE, drift=drift) for p in self.rest.convert(s, records))
                 drift, dropped = (), 0
             case Otherwise.DROP:
                 dropped = len(rest)
             case Otherwise.QUARANTINE:
                 refused, dropped = merge_refused(refused, self._quarantine(raw.landed, routed, rest)), 0
+        if refused is not None:
+            refused = protect_records(self.rest, refused)
         yield Formatted(raw.landed.slice(0, 0), refused, dropped, drift=drift)
 
     def _describe_values(self, routed: Routed, rest: Array, records: pa.RecordBatch) -> Iterator[Drift]:
@@ -130,7 +139,9 @@ class SplitFormat:
 
     def _describe(self, value: str | None) -> str:
         source = self._rule.source
-        return f"{source} is missing" if value is None else f"{source} = {sanitize(value)}"
+        if value is None:
+            return f"{source} is missing"
+        return f"{source} has another value" if self._conceals else f"{source} = {sanitize(value)}"
 
     def _quarantine(self, raw: pa.RecordBatch, routed: Routed, rest: Array) -> pa.RecordBatch:
         """Raw rows, completed to rows of `REFUSED`."""

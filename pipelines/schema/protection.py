@@ -237,6 +237,14 @@ def find_unmatched(protected: Sequence[ProtectedField], protection: Protection) 
             yield pattern
 
 
+def covers_path(protected: Sequence[ProtectedField], protection: Protection, path: str) -> bool:
+    """Returns whether a rule is about the value at this path in records, which is in lower case, or about an object
+    that holds it."""
+    paths = [path[:at] for at, c in enumerate(f"{path}.") if c == "."]
+    ruled = {p.paths[0] for p in _walk(protected) if p.rule}
+    return any(p in ruled or protection.find(p) is not None for p in paths)
+
+
 def _walk(protected: Sequence[ProtectedField]) -> Iterator[ProtectedField]:
     for p in protected:
         yield p

@@ -401,7 +401,7 @@ def check_contract(
     results: list[Result] = []
     for output, own in shape.split.shapes.items():
         first, dataset = shape.split.find_first_place(output), Dataset(f"{ledger.feed}.{output}", batch, ())
-        selected = [shape.split.select(r, output) for r in receipts]
+        selected = [shape.select(r, output) for r in receipts]
         decided = _check_output(own, dataset, selected, lake, failed)
         results += (replace(r, expectation=first + r.expectation) for r in decided)
     return tuple(results)

@@ -59,6 +59,8 @@ PROTECT = {
     "_headers.auth": "drop",
     "_headers.x-user": {"hmac": "${PROTECT_KEY}"},
 }
+SPLIT = {"by": {"header": "kind"}, "into": {"people": {"schema": SCHEMA}, "others": {"schema": {"id": "int64"}}}}
+"""With a protected header: values that lead to no output are canaries."""
 CONTRACT = {
     "expectations": [
         {
@@ -162,6 +164,12 @@ def produce(project: FeedProject, records: list[Record], topic: str = "", stamp:
     producer.close()
 
 
+def choose_outputs(records: list[Record], canaries: Canaries) -> list[Record]:
+    """Records with a header that leads to an output, to none, or is missing."""
+    kinds = [*["people"] * 12, "others", canaries.take(), canaries.take(), ""]
+    return [(k, v, [*h, *[("kind", o.encode())][: len(o)]]) for (k, v, h), o in zip(records, kinds, strict=True)]
+
+
 def build_records(canaries: Canaries) -> list[Record]:
     """Good records, tombstones, and records that break each stage, with canaries in all of them."""
     values: list[bytes | None] = [canaries.make_value(id=n, number=n) for n in range(6)]
@@ -218,23 +226,42 @@ def find_canaries(contents: list[tuple[str, bytes]], forms: list[bytes]) -> set[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["processes", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.mark.parametrize(
+    ("engine", "otherwise"),
+    [
+        ("processes", None),
+        pytest.param("spark", None, marks=pytest.mark.spark),
+        ("processes", "quarantine"),
+        ("processes", "drop"),
+    ],
+)
 def test_no_canary_is_written_anywhere(
-    project: FeedProject, monkeypatch: pytest.MonkeyPatch, engine: str, fresh_topic: Callable[..., str]
+    project: FeedProject,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+    otherwise: str | None,
+    fresh_topic: Callable[..., str],
 ) -> None:
+    """With `otherwise`, the feed has `split`."""
     canaries = Canaries()
     letters, back = fresh_topic(partitions=1), fresh_topic(partitions=2)
     stamp = 1_700_000_000_000
-    produce(project, build_records(canaries), stamp=stamp)
+    records = build_records(canaries)
+    produce(project, choose_outputs(records, canaries) if otherwise else records, stamp=stamp)
     (project.root / "feeds").mkdir()
-    (project.root / "feeds" / "people.contract.json").write_text(json.dumps(CONTRACT))
+    dataset, has_table = "people.people" if otherwise else "people", engine == "processes" and not otherwise
+    (project.root / "feeds" / f"{dataset}.contract.json").write_text(json.dumps(CONTRACT))
+    split = {"split": json.dumps(SPLIT | {"otherwise": otherwise}), "schema": ""} if otherwise else {}
+    protect = PROTECT | {"_headers.kind": {"hmac": "${PROTECT_KEY}"}}
     write_feed(
         project,
         monkeypatch,
         dead_letters=f"{{topic: {letters}}}",
         policies="{quarantine_limit: {share: 1}}",
         engine=engine,
-        table="{delta: {}, quarantine: true}" if engine == "processes" else "",
+        table="{delta: {}, quarantine: true}" if has_table else "",
+        protect=json.dumps(protect),
+        **split,
     )
     environ = os.environ | {"SLUICE_ENGINE": engine}
     environ.pop("DAGSTER_HOME", None)
@@ -252,19 +279,21 @@ def test_no_canary_is_written_anywhere(
         ["peek", f"{at}:0", "-n", "20"],
         ["peek", f"{at}:0", "-n", "20", "--json"],
         ["explain", "people", f"{at}:4"],
-        ["contract", "check", "people", "--json"],
-        ["contract", "check", "people"],
+        ["contract", "check", "people", "--json"] if not otherwise else ["status"],
+        ["contract", "check", "people"] if not otherwise else ["metrics", "people"],
         ["audit", "people", "--rescan", "--debug", "--json"],
         ["run", "people", "--replace", "--offsets", f"{at}:2-6", "--debug"],
         ["compact", "people", "--debug"],
-        ["republish", "people", "--topic", back, "--offsets", f"{at}:0-8", "--id", "again", "--yes"],
+        ["republish", "people", "--topic", back, "--offsets", f"{at}:0-8", "--id", "again", "--yes"]
+        if not otherwise
+        else ["files", "people.others", "--window", "2023-11-14T22", "--json"],
         ["audit", "people", "--rescan", "--hashes", "--strict", "--json"],
         ["report", "people", "--output", "report.html"],
-        ["check", "people", "2023-11-14T22"],
-        ["files", "people", "--window", "2023-11-14T22", "--json"],
+        ["check", dataset, "2023-11-14T22"],
+        ["files", dataset, "--window", "2023-11-14T22", "--json"],
         ["status", "--json"],
         ["feeds", "list", "--json"],
-        ["table", "status", "people"] if engine == "processes" else ["status"],
+        ["table", "status", "people"] if has_table else ["status"],
         ["doctor", "--json"],
     ]
     process = subprocess.run(
@@ -288,7 +317,8 @@ def test_no_canary_is_written_anywhere(
     searched = ("/log/", "/quarantine/", "/data/", "report.html", ".db", "stdout", "Kafka", "rows")
     names = {name for name, _ in contents}
     assert [text for text in searched if not any(text in name for name in names)] == []
-    assert {any(h["key"] == "sluice.reason" for h in r["headers"] or ()) for r in sent} == {True, False}
+    expected = {True} if otherwise else {True, False}
+    assert {any(h["key"] == "sluice.reason" for h in r["headers"] or ()) for r in sent} == expected
     assert any(b"visible-extra" in data for name, data in contents if "rows" in name), "the search reads columns"
 
 
@@ -355,3 +385,61 @@ def test_rescan_finds_rows_that_are_not_protected(project: FeedProject, monkeypa
     pq.write_table(clear, file)
     monkeypatch.undo()
     assert any("differs from the landed row: email" in p.text for p in rescan_feed(feed).problems)
+
+
+def test_outputs_and_raw_records_are_protected(project: FeedProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashes of one key join outputs; raw records without an output have protected keys and headers."""
+    kinds = ["buyers", "sellers", "others"]
+    records = [(b"ann", json.dumps({"email": "ann@x", "kind": k}).encode(), [("auth", b"s")]) for k in kinds]
+    produce(project, records)
+    rules = {"_key": {"hmac": "${PROTECT_KEY}"}, "_headers.auth": "drop"}
+    into = {k: {"schema": {"email": "string"}} for k in kinds[:2]}
+    split = {"by": {"field": "kind"}, "into": into, "otherwise": "raw"}
+    feed = write_feed(project, monkeypatch, split=json.dumps(split), schema="", protect=json.dumps(rules))
+    run(feed)
+    rows = {path.split("/")[2]: pq.read_table(open_lake(feed).locate(path)).to_pylist() for path in list_files(feed)}
+    assert {output: len(own) for output, own in rows.items()} == {"buyers": 1, "sellers": 1, "otherwise": 1}
+    key = hash_text("ann").encode()
+    assert [rows[k][0]["kafka_key"] for k in kinds[:2]] == [key, key]
+    (raw,) = rows["otherwise"]
+    assert (raw["key"], raw["headers"], json.loads(raw["value"])["email"]) == (key, [], "ann@x")
+    report = rescan_feed(feed)
+    assert (report.problems, report.compared, report.not_comparable) == ((), 3, 0)
+    split["otherwise"] = "quarantine"
+    rules |= {"email": {"hmac": "${PROTECT_KEY}"}, "kind": "drop"}
+    into["buyers"]["schema"]["kind"] = "string"
+    produce(project, [(key, (value or b"").replace(b"others", b"unknown"), headers) for key, value, headers in records])
+    feed = write_feed(project, monkeypatch, split=json.dumps(split), schema="", protect=json.dumps(rules))
+    run(feed)
+    paths = [p for p in list_files(feed) if "/otherwise/" not in p]
+    hashes = {row.get("email") for p in paths for row in pq.read_table(open_lake(feed).locate(p)).to_pylist()}
+    assert hashes == {"ann@x", hash_text("ann@x")}, "rows of before stay as they are"
+    report = rescan_feed(feed)
+    assert (report.problems, report.compared, report.not_comparable) == ((), 5, 0)
+    written = [*read_everything(project.root / ".sluice")]
+    assert not any(b"kind = unknown" in data for _, data in written), "a reason quotes no protected value"
+    assert any(b"kind has another value" in data for _, data in written)
+
+
+@pytest.mark.parametrize(
+    ("rules", "otherwise", "message"),
+    [
+        ({"emial": "drop"}, "drop", "protect: has emial, which is no field of the schema → did you mean `email`?"),
+        ({"email": "drop", "id": "drop"}, "drop", "split.into.b.protect: drops all columns"),
+        ({"email": "drop"}, "raw", "split.otherwise: is `raw`, whose values have no fields, with a rule for email"),
+        ({"c": "drop"}, "drop", "split.into.c.protect: has c under `format: raw`"),
+        ({"email": {"hmac": "short"}}, "drop", "protect.email"),
+    ],
+)
+def test_rules_that_no_output_can_follow_are_refused(
+    project: FeedProject, monkeypatch: pytest.MonkeyPatch, call: Call, rules: Any, otherwise: str, message: str
+) -> None:
+    into: dict[str, Any] = {"a": {"schema": {"id": "int64", "email": "string", "x": "json"}}}
+    into["b"] = {"schema": {"id": "int64"}}
+    into |= {"c": {"format": "raw"}} if "c" in rules else {}
+    split = json.dumps({"by": {"header": "kind"}, "into": into, "otherwise": otherwise})
+    with pytest.raises(Exception, match="people.yaml"):
+        write_feed(project, monkeypatch, split=split, schema="", protect=json.dumps(rules))
+    code, printed = call("feeds", "check")
+    assert code == 2, printed
+    assert message in " ".join(printed.split()), printed

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sluice.pipelines.schema.protection import HEADERS, extend_path
+
 
 class Otherwise(StrEnum):
     """The treatment of a record that no output takes."""
@@ -25,6 +27,11 @@ class SplitRule:
     header: str = ""
     path: tuple[str, ...] = ()
     otherwise: Otherwise = Otherwise.QUARANTINE
+
+    @property
+    def source_path(self) -> str:
+        """The path by which rules of protection name the value."""
+        return extend_path(HEADERS, self.header) if self.header else ".".join(self.path).lower()
 
     @property
     def source(self) -> str:
