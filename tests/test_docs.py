@@ -80,9 +80,10 @@ def test_feed_examples_are_valid(text: str, tmp_path: Path) -> None:
     path = tmp_path / "feeds" / f"{feed.get('feed', 'orders')}.yaml"
     path.parent.mkdir()
     path.write_text(yaml.safe_dump(feed))
-    for section in (keys, keys.get("key") or {}):
+    outputs = (keys.get("split") or {}).get("into") or {}
+    for section in (keys, keys.get("key") or {}, *({"format": keys.get("format")} | o for o in outputs.values())):
         if section.get("schema_file"):
-            (tmp_path / section["schema_file"]).parent.mkdir()
+            (tmp_path / section["schema_file"]).parent.mkdir(exist_ok=True)
             (tmp_path / section["schema_file"]).write_text(SCHEMAS[section["format"]])
     load_feed(path, {})
 

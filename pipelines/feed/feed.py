@@ -374,7 +374,9 @@ class Feed(Settings):
 
     @property
     def readers(self) -> tuple[Reader, ...]:
-        """How values and keys are read, where they have schemas of their own."""
+        """Returns the readers of values and keys with schemas of their own; of a split feed, those of all outputs."""
+        if self.split:
+            return tuple(reader for output in self.outputs for reader in output.readers)
         return (*([self.reader] if self.reader else []), *([self.key_reader.reader] if self.key_reader else []))
 
     @model_validator(mode="after")

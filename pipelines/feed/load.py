@@ -30,11 +30,12 @@ from sluice.pipelines.feed.sections import (
     UNKNOWN_KAFKA,
     RecordFormat,
 )
+from sluice.pipelines.feed.split_section import SplitSettings
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, YamlFile, parse_yaml, read_yaml
 from sluice.pipelines.model.receipts import EngineKind
 from sluice.pipelines.records.rows.split_rule import Otherwise
 from sluice.pipelines.records.rows.value_reader import KEY_PREFIX, KeyReader, Reader, UnusableSchema
-from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.records.rows.wire_format import CONFLUENTS, WireFormat
 from sluice.pipelines.records.shape import READERS
 from sluice.pipelines.schema.protection import find_unmatched
 from sluice.pipelines.schema.schema import Schema, SchemaError, parse_field
@@ -212,7 +213,7 @@ def _read(
     return tuple(replace(p, key=spellings.get(p.key, p.key)) for p in result)
 
 
-_OF_OUTPUTS = ("format", "schema_file", "wire_format", "message", "registry")
+_OF_OUTPUTS = ("format", "schema_file", "wire_format", "message")
 """Keys of a feed with `split` that hold for each of its outputs which has no value of its own."""
 
 
@@ -231,12 +232,26 @@ def _split(data: dict[str, Any], root: Path, context: dict[str, Any]) -> Feed | 
             outputs.append(output.model_copy(update={"output": name}))
         else:
             problems += (replace(p, key=f"split.into.{name}.{p.key}".rstrip(".")) for p in output)
-    if feed.split.by.path and (unread := [o.output for o in outputs if o.format not in _OF_FIELDS]):
-        remedy = "split by a header, or give the outputs `format: json` or `json_schema`"
-        what = f"names a field of JSON, and {', '.join(unread)} has another format"
-        problems.append(FileProblem("split.by", what, remedy))
+    problems = problems or [*_find_unroutable(feed.split, outputs)]
     problems = problems or [*_find_unprotected(feed, outputs)]
     return tuple(problems) or feed.model_copy(update={"outputs": tuple(outputs)})
+
+
+def _find_unroutable(split: SplitSettings, outputs: Sequence[Feed]) -> Iterator[FileProblem]:
+    """Yields the problem of records whose format lacks the value that chooses an output."""
+    if split.by.path and (unread := [o.output for o in outputs if o.format not in _OF_FIELDS]):
+        remedy = "split by a header, or give the outputs `format: json` or `json_schema`"
+        yield FileProblem("split.by", f"names a field of JSON, and {', '.join(unread)} has another format", remedy)
+    if not split.by.by_message:
+        return
+    forms = {o.format for o in outputs}
+    wires = {o.reader.wire if o.reader else WireFormat.BARE for o in outputs}
+    if len(forms) > 1 or WireFormat.BARE in wires:
+        what = "is the name of a record's message, which schemas of one format in a registry have"
+        yield FileProblem("split.by", what, f"give all outputs one `format` of {', '.join(READERS)}, and a `registry`")
+    elif forms == {RecordFormat.PROTOBUF} and not wires <= CONFLUENTS:
+        what = f"is the name of a Protobuf message, which is not known under `wire_format: {min(wires)}`"
+        yield FileProblem("split.by", what, "split by a header")
 
 
 def _find_unprotected(feed: Feed, outputs: Sequence[Feed]) -> Iterator[FileProblem]:

@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from sluice.pipelines.feed.sections import Description, LocalFile, Name, RecordFormat, Settings, Text
 from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise, SplitRule
+from sluice.pipelines.schema.schema import SchemaError, parse_field
 
 _RESERVED = frozenset({OTHERWISE, "landed", "quarantined", "committed", "republished", "table"})
 """Names of what every feed has: assets, and the output of records without one."""
 
 
 class SplitBy(Settings):
-    """The value that chooses a record's output: the text of its last header of that name, a field of its JSON value, or
-    a field at a path of such (`meta.kind`).
+    """The value that chooses a record's output: the text of its last header of that name, a field of its JSON value, a
+    field at a path of such (`meta.kind`), or the full name of its message by the schema registry (`message`, or
+    `subject`, which is the same under record-name strategies).
     """
 
     header: Text | None = None
     field: Text | None = None
     at: Text | None = None
+    message: Literal[True] | None = None
+    subject: Literal[True] | None = None
 
     @property
     def path(self) -> tuple[str, ...]:
-        """The names from the value's object to the field; empty for a header."""
-        return (self.field,) if self.field else tuple(self.at.split(".")) if self.at else ()
+        """The names from the value's object to the field; empty for a header or a message."""
+        steps = parse_field("value", f"json at {self.at}").path if self.at else (self.field,) if self.field else ()
+        return tuple(step for step in steps if isinstance(step, str))
+
+    @property
+    def by_message(self) -> bool:
+        """Returns whether the name of the message chooses."""
+        return bool(self.message or self.subject)
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
-        if (self.header, self.field, self.at).count(None) != 2 or not all(self.path):
-            raise ValueError("needs one of `header: NAME`, `field: NAME` and `at: NAME.NAME`")
+        sources = (self.header, self.field, self.at, self.message, self.subject)
+        if sources.count(None) != len(sources) - 1:
+            raise ValueError("needs one of `header: NAME`, `field: NAME`, `at: NAME.NAME` and `message: true`")
+        try:
+            path = parse_field("value", f"json at {self.at}").path if self.at else ()
+        except SchemaError:
+            path = (0,)
+        if not all(isinstance(step, str) for step in path):
+            raise ValueError("has `at` with another path than names and dots: meta.kind")
         return self
 
 
@@ -57,7 +74,7 @@ class SplitSettings(Settings):
     def rule(self) -> SplitRule:
         """The rule by which records are split."""
         values = {v: name for name, output in self.into.items() for v in output.values or (name,)}
-        return SplitRule(values, self.by.header or "", self.by.path, self.otherwise)
+        return SplitRule(values, self.by.header or "", self.by.path, self.otherwise, self.by.by_message)
 
     @model_validator(mode="after")
     def _check_outputs(self) -> Self:

@@ -284,6 +284,7 @@ class SplitText(_Model):
     values: dict[str, str]
     header: str = ""
     path: tuple[str, ...] = ()
+    by_message: bool = False
     otherwise: Otherwise
 
 

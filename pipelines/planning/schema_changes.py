@@ -179,7 +179,7 @@ def shape_named(ledger: Ledger, state: State, name: str, keys: Protection | None
         return None
     if (split := entry.split) is None:
         return _parse_shape(entry, keys)
-    rule = SplitRule(split.values, split.header, split.path, split.otherwise)
+    rule = SplitRule(split.values, split.header, split.path, split.otherwise, split.by_message)
     outputs = {output: _parse_shape(text, keys) for output, text in split.outputs}
     return replace(_parse_shape(entry, keys), columns=None, split=Split(rule, outputs))
 
@@ -276,6 +276,7 @@ def _build_entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.Fol
             values=dict(rule.outputs),
             header=rule.header,
             path=rule.path,
+            by_message=rule.by_message,
             otherwise=rule.otherwise,
         )
         document = _spell_shape(shape) | {"columns": shape.split.columns, "split": split}

@@ -126,15 +126,14 @@ class Split:
     @property
     def fingerprint(self) -> str:
         rule = self.rule
-        of = [rule.header, *rule.path, rule.otherwise, sorted(rule.outputs.items())]
+        of = [rule.header, *rule.path, rule.by_message, rule.otherwise, sorted(rule.outputs.items())]
         shapes = [(output, shape.name) for output, shape in self.shapes.items()]
         return hashlib.sha256(repr((of, shapes)).encode()).hexdigest()[:12]
 
     @property
-    def wire(self) -> WireFormat:
-        """The wire format of all outputs' records."""
-        readers = (shape.reader for shape in self.shapes.values())
-        return next((reader.wire for reader in readers if reader is not None), WireFormat.BARE)
+    def reader(self) -> Reader | None:
+        """A reader of an output's values; None if no output has one. All have its wire format."""
+        return next((shape.reader for shape in self.shapes.values() if shape.reader), None)
 
     @property
     def columns(self) -> dict[str, str]:
@@ -268,7 +267,7 @@ class Shape:
         from sluice.pipelines.records.rows.row_format import RawFormat
 
         if self.split is not None:
-            from sluice.pipelines.records.split_format import Output, SplitFormat
+            from sluice.pipelines.records.split_format import Output, Router, SplitFormat
 
             split = self.split
             outputs = {
@@ -278,7 +277,13 @@ class Shape:
             source, rest = split.rule.source_path, self.datasets[OTHERWISE].format()
             shapes = [(shape.protected or (), shape.protection) for shape in split.shapes.values()]
             conceals = any(p and covers_path(columns, p, source) for columns, p in shapes)
-            return SplitFormat(split.rule, outputs, split.wire, rest, conceals=conceals)
+            names = None
+            if split.rule.by_message and split.reader:
+                from sluice.pipelines.records.message_names import MessageNames
+
+                names = MessageNames(split.reader.format, split.reader.wire, writers)
+            wire = split.reader.wire if split.reader else WireFormat.BARE
+            return SplitFormat(split.rule, outputs, Router(split.rule, [*outputs], wire, names), rest, conceals)
         form: Format = RawFormat()
         of_values, base = self.of_values, self._of_values(self.base)
         columns = make_layout(of_values).reading if of_values else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -35,8 +36,13 @@ from sluice.pipelines.schema.arrays import fixed_width, int64s
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema
 from sluice.pipelines.util.units import sanitize
 
+if TYPE_CHECKING:
+    from sluice.pipelines.records.message_names import MessageNames, NamedRecords
+
 UNROUTED = "no output"
 """The reason of quarantined records that no output takes."""
+NAMELESS = "no message name"
+"""The reason of quarantined records whose message has no name."""
 _MOST_VALUES = 64
 """The number of distinct values of a chunk that are named."""
 
@@ -75,10 +81,10 @@ class SplitFormat:
     contract = ""
 
     def __init__(
-        self, rule: SplitRule, outputs: Mapping[str, Output], wire: WireFormat, rest: Format, *, conceals: bool
+        self, rule: SplitRule, outputs: Mapping[str, Output], router: Router, rest: Format, conceals: bool
     ) -> None:
         self._rule, self.outputs, self.rest, self._conceals = rule, outputs, rest, conceals
-        self._router = Router(rule, [*outputs], wire)
+        self._router = router
 
     @property
     def schema(self) -> pa.Schema:
@@ -147,25 +153,34 @@ class SplitFormat:
         """Raw rows, completed to rows of `REFUSED`."""
         distinct, codes = np.unique(routed.codes[rest], return_inverse=True)
         sentences = [self._describe(routed.values[code]) for code in distinct[:_MOST_VALUES].tolist()]
-        all_ = np.zeros(raw.num_rows, np.int32)
-        texts = {
-            "stage": encode_texts([str(Stage.SPLIT)], all_),
-            "reason": encode_texts([UNROUTED], all_),
-            "detail": encode_texts(
-                [*sentences, f"{self._rule.source} has another value"],
-                np.minimum(codes, len(sentences)).astype(np.int32),
-            ),
-        }
-        why = [f for f in REFUSED if f.name not in raw.schema.names]
-        columns = [texts[f.name] if f.name in texts else pa.nulls(raw.num_rows, f.type) for f in why]
-        return pa.RecordBatch.from_arrays([*raw.columns, *columns], schema=REFUSED)
+        sentences.append(f"{self._rule.source} has another value")
+        return refuse_raw(raw, UNROUTED, sentences, np.minimum(codes, len(sentences) - 1))
+
+
+def refuse_raw(raw: pa.RecordBatch, reason: str, sentences: list[str], codes: Array) -> pa.RecordBatch:
+    """Raw rows, completed to rows of `REFUSED`, each with the sentence of its code."""
+    all_ = np.zeros(raw.num_rows, np.int32)
+    texts = {
+        "stage": encode_texts([str(Stage.SPLIT)], all_),
+        "reason": encode_texts([reason], all_),
+        "detail": encode_texts(sentences, codes.astype(np.int32)),
+    }
+    why = [f for f in REFUSED if f.name not in raw.schema.names]
+    columns = [texts[f.name] if f.name in texts else pa.nulls(raw.num_rows, f.type) for f in why]
+    return pa.RecordBatch.from_arrays([*raw.columns, *columns], schema=REFUSED)
 
 
 class Router:
-    """Finds the outputs of records by a rule. `outputs` are their names, in order."""
+    """Finds the outputs of records by a rule. `outputs` are their names, in order; `names` reads those of messages."""
 
-    def __init__(self, rule: SplitRule, outputs: list[str], wire: WireFormat = WireFormat.BARE) -> None:
-        self._rule = rule
+    def __init__(
+        self,
+        rule: SplitRule,
+        outputs: list[str],
+        wire: WireFormat = WireFormat.BARE,
+        names: MessageNames | None = None,
+    ) -> None:
+        self._rule, self._names = rule, names
         self._indices: Mapping[str, int] = {value: outputs.index(name) for value, name in rule.outputs.items()}
         self._header = Field("value", Type(Kind.BINARY), header=rule.header)
         self._format: Format | None = None
@@ -175,7 +190,9 @@ class Router:
             self._format = JsonFormat(build_schema(rule.path), wire, finds_new=False)
 
     def route(self, s: OffsetRange, chunk: pa.RecordBatch) -> Routed:
-        """The outputs of a chunk's records."""
+        """The outputs of a chunk's records. Raises a SluiceError when a registry is needed and out of reach."""
+        if self._names is not None:
+            return self._route_by_name(s, chunk, self._names.read(chunk))
         if self._format is None:
             values, _ = read_header(chunk.column(chunk.schema.get_field_index("headers")), self._header)
             return self._choose(values, np.arange(chunk.num_rows), chunk.num_rows)
@@ -192,10 +209,21 @@ class Router:
             replace(routed, rows=pa.Table.from_batches(refused).combine_chunks().to_batches()[0]) if refused else routed
         )
 
+    def _route_by_name(self, s: OffsetRange, chunk: pa.RecordBatch, records: NamedRecords) -> Routed:
+        rows, refused = np.flatnonzero(records.codes >= 0), np.flatnonzero(records.codes < 0)
+        codes = records.codes[rows].astype(np.int32)
+        names = encode_texts([name or "" for name in records.names], codes, codes > 0).dictionary_decode()
+        routed = self._choose(names, rows, chunk.num_rows)
+        if not len(refused):
+            return routed
+        (raw,) = RawFormat().convert(s, _take(chunk, refused))
+        return replace(routed, rows=refuse_raw(raw.landed, NAMELESS, records.problems, -1 - records.codes[refused]))
+
     def _choose(self, values: pa.Array, rows: Array, count: int) -> Routed:
         """The outputs by values of the records at `rows`; of `count` records, the others are refused."""
         encoded = values.dictionary_encode("encode")
-        texts = [None if v is None else _read(v) for v in encoded.dictionary.to_pylist()]
+        distinct = encoded.dictionary.to_pylist()
+        texts = distinct if self._names else [None if v is None else _read(v) for v in distinct]
         missing = len(texts)
         own = [-1 if text is None else self._indices.get(text, -1) for text in texts]
         same = np.array([missing if text is None else code for code, text in enumerate(texts)] + [missing])

@@ -238,9 +238,8 @@ def find_unmatched(protected: Sequence[ProtectedField], protection: Protection) 
 
 
 def covers_path(protected: Sequence[ProtectedField], protection: Protection, path: str) -> bool:
-    """Returns whether a rule is about the value at this path in records, which is in lower case, or about an object
-    that holds it."""
-    paths = [path[:at] for at, c in enumerate(f"{path}.") if c == "."]
+    """Returns whether a rule covers a path in records, in lower case: that of the value, or of an object around it."""
+    paths = [path[:at] for at, c in enumerate(f"{path}.") if c == "." and at]
     ruled = {p.paths[0] for p in _walk(protected) if p.rule}
     return any(p in ruled or protection.find(p) is not None for p in paths)
 

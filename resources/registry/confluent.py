@@ -73,7 +73,7 @@ def client_of(settings: RegistrySettings) -> RegistryClient | GlueClient:
 def writers_of(feed: Feed, lake: Lake, *, keep: bool = True) -> KeptSchemas | None:
     """The writers' schemas of a feed whose readers ask for them; None for any other. Read-only callers store none of
     them in the lake."""
-    types = tuple(READERS[reader.format].registered for reader in feed.readers if reader.asks)
+    types = tuple(dict.fromkeys(READERS[reader.format].registered for reader in feed.readers if reader.asks))
     if not types:
         return None
     client = client_of(feed.registry) if feed.registry else None

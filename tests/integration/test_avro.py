@@ -17,7 +17,7 @@ import fastavro
 import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry import SchemaRegistryClient, record_subject_name_strategy
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
@@ -286,3 +286,60 @@ def test_landed_rows_are_republished_as_avro_with_the_feed_schema(
     assert "register its schema_file as the newest version" in capsys.readouterr().err
     assert main(["audit", "orders", "--republished", "back", "--project", str(project.root)]) == 3
     assert "has another schema than when this republish was planned" in capsys.readouterr().err
+
+
+REFUND: dict[str, Any] = {
+    "type": "record",
+    "name": "Refund",
+    "namespace": "shop",
+    "fields": [{"name": "id", "type": "string"}, {"name": "cents", "type": "long"}],
+}
+
+
+@pytest.mark.parametrize("by", ["message", "subject"])
+def test_one_topic_becomes_datasets_by_the_names_of_records(
+    project: FeedProject, registry: LocalRegistry, by: str
+) -> None:
+    """Under RecordNameStrategy, by Confluent's serializer; records of a third name have no output."""
+    schemas = {"shop.Order": FIRST, "shop.Refund": REFUND, "shop.Gift": REFUND | {"name": "Gift"}}
+    settings: dict[str, Any] = {"subject.name.strategy": record_subject_name_strategy}
+    with SchemaRegistryClient({"url": registry.url, "timeout": 20}) as client:
+        serialize = {n: AvroSerializer(client, json.dumps(s), conf=settings) for n, s in schemas.items()}
+        context, names = SerializationContext(project.topic, MessageField.VALUE), [*schemas] * 20
+        bodies = [make_order(i) if n == "shop.Order" else {"id": f"r{i}", "cents": i} for i, n in enumerate(names)]
+        values = [serialize[n](body, context) for n, body in zip(names, bodies, strict=True)]
+        assert set(client.get_subjects()) >= {*schemas}
+    bad = [b"\0\0\0\xff\xff\x02", b"no Avro"]
+    send(project, [*values, *bad, None])
+    folder = project.root / "schemas"
+    folder.mkdir()
+    into = {}
+    for name, schema in [*schemas.items()][:2]:
+        (folder / f"{name}.avsc").write_text(json.dumps(schema))
+        into[name.lower().replace(".", "_")] = {"values": [name], "schema_file": f"schemas/{name}.avsc"}
+    split = json.dumps({"by": {by: True}, "into": into, "otherwise": "quarantine"})
+    options: dict[str, Any] = {"format": "avro", "split": split, "policies": "{quarantine_limit: {share: 1}}"}
+    feed = project.write_feed(**options, registry=f"{{url: '{registry.url}', timeout: 5s}}")
+    run(feed)
+    by_output: dict[str, dict[int, Any]] = {}
+    lake = open_lake(feed)
+    for path in list_files(feed):
+        rows = pq.read_table(lake.open(path)).to_pylist()
+        by_output.setdefault(path.split("/")[2], {}).update({row["kafka_offset"]: row for row in rows})
+    assert {o: [*rows] for o, rows in by_output.items()} == {
+        "shop_order": [*range(0, 60, 3)],
+        "shop_refund": [*range(1, 60, 3)],
+    }
+    for rows in by_output.values():
+        for offset, row in rows.items():
+            expected = decode_by_fastavro(registry.url, values[offset])
+            assert {k: row[k] for k in expected} == expected
+    refused = {r["offset"]: (r["reason"], r["detail"], r["value"]) for r in read_quarantined(feed)}
+    third = {o: ("no output", "message = shop.Gift", values[o]) for o in range(2, 60, 3)}
+    assert refused == third | {
+        60: ("no message name", "the registry has no schema 65535", bad[0]),
+        61: ("no message name", "it does not name its schema as the feed's wire_format has it", bad[1]),
+        62: ("no output", "message is missing", None),
+    }
+    report = rescan_feed(project.write_feed(**options, registry="{url: 'http://127.0.0.1:9', timeout: 5s}"))
+    assert (report.problems, report.compared) == ((), 40)

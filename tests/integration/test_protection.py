@@ -438,7 +438,7 @@ def test_rules_that_no_output_can_follow_are_refused(
     into["b"] = {"schema": {"id": "int64"}}
     into |= {"c": {"format": "raw"}} if "c" in rules else {}
     split = json.dumps({"by": {"header": "kind"}, "into": into, "otherwise": otherwise})
-    with pytest.raises(Exception, match="people.yaml"):
+    with pytest.raises(Exception, match=r"people\.yaml"):
         write_feed(project, monkeypatch, split=split, schema="", protect=json.dumps(rules))
     code, printed = call("feeds", "check")
     assert code == 2, printed

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
@@ -21,6 +23,7 @@ from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.records.protobuf.reader_schema import from_file
 from sluice.pipelines.validation.drift import sum_drift
+from sluice.resources.lake import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_registry import LocalRegistry
@@ -217,3 +220,44 @@ def test_republished_rows_match_confluent_deserializer_and_google(
         project, registry.url, FIRST.replace("message Line {", "message First { int32 x = 1; }\nmessage Line {")
     )
     assert main([*command, "--yes"]) == 3, "the same message, and other indexes"
+
+
+MANY = "".join(f"message M{n} {{ string id = 1; }}\n" for n in range(200))
+BUS = f'syntax = "proto3";\npackage bus;\n{MANY}message Outer {{ message Inner {{ int64 n = 1; }} string id = 1; }}\n'
+
+
+def test_one_topic_becomes_datasets_by_the_names_of_messages(project: FeedProject, registry: LocalRegistry) -> None:
+    """Messages of one file, whose indexes need one byte or several, and one in another."""
+    names = ["bus.M0", "bus.M1", "bus.M63", "bus.M64", "bus.M199", "bus.Outer", "bus.Outer.Inner"]
+    classes = {name: make_message_class(from_file(BUS, NOWHERE, name)[0]) for name in names}
+    values = []
+    with SchemaRegistryClient({"url": registry.url, "timeout": 20}) as client:
+        for name, kind in classes.items():
+            serialize = ProtobufSerializer(kind, client, {"use.deprecated.format": False})
+            own = [kind(n=i) if name.endswith("Inner") else kind(id=f"{name} {i}") for i in range(10)]
+            context = SerializationContext(project.topic, MessageField.VALUE)
+            values += [(name, m, serialize(m, context)) for m in own]
+    values = values[::7] + [v for n, v in enumerate(values) if n % 7]
+    _write_schema(project, BUS)
+    send(project, [value for _, _, value in values])
+    taken = [name for name in names if name != "bus.M1"]
+    into = {name.lower().replace(".", "_"): {"values": [name], "message": name} for name in taken}
+    feed = project.write_feed(
+        format="protobuf",
+        schema_file="schemas/order.proto",
+        registry=f"{{url: '{registry.url}', timeout: 5s}}",
+        split=json.dumps({"by": {"message": True}, "into": into, "otherwise": "drop"}),
+    )
+    counts = run(feed).batches[0].counts
+    assert (counts.landed, counts.dropped, counts.quarantined) == (60, 10, 0)
+    lake, rows = open_lake(feed), dict[str, list[tuple[int, Any]]]()
+    for path in list_files(feed):
+        for row in pq.read_table(lake.open(path)).to_pylist():
+            rows.setdefault(path.split("/")[2], []).append((row["kafka_offset"], row.get("id", row.get("n"))))
+    expected: dict[str, list[tuple[int, Any]]] = {}
+    for offset, (name, message, _) in enumerate(values):
+        own_value = message.n if name.endswith("Inner") else message.id
+        expected.setdefault(name.lower().replace(".", "_"), []).append((offset, own_value))
+    assert rows == {output: expected[output] for output in into}
+    report = rescan_feed(feed)
+    assert (report.problems, report.compared) == ((), 60)

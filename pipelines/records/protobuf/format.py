@@ -116,7 +116,7 @@ class ProtobufTyper(BinaryTyper):
             if self._wire is WireFormat.GLUE:
                 message = find_numbered_message(file, path - 1)
             else:
-                message = find_message(file, _list_indexes(path)) if path else _of_name(file, own.name)
+                message = find_message(file, list_indexes(path)) if path else _of_name(file, own.name)
             if message is None or message.full_name != own.name:
                 return -(loops.NO_MESSAGE if message is None else loops.OTHER_MESSAGE)
             compare(message, own, self._learn)
@@ -168,7 +168,7 @@ class ProtobufTyper(BinaryTyper):
         return with_room(tables, self.nodes, tables.room)
 
 
-def _list_indexes(path: int) -> tuple[int, ...]:
+def list_indexes(path: int) -> tuple[int, ...]:
     """The indexes that a path is made of."""
     indexes: list[int] = []
     while path:
@@ -283,7 +283,7 @@ class ProtobufFormat(BinaryFormat):
 
     def _find_paths(self, records: pa.RecordBatch) -> Array:
         kinds, which = self._opener.behind(records)
-        return np.array([_parse_path(kind) for kind in kinds], np.int64)[which]
+        return np.array([parse_path(kind) for kind in kinds], np.int64)[which]
 
     def _own_or_other(self, records: pa.RecordBatch) -> Array:
         """0 for records whose header names the reader's message. Those that name it before the message, too, as
@@ -297,7 +297,7 @@ class ProtobufFormat(BinaryFormat):
         return paths
 
 
-def _parse_path(indexes: bytes) -> int:
+def parse_path(indexes: bytes) -> int:
     """The message behind the indexes in a header, as one number; below 0 the code that refuses records."""
     numbers, number, shift = list[int](), 0, 0
     for byte in indexes:

@@ -19,14 +19,16 @@ class Otherwise(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """How a record's output is chosen: by the text of its last header of the name `header`, or by the value at `path`
-    in its JSON value, whose parts are names. `outputs` are names of outputs by value.
+    """How a record's output is chosen: by the text of its last header of the name `header`, by the value at `path` in
+    its JSON value, whose parts are names, or, with `by_message`, by the full name of its message. `outputs` has the
+    names of outputs by value.
     """
 
     outputs: Mapping[str, str]
     header: str = ""
     path: tuple[str, ...] = ()
     otherwise: Otherwise = Otherwise.QUARANTINE
+    by_message: bool = False
 
     @property
     def source_path(self) -> str:
@@ -36,7 +38,7 @@ class SplitRule:
     @property
     def source(self) -> str:
         """Where the value stands, for messages."""
-        return f"header {self.header}" if self.header else ".".join(self.path)
+        return "message" if self.by_message else f"header {self.header}" if self.header else ".".join(self.path)
 
 
 OTHERWISE = "otherwise"

@@ -128,7 +128,14 @@ class Opener:
         return self._named.get(schema, schema) if schema >= _FIRST_GUID else schema
 
     def behind(self, records: pa.RecordBatch) -> tuple[list[bytes], Array]:
-        """The bytes behind the schema's number or GUID in headers: distinct values, and the index of each record's."""
+        """The bytes behind the schema's number or GUID, which name a message: distinct values, and the index of each
+        record's. Of Confluent's wire formats alone."""
+        if self._wire is WireFormat.CONFLUENT:
+            data, ends, _ = buffers_of(records.column(records.schema.get_field_index("value")))
+            begins, stops = ends[:-1].astype(np.int64) + self._skip, ends[1:].astype(np.int64)
+            rows = np.flatnonzero(begins < stops)
+            sizes = _measure_indexes(data, begins[rows], stops[rows])
+            return _index_values(records.num_rows, rows, data, begins[rows], sizes)
         rows, data, begins, sizes = _in_headers(_get_headers(records), ID_HEADER)
         marks = data[begins] if len(rows) else np.empty(0, np.uint8)
         own = np.where(marks == 0, PREFIX[WireFormat.CONFLUENT], _LONG)
@@ -186,6 +193,17 @@ class Opener:
         if self._wire is not WireFormat.APICURIO_HEADERS:
             return str(UUID(bytes=guid))
         return f"{[*APICURIO_IDS][guid[0]]}-{int.from_bytes(guid[_NUMBER:], 'big')}"
+
+
+def _measure_indexes(data: Array, begins: Array, stops: Array) -> Array:
+    """Returns the bytes that a count and its indexes take, varints of Protobuf, at each place up to its stop."""
+    sizes: Array = np.minimum(1 + (data[begins] >> 1).astype(np.int64), np.minimum(stops - begins, _MOST_BEHIND))
+    short = begins[:, None] + np.minimum(np.arange(max(sizes, default=1)), sizes[:, None] - 1)
+    for row in np.flatnonzero((data[short] >= 0x80).any(axis=1)).tolist():
+        own = data[begins[row] : min(stops[row], begins[row] + _MOST_BEHIND)]
+        ends = np.flatnonzero(own < 0x80)
+        sizes[row] = ends[min(1 + (int(own[0]) >> 1), len(ends)) - 1] + 1 if len(ends) else len(own)
+    return sizes
 
 
 def without_prefix(opened: Opened) -> pa.Array:
