@@ -10,7 +10,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Annotated
@@ -23,20 +23,15 @@ from sluice.cli.app.invocation import Session, command
 from sluice.cli.terminal.output import facts, good, heading, indent, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, size
 from sluice.pipelines.errors import FeedError, UnknownTopic, UsageError
-from sluice.pipelines.model.kafka import Isolation, PartitionState
+from sluice.pipelines.model.kafka import Isolation
 from sluice.pipelines.util.units import HOUR, many, show_instant
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.feed.feed_proposal import Proposed, TopicLook
     from sluice.pipelines.feed.kafka_section import KafkaSettings
+    from sluice.pipelines.operating.propose_feed import FeedProposal, Fit, OutputProposal, TopicSample
     from sluice.pipelines.ports import Cluster
 
-SAMPLE = 1000
-"""Records in the sample, in all partitions together."""
-SAMPLE_BYTES = 64 << 20
 SAMPLE_EVENTS = 20_000
 LOCAL_TOPIC = "orders"
 _WORKSPACE = """# Code location of `dagster dev` and `dagster-webserver`: every feed of this project.
@@ -93,25 +88,26 @@ def init(
 ) -> None:
     """Write a feed file for a topic, from a sample of its records.
 
-    It samples the topic's newest records, proposes format, types, start and window, and says why in the file. It
-    writes feeds/FEED.yaml, and .gitignore and workspace.yaml where there are none (in a Dagster project of your own no
-    workspace.yaml). Kafka is only read: no group is joined, and no offset moves. On a terminal it asks for what you
-    leave out.
+    It samples the topic's newest records, proposes format, types, start and window, and a split if a header or field
+    tells records of several shapes apart, with the reasons in the file. It writes feeds/FEED.yaml, and .gitignore and
+    workspace.yaml where there are none (in a Dagster project of your own no workspace.yaml). Kafka is only read: no
+    group is joined, and no offset moves. On a terminal it asks for what you leave out.
 
     $ sluice init --local
     $ sluice init --bootstrap kafka.example:9092 --topic orders
     $ sluice init shop_orders --bootstrap kafka.example:9093 --topic orders --kafka security_protocol=SSL
     """
-    from sluice.pipelines.feed.feed_proposal import Proposed, feed_name, feed_text, format_of
     from sluice.pipelines.feed.problems import NAMES
     from sluice.pipelines.feed.project_files import load_fleet
     from sluice.pipelines.feed.sections import NAME_PATTERN
     from sluice.pipelines.feed.topic_selection import TopicFilter
+    from sluice.pipelines.operating.feed_text import FileSettings, feed_text
+    from sluice.pipelines.operating.propose_feed import fit_sample, name_feed, propose
     from sluice.reading import list_overridden
     from sluice.resources.open_ports import open_cluster
 
     if feed is not None and not re.fullmatch(NAME_PATTERN, feed):
-        raise UsageError(f"{feed!r} is not a feed's name", remedy=f"use {NAMES}: sluice init {feed_name(feed)}")
+        raise UsageError(f"{feed!r} is not a feed's name", remedy=f"use {NAMES}: sluice init {name_feed(feed)}")
     here = (session.folder or Path(os.environ.get("SLUICE_PROJECT") or Path.cwd())).resolve()
     is_feeds_folder = here.name == "feeds" and not (here / "feeds").is_dir() and any(here.glob("*.yaml"))
     root = here.parent if is_feeds_folder else here
@@ -123,37 +119,46 @@ def init(
         with open_cluster(probe.kafka) as cluster:
             topic = LOCAL_TOPIC if options.local and options.topic is None else options.topic
             chosen = _choose_topic(session, cluster, probe.kafka, topic)
-            name = feed or feed_name(chosen)
+            name = feed or name_feed(chosen)
             path = root / "feeds" / f"{name}.yaml"
             if path.exists():
                 raise UsageError(f"{path} is there already", remedy="give the new feed another name: sluice init NAME")
-            with session.terminal.working(f"looking at {chosen}"):
-                sample_places = _places(cluster, chosen)
+            with session.terminal.working(f"sampling {chosen}"):
                 reading = probe.model_copy(update={"topics": TopicFilter(names=(chosen,))})
-                look = _look(reading, chosen, sample_places)
-        format_ = Proposed("raw", "asked for") if options.raw else format_of(look)
+                sample = _read_sample(reading, cluster, chosen)
+        with session.terminal.working("comparing the records"):
+            proposal = propose(sample.records, raw=options.raw)
         engine, today = load_fleet(root, _environ(root)).engine, time.strftime("%Y-%m-%d", time.gmtime())
-        text = feed_text(look, section, options.group, format_, engine, today)
-        created = _create_feed(root, path, text)
+        settings = FileSettings(section, options.group, engine, today)
+        created = _create_feed(root, path, feed_text(sample, proposal, settings))
         with session.terminal.working("landing the sample in memory"):
-            (fits, beyond), warning = _fits(created, sample_places), list_overridden(created)
+            fit = fit_sample(created, sample.batches) if created.columns or created.split else None
+            warning = list_overridden(created)
+        text = feed_text(sample, proposal, settings, fit)
+        path.write_text(text)
         written = [path, *_beside(root)]
-    warnings = [*beyond, *([warn(warning)] if warning else [])]
-    session.terminal.show(*_view(look, name, root, written, format_, fits), *warnings)
+    lines = [*_view(sample, proposal, fit), *_view_limit(created, fit), *([warn(warning)] if warning else [])]
+    session.terminal.show(heading(f"Feed {name}"), *lines, *_view_next(name, root, written))
+    typed = proposal.outputs[0] if not proposal.by and proposal.format.value == "json" else None
     session.terminal.print_document(
         feed=name,
         written=written,
         text=text,
         topic=chosen,
-        partitions=look.partitions,
-        offsets=look.records,
-        format=format_.value,
-        columns=look.sample.columns if format_.value == "json" else None,
-        extra=look.sample.left_out if format_.value == "json" else None,
-        sampled=look.sample.values,
-        fit=fits,
+        partitions=len(sample.partitions),
+        offsets=sample.offsets,
+        format=proposal.format.value,
+        columns=typed and {column.name: column.type for column in typed.columns},
+        extra=typed and typed.extra,
+        envelope=proposal.envelope,
+        split=proposal.by,
+        rest=proposal.rest,
+        outputs=proposal.outputs,
+        sampled=proposal.sampled,
+        fit=fit and fit.landed,
+        misfits=fit.misfits if fit else (),
     )
-    if fits == 0 and look.sample.values:
+    if fit and not fit.landed and proposal.sampled:
         raise typer.Exit(1)
 
 
@@ -224,8 +229,8 @@ def _feeds_folder(root: Path) -> Iterator[None]:
 
 def _probe(root: Path, section: Mapping[str, str]) -> Feed:
     """A feed of no topic yet, with the `kafka:` section as a feed file's reader takes it. Raises FeedError."""
-    from sluice.pipelines.feed.feed_proposal import kafka_text
     from sluice.pipelines.feed.load import load_feed
+    from sluice.pipelines.operating.feed_text import kafka_text
 
     with NamedTemporaryFile("w", suffix=".yaml", prefix="sluice_init_", dir=root / "feeds") as file:
         file.write(f"{kafka_text(section)}feed: sluice_init\ntopics: any\nstart: earliest\n")
@@ -283,63 +288,24 @@ def _choose_topic(session: Session, cluster: Cluster, access: KafkaSettings, top
     return topic
 
 
-@dataclass(frozen=True, slots=True)
-class _SamplePlaces:
-    """Returns the topic's partitions, the time of its oldest record, and the newest offsets to sample."""
+def _read_sample(feed: Feed, cluster: Cluster, topic: str) -> TopicSample:
+    """The newest records of each partition, as far as SAMPLE_BYTES."""
+    from sluice.pipelines.operating.propose_feed import SAMPLE_BYTES, TopicSample
+    from sluice.streaming import of_feed
 
-    partitions: tuple[PartitionState, ...]
-    oldest: int | None
-
-    @property
-    def starts(self) -> dict[str, int]:
-        share = max(1, SAMPLE // max(1, len(self._filled_partitions)))
-        return {str(p.tp): max(p.log_start, p.last_stable_offset - share) for p in self._filled_partitions}
-
-    @property
-    def ends(self) -> dict[str, int]:
-        return {str(p.tp): p.last_stable_offset for p in self._filled_partitions}
-
-    @property
-    def _filled_partitions(self) -> list[PartitionState]:
-        return [p for p in self.partitions if p.last_stable_offset > p.log_start]
-
-
-def _places(cluster: Cluster, topic: str) -> _SamplePlaces:
     partitions = cluster.partitions([topic], Isolation.READ_COMMITTED)
     hits = cluster.offsets_at({p.tp: 0 for p in partitions if p.last_stable_offset > p.log_start})
-    return _SamplePlaces(partitions, min((hit.timestamp for hit in hits.values() if hit), default=None))
-
-
-def _look(feed: Feed, topic: str, sample_places: _SamplePlaces) -> TopicLook:
-    """The newest records of each partition, as far as SAMPLE_BYTES."""
-    import pyarrow as pa
-
-    from sluice.pipelines.feed.feed_proposal import TopicLook
-    from sluice.pipelines.schema.inference import sample_values
-
-    keyed, newest, read, values = 0, None, 0, list[bytes | None]()
-    for batch in _batches(feed, sample_places, typed=False):
-        values += batch.column("value").to_pylist()
-        keyed += batch.num_rows - batch.column("key").null_count
-        stamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
-        newest = max(filter(None, (newest, *stamps)), default=None)
-        read += batch.nbytes
-        if read > SAMPLE_BYTES:
-            break
-    sizes = [p.log_bytes for p in sample_places.partitions if p.log_bytes is not None]
-    offsets = sum(p.last_stable_offset - p.log_start for p in sample_places.partitions)
-    spread = (len(sample_places.partitions), offsets, sum(sizes) if sizes else None, sample_places.oldest, newest)
-    return TopicLook(topic, *spread, sample_values(values), keyed)
-
-
-def _batches(feed: Feed, sample_places: _SamplePlaces, *, typed: bool) -> Iterator[pa.RecordBatch]:
-    from sluice.streaming import StreamOptions, of_feed
-
-    if not sample_places.starts:
-        return
-    (stream,) = of_feed(feed, 1, sample_places.starts, sample_places.ends, StreamOptions(typed=typed))
+    sample = TopicSample(topic, partitions, min((hit.timestamp for hit in hits.values() if hit), default=None))
+    if not sample.ranges:
+        return sample
+    batches, (starts, ends) = [], ({tp: r[edge] for tp, r in sample.ranges.items()} for edge in (0, 1))
+    (stream,) = of_feed(feed, 1, starts, ends)
     with stream:
-        yield from stream
+        for batch in stream:
+            batches.append(batch)
+            if sum(b.nbytes for b in batches) > SAMPLE_BYTES:
+                break
+    return replace(sample, batches=tuple(batches))
 
 
 # -- writing
@@ -355,27 +321,6 @@ def _create_feed(root: Path, path: Path, text: str) -> Feed:
     except FeedError:
         path.unlink()
         raise
-
-
-def _fits(feed: Feed, sample_places: _SamplePlaces) -> tuple[int | None, list[RenderableType]]:
-    """Returns the number of sampled records that land, None for a raw feed, and why a run could refuse them."""
-    if feed.columns is None or not sample_places.starts:
-        return None if feed.columns is None else 0, []
-    from sluice.pipelines.model.receipts import Counts
-    from sluice.pipelines.quarantine.limit import list_faults_beyond, show_share
-    from sluice.streaming import StreamOptions, of_feed
-
-    (stream,) = of_feed(feed, 1, sample_places.starts, sample_places.ends, StreamOptions(typed=True))
-    with stream:
-        fitting = sum(batch.num_rows for batch in stream)
-    counts, limit = Counts(landed=fitting, quarantined=stream.refused), feed.policies.quarantine_limit
-    faults = list_faults_beyond(counts, feed.policies, stream.faults)
-    if not faults:
-        return fitting, []
-    beyond = f"{many(stream.refused, 'record')} would go to quarantine, more than {100 * limit.share:g} %"
-    lines: list[RenderableType] = [warn(f"{beyond}: a batch with {count(limit.at_least)} of them is refused")]
-    way = ("to land the others nevertheless, add to the feed file:", f"  {show_share(counts)}")
-    return fitting, [*lines, indent(*faults, *way)]
 
 
 def _beside(root: Path) -> list[Path]:
@@ -401,35 +346,64 @@ def _dagster_of_ones_own(root: Path) -> str | None:
     return next((tool for tool in ("dg", "dagster") if tool in tools), None)
 
 
-def _view(
-    look: TopicLook, name: str, root: Path, written: Sequence[Path], format_: Proposed, fits: int | None
-) -> list[RenderableType]:
-    from sluice.pipelines.feed.feed_proposal import list_fields
+def _view(sample: TopicSample, proposal: FeedProposal, fit: Fit | None) -> list[RenderableType]:
+    from sluice.pipelines.operating.feed_text import list_misfits, list_rest
 
-    sample = look.sample
-    stood = f"{count(look.records)} offsets" + (f", {size(look.bytes)}" if look.bytes is not None else "")
-    since = f", from {show_instant(look.oldest)[:16]}Z on" if look.oldest is not None else ""
-    summary = facts(
-        ("topic", f"{look.topic}, {many(look.partitions, 'partition')}, {stood}{since}"),
-        ("sampled", f"{many(sample.values, 'record')}, {count(look.keyed)} with a key"),
-        ("format", f"{format_.value}: {format_.why}"),
+    number = f"{count(sample.offsets)} offsets" + (f", {size(sample.bytes)}" if sample.bytes is not None else "")
+    since = f", from {show_instant(sample.oldest)[:16]}Z on" if sample.oldest is not None else ""
+    pairs = [
+        ("topic", f"{sample.topic}, {many(len(sample.partitions), 'partition')}, {number}{since}"),
+        ("sampled", f"{many(proposal.sampled, 'record')}, {count(sample.keyed)} with a key"),
+        ("format", f"{proposal.format.value}: {proposal.format.why}"),
+    ]
+    pairs += [("envelope", proposal.envelope)] if proposal.envelope else []
+    pairs += [("split by", " ".join(*proposal.by.items()))] if proposal.by else []
+    out: list[RenderableType] = [facts(*pairs)]
+    if proposal.by:
+        rows = [(o.name, count(o.records), count(len(o.columns)), o.format.value) for o in proposal.outputs]
+        out += ["", table(("output", "records", "columns", "format"), rows, right="records columns")]
+        out += [warn(f"in no output, for the quarantine: {list_rest(proposal)}")] if proposal.rest else []
+    else:
+        out += _view_columns(proposal.outputs[0])
+    if fit is not None and proposal.sampled:
+        ends = f"; these do not: {list_misfits(fit)}" if fit.unexpected else ""
+        text = f"{count(fit.landed)} of {count(proposal.sampled)} sampled records fit this schema{ends}"
+        out.append((warn if fit.misfits else good)(text))
+    return out
+
+
+def _view_columns(output: OutputProposal) -> list[RenderableType]:
+    from sluice.pipelines.operating.feed_text import list_fields, list_strays
+
+    rows = [(column.name, column.type, count(column.records)) for column in output.columns]
+    out: list[RenderableType] = (
+        ["", table(("column", "type", "records"), limit_rows(rows), right="records")] if rows else []
     )
-    out: list[RenderableType] = [heading(f"Feed {name}"), summary]
-    if format_.value == "json":
-        types = sample.columns
-        rows = [(column, types[column], count(sample.fields[name].seen)) for name, column in sample.names.items()]
-        out += ["", table(("column", "type", "seen"), limit_rows(rows), right="seen")]
-        if sample.left_out:
-            out.append(warn(f"in the column _extra: {list_fields(sample.left_out)}"))
-    if fits is not None and sample.values:
-        ok = fits == sample.values
-        out.append((good if ok else warn)(f"{count(fits)} of {count(sample.values)} sampled records fit this schema"))
+    out += [warn(f"in the column _extra: {list_fields(output.extra)}")] if output.extra else []
+    return [*out, warn(list_strays(output))] if output.strays else out
+
+
+def _view_limit(feed: Feed, fit: Fit | None) -> list[RenderableType]:
+    """The reasons for which a run could refuse records like the sampled ones, with the keys that allow them."""
+    from sluice.pipelines.quarantine.limit import list_faults_beyond, show_share
+
+    limit = feed.policies.quarantine_limit
+    if fit is None or not (faults := list_faults_beyond(fit.counts, feed.policies, fit.faults)):
+        return []
+    beyond = f"{many(len(fit.misfits), 'record')} would go to quarantine, more than {100 * limit.share:g} %"
+    line = warn(f"{beyond}: a batch with {count(limit.at_least)} of them is refused")
+    return [
+        line,
+        indent(*faults, "to land the others nevertheless, add to the feed file:", f"  {show_share(fit.counts)}"),
+    ]
+
+
+def _view_next(name: str, root: Path, written: Sequence[Path]) -> list[RenderableType]:
     here = Path.cwd()
     names = [str(p.relative_to(here) if p.is_relative_to(here) else p) for p in written]
     project = "" if root == here.resolve() else f" --project {shlex.quote(str(root))}"
-    out += ["", good(f"written: {', '.join(names)}")]
     preview, land = (("preview it", f"sluice plan {name}{project}"), ("land it", f"sluice run {name}{project}"))
-    return [*out, facts(preview, land, _in_dagster(root, project))]
+    return ["", good(f"written: {', '.join(names)}"), facts(preview, land, _in_dagster(root, project))]
 
 
 def _in_dagster(root: Path, project: str) -> tuple[str, str]:

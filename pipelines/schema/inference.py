@@ -1,4 +1,4 @@
-"""Infers types from a sample: the schema that these JSON values fit.
+"""Infers types from a sample: the schema that these JSON values fit, but for a few strays.
 
 Pure functions. Nothing here decides about rows: a person reads the proposal, and records that do not fit it later go to
 the quarantine, as with any schema.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Container, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import MAX_PREC, Context, Decimal
@@ -23,7 +23,10 @@ from sluice.pipelines.schema.schema import (
     MOST_JSON_NAME,
     MOST_NAME,
     MOST_NODES,
+    Field,
+    Kind,
     SchemaError,
+    Type,
     count_fields,
     parse_schema,
 )
@@ -39,7 +42,17 @@ _DECIMALS = Context(prec=MAX_PREC, traps=[])
 _MOST_EXACT = 1 << 53
 """Up to here a float64 holds every integer."""
 _INT64 = range(-(1 << 63), 1 << 63)
-_TEXTS = {"date", "string", "timestamp"}
+_KINDS = {"bool": "boolean", "list": "array", "struct": "object", "json": "deep value"}
+_KINDS |= dict.fromkeys(("int64", "float64", "number"), "number")
+_KINDS |= dict.fromkeys(("date", "timestamp", "string"), "text")
+"""The kinds of JSON values by the words of types; `number` is one with more digits than a type has."""
+RARE, _LONG_TYPE = 0.005, 80
+"""A field of a smaller share of the objects gets no column if its type has more characters."""
+MOST_STRAYS = 0.01
+"""The share of values that may differ from the type of the others. Feeds allow this share of quarantined records."""
+_DECIMAL_TEXT = re.compile(r"-?\d{1,28}\.(\d{1,10})", re.ASCII)
+_DAY_WORDS = frozenset(["date", "day", "birthday", "birthdate", "dob"])
+_DAYS_SINCE_1970 = range(1_000, 60_000)
 _ITEMS = 1000
 """Limit of inspected elements of a list."""
 _MANY_KEYS = 20
@@ -69,46 +82,86 @@ _FIRST_SECOND, _LAST_SECOND = 10**9, 4_102_444_800
 
 @dataclass(slots=True)
 class GuessedField:
-    """The values of one field in the sample's objects: their number, the nulls, and their types."""
+    """The values of one field in the sample's objects: their number, the nulls, and their types.
+
+    `scales` are the digits behind the point of texts that are decimal numbers, and −1 for any other text.
+    """
 
     seen: int = 0
     nulls: int = 0
-    words: set[str] = field(default_factory=set)
+    words: Counter[str] = field(default_factory=Counter)
     items: GuessedField | None = None
-    members: dict[str, GuessedField] = field(default_factory=dict)
+    members: defaultdict[str, GuessedField] = field(default_factory=lambda: defaultdict(GuessedField))
     low: int | None = None
     high: int | None = None
+    scales: set[int] = field(default_factory=set)
 
-    def get_type(self, name: str) -> str:
-        """The smallest type that all values of the field `name` fit; `json` if no other does, or all were null.
+    def choose_word(self, share: float = MOST_STRAYS) -> tuple[str, int]:
+        """Returns the word of the type that most values fit, and the number of the others.
 
-        Integers are an `epoch` if the field's name and all values look like times. Numbers with more digits than a
-        float64 holds are `json`.
+        It is `json`, which all fit, if more than `share` of the values are others, and for numbers of which a float64
+        would lose digits: these are not quarantined.
         """
-        match sorted(self.words):
-            case ["list"]:
-                return f"list<{self.items.get_type(name) if self.items else 'json'}>"
-            case ["struct"] if (value := self._map_value(name)) is not None:
+        texts = {w for w in self.words if _KINDS[w] == "text"}
+        options = {w: {w} for w in ("list", "struct", "bool", "int64")}
+        options[next(iter(texts)) if len(texts) == 1 else "string"] = texts
+        if not self.words["number"] and max(abs(self.low or 0), abs(self.high or 0)) <= _MOST_EXACT:
+            options["float64"] = {"int64", "float64"}
+        total, fitting = self.words.total(), {w: sum(self.words[v] for v in of) for w, of in options.items()}
+        best = max(fitting, key=fitting.__getitem__)
+        others = total - fitting[best]
+        return (best, others) if total and others <= share * total else ("json", 0)
+
+    def get_type(self, name: str, share: float = MOST_STRAYS) -> str:
+        """The smallest type that the values of the field `name` fit; `json` if no other does, or all were null.
+
+        Up to `share` of them may be of another type, outside of lists and maps. Integers are an `epoch` if the field's
+        name and all values look like times. Numbers with more digits than a float64 holds are `json`.
+        """
+        match self.choose_word(share)[0]:
+            case "list":
+                return f"list<{self.items.get_type(name, 0) if self.items else 'json'}>"
+            case "struct" if (value := self._map_value(name)) is not None:
                 return f"map<string, {value}>"
-            case ["struct"] if names := name_columns(self.members):
-                inner = (
-                    f"{_quote(column)}:{spell_type(member, column, self.members[member].get_type(member))}"
-                    for member, column in names.items()
-                )
-                return f"struct<{', '.join(inner)}>"
-            case ["int64"] if unit := self._find_unit(name):
+            case "struct":
+                inner = [
+                    f"{_quote(column)}:{spell_type(self.members[member].get_type(member, share), column, (member,))}"
+                    for member, column in name_columns(self.members).items()
+                ]
+                return f"struct<{', '.join(inner)}>" if inner else "json"
+            case "int64" if unit := self._find_unit(name):
                 return f"epoch({unit})"
-            case ["bool" | "date" | "float64" | "int64" | "string" | "timestamp" as only]:
-                return only
-            case ["float64", "int64"] if max(abs(self.low or 0), abs(self.high or 0)) <= _MOST_EXACT:
-                return "float64"
-            case [*words] if words and set(words) <= _TEXTS:
-                return "string"
-        return "json"
+            case word:
+                return word
+
+    def get_sent_type(self, name: str) -> str:
+        """The type of a database's column as change events send it: with decimals as text, and dates as days."""
+        word, _ = self.choose_word()
+        if word == "string" and len(self.scales) == 1 and (scale := max(self.scales)) > 0:
+            return f"decimal(38,{scale}) from text"
+        days = word == "int64" and self.low in _DAYS_SINCE_1970 and self.high in _DAYS_SINCE_1970
+        return "date from days" if days and not _DAY_WORDS.isdisjoint(list_words(name)) else self.get_type(name)
+
+    def list_mixes(self, path: str = "", share: float = MOST_STRAYS) -> Iterator[str]:
+        """The types of the values where they differ, here and in members: `911 text, 6 number`, and the consequence."""
+        kinds: Counter[str] = Counter()
+        is_text = {_KINDS[w] for w in self.words} == {"text"}
+        for word, number in self.words.items():
+            kinds[("other text" if word == "string" else word) if is_text else _KINDS[word]] += number
+        best, others = self.choose_word(share)
+        if len(kinds) > 1 or others:
+            mix = ", ".join(f"{number:,} {kind}" for kind, number in kinds.most_common())
+            ends = f": {others:,} record{'s'[: others > 1]} would be quarantined" if others else ""
+            yield (f"{path}: " if path else "") + mix + (": json has all" if best == "json" else ends)
+        if best == "list" and self.items:
+            yield from self.items.list_mixes(f"{path}[]", 0)
+        if best == "struct" and self._map_value("") is None:
+            for name, member in self.members.items():
+                yield from member.list_mixes(f"{path}.{name}", share)
 
     def _find_unit(self, name: str) -> str:
         """The unit of integers that are times since 1970 by the field's name and their range; empty for others."""
-        if self.low is None or self.high is None or _TIMES.isdisjoint(w.lower() for w in _WORD.findall(name)):
+        if self.low is None or self.high is None or _TIMES.isdisjoint(list_words(name)):
             return ""
         return next(
             (u for u, n in _UNITS.items() if _FIRST_SECOND * n <= self.low and self.high < _LAST_SECOND * n), ""
@@ -129,20 +182,21 @@ class GuessedField:
         merged = GuessedField()
         for guess in self.members.values():
             merged.add(guess)
-        return merged.get_type(name)
+        return merged.get_type(name, 0)
 
     def add(self, other: GuessedField) -> None:
         """Take in what another place has held."""
         self.seen += other.seen
         self.nulls += other.nulls
-        self.words |= other.words
+        self.words += other.words
+        self.scales |= other.scales
         for number in (other.low, other.high):
             self._measure(number)
         if other.items:
             self.items = self.items or GuessedField()
             self.items.add(other.items)
         for name, inner in other.members.items():
-            self.members.setdefault(name, GuessedField()).add(inner)
+            self.members[name].add(inner)
 
     def learn(self, value: Any, depth: int = _DEPTH) -> None:
         self.seen += 1
@@ -150,18 +204,21 @@ class GuessedField:
             case None:
                 self.nulls += 1
             case list() if depth:
-                self.words.add("list")
+                self.words["list"] += 1
                 self.items = self.items or GuessedField()
                 for inner in value[:_ITEMS]:
                     self.items.learn(inner, depth - 1)
             case dict() if depth:
-                self.words.add("struct")
+                self.words["struct"] += 1
                 for name, inner in value.items():
-                    self.members.setdefault(name, GuessedField()).learn(inner, depth - 1)
+                    self.members[name].learn(inner, depth - 1)
             case _:
-                self.words.add(word := _word(value))
+                self.words[word := _word(value)] += 1
                 if word == "int64":
                     self._measure(value)
+                elif word == "string":
+                    number = _DECIMAL_TEXT.fullmatch(value)
+                    self.scales.add(len(number[1]) if number else -1)
 
     def _measure(self, number: int | None) -> None:
         if number is not None:
@@ -174,7 +231,8 @@ class Sampled:
     """The content of a sample of values: counts of tombstones, JSON objects and others, and their fields.
 
     `encoded` counts those of the last kind that are JSON in another encoding than UTF-8, by its name; `constants` those
-    that are objects with NaN or Infinity, which are no JSON and go to quarantine.
+    that are objects with NaN or Infinity, which are no JSON and go to quarantine. `paths` are those of fields that are
+    not the record's own (a text is a header), and `types` those that are known without values.
     """
 
     values: int = 0
@@ -182,11 +240,9 @@ class Sampled:
     objects: int = 0
     constants: int = 0
     encoded: Counter[str] = field(default_factory=Counter)
-    fields: dict[str, GuessedField] = field(default_factory=dict)
-
-    @property
-    def other(self) -> int:
-        return self.values - self.tombstones - self.objects
+    fields: defaultdict[str, GuessedField] = field(default_factory=lambda: defaultdict(GuessedField))
+    paths: dict[str, tuple[str, ...] | str] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_typed(self) -> bool:
@@ -203,46 +259,59 @@ class Sampled:
         nodes, out = 0, {}
         for name, column in names.items():
             try:
-                nodes += count_fields(parse_schema({column: self.fields[name].get_type(name)}).fields)
+                nodes += count_fields(parse_schema({column: self.get_type(name)}).fields)
             except SchemaError:
                 continue
             if nodes > MOST_NODES:
                 break
-            out[name] = column
+            if not self._is_rare(name):
+                out[name] = column
         return out
 
-    @property
+    @cached_property
     def columns(self) -> dict[str, str]:
         """The columns with their types, as in a schema; a field that was always null is `json`."""
-        return {c: spell_type(name, c, self.fields[name].get_type(name)) for name, c in self.names.items()}
+        return {c: spell_type(self.get_type(f), c, self.paths.get(f, (f,))) for f, c in self.names.items()}
 
     @property
     def left_out(self) -> list[str]:
         """The fields that have no column and land in `_extra`."""
         return [name for name in self.fields if name not in self.names]
 
+    def get_type(self, name: str) -> str:
+        return self.types.get(name) or self.fields[name].get_type(name)
 
-def sample_values(values: Iterable[bytes | None]) -> Sampled:
-    """Visits each value once."""
-    out = Sampled()
-    for value in values:
-        out.values += 1
-        if value is None:
-            out.tombstones += 1
-        elif (document := _object(value)) is not None:
-            out.objects += 1
-            for name, inner in document.items():
-                out.fields.setdefault(name, GuessedField()).learn(inner)
-        elif isinstance(_parse(value, "utf-8-sig", strict=False), dict):
-            out.constants += 1
-        elif encoding := _encoding(value):
-            out.encoded[encoding] += 1
-    return out
+    def _is_rare(self, name: str) -> bool:
+        """Returns whether a field of a handful of records would need a long type: it is left in `_extra`."""
+        return self.fields[name].seen < RARE * self.objects and len(self.get_type(name)) > _LONG_TYPE
+
+    def count(self, value: dict[str, Any] | str) -> None:
+        """Count a value as `parse_value` returns it."""
+        self.values += 1
+        match value:
+            case dict():
+                self.objects += 1
+            case "tombstone":
+                self.tombstones += 1
+            case "constants":
+                self.constants += 1
+            case str() if value:
+                self.encoded[value] += 1
+
+    def learn(self, fields: Iterable[tuple[str, Any]]) -> None:
+        for name, value in fields:
+            self.fields[name].learn(value)
 
 
-def _object(value: bytes) -> dict[str, Any] | None:
+def parse_value(value: bytes | None) -> dict[str, Any] | str:
+    """The JSON object; for others a word: `tombstone`, `constants`, an encoding such as `UTF-16`, or an empty text."""
+    if value is None:
+        return "tombstone"
     document = _parse(value, "utf-8-sig")
-    return document if isinstance(document, dict) else None
+    if isinstance(document, dict):
+        return document
+    has_constants = isinstance(_parse(value, "utf-8-sig", strict=False), dict)
+    return "constants" if has_constants else _encoding(value)
 
 
 def _encoding(value: bytes) -> str:
@@ -271,13 +340,19 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
+def list_words(name: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(name)]
+
+
 def _word(value: Any) -> str:
     """The type of one value that holds no others; `json` for what no type holds."""
     match value:
         case bool():
             return "bool"
-        case int() if value in _INT64:
-            return "int64"
+        case int():
+            return "int64" if value in _INT64 else "number"
+        case Decimal():
+            return "number"
         case float():
             return "float64"
         case str():
@@ -322,9 +397,14 @@ def _make_name(name: str, top: bool, taken: Container[str]) -> str:
     return next(n for n in names if n.casefold() not in taken)
 
 
-def spell_type(field_name: str, column: str, type_text: str) -> str:
-    """The type of a column in a schema, with the field's name if that is another."""
-    return type_text if field_name == column else f"{type_text} from {json.dumps(field_name, ensure_ascii=False)}"
+def spell_type(type_text: str, column: str, path: tuple[str, ...] | str) -> str:
+    """The type of a column, with the path, the header (a text) or another name of its field."""
+    any_type = Type(Kind.JSON)
+    if isinstance(path, str):
+        f = Field(column, any_type, header=path)
+    else:
+        f = Field(column, any_type, path=path) if path[1:] else Field(column, any_type, source=path[0])
+    return type_text if path == (column,) else f"{type_text} {f.place}"
 
 
 def _is_text(name: str) -> bool:

@@ -33,6 +33,7 @@ from sluice.pipelines.operating import (
     group_offsets,
     migrate_offsets,
     move_offsets,
+    propose_feed,
     republish,
 )
 from sluice.pipelines.planning.windows import OpenWindows
@@ -182,8 +183,13 @@ DOCUMENTS = [
             "format": str,
             "columns": Any,
             "extra": Any,
+            "envelope": str,
+            "split": Mapping[str, str],
+            "rest": Mapping[str, int],
+            "outputs": tuple[propose_feed.OutputProposal, ...],
             "sampled": int,
             "fit": int | None,
+            "misfits": tuple[propose_feed.Misfit, ...],
         },
     ),
     Document("kafka grant", None, {"user": str, "rights": list[Right]}),

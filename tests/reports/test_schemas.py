@@ -11,10 +11,10 @@ import pytest
 
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.records.rows.wire_format import AVRO
-from sluice.pipelines.schema.inference import sample_values
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.records.avro.rows import Schemas, convert, make_reader
+from tests.pipelines.schema.samples import sample_values
 from tests.reports.test_avro import FEED, encode, make_field, record
 from tests.reports.world import RAW, keep_schema, land_json, land_values, list_reasons, write_feed
 

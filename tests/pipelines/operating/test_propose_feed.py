@@ -1,0 +1,169 @@
+"""Proposals for samples: each file loads, and its feed lands the sample but for the strays that it names."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.model.plans import OffsetRange
+from sluice.pipelines.model.receipts import EngineKind
+from sluice.pipelines.operating.feed_text import FileSettings, feed_text
+from sluice.pipelines.operating.propose_feed import FeedProposal, Fit, TopicSample, fit_sample, propose
+from sluice.pipelines.records.kafka_batches.decode import SCHEMA
+from sluice.pipelines.records.rows.row_format import RawFormat
+from tests.examples import scale_examples
+
+Sent = tuple[Mapping[str, str], Any]
+SETTINGS = FileSettings({"bootstrap": "127.0.0.1:9"}, "", EngineKind.PROCESSES, "2026-11-20")
+
+
+def make_batch(records: Sequence[Sent]) -> pa.RecordBatch:
+    """Return records of a partition as a raw feed has them; values are bytes, None, or objects for JSON."""
+    n = len(records)
+    values = [v if v is None or isinstance(v, bytes) else json.dumps(v).encode() for _, v in records]
+    headers = [[{"key": k, "value": t.encode()} for k, t in h.items()] or None for h, _ in records]
+    columns = {
+        "key": pa.nulls(n, pa.binary()),
+        "value": pa.array(values, pa.binary()),
+        "offset": pa.array(range(n), pa.int64()),
+        "timestamp": pa.array(range(n), pa.int64()).cast(SCHEMA.field("timestamp").type),
+        "timestampType": pa.array([0] * n, pa.int32()),
+        "headers": pa.array(headers, SCHEMA.field("headers").type),
+    }
+    chunk = pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    (piece,) = RawFormat().convert(OffsetRange("events", 0, "id", 0, n), chunk)
+    return piece.landed
+
+
+def follow(records: Iterable[Sent]) -> tuple[FeedProposal, Fit, str]:
+    """Propose a feed, load its file, and land the records by it."""
+    sample = TopicSample("events", (), None, (make_batch([*records]),))
+    proposal = propose(sample.records)
+    text = feed_text(sample, proposal, SETTINGS)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "feeds", "events.yaml")
+        path.parent.mkdir()
+        path.write_text(text)
+        feed = load_feed(path, {})
+    fit = fit_sample(feed, sample.batches) if feed.columns or feed.split else Fit(proposal.sampled)
+    assert fit.landed + len(fit.misfits) == proposal.sampled
+    return proposal, fit, text
+
+
+NAMES = st.sampled_from(
+    ["id", "ID", "a.b", "a b", "", "kafka_key", "_extra", 'q"q', "a:b", "ä", "x # y", "after", "op"]
+)
+LEAVES = st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats(-1e300, 1e300) | st.text(max_size=4)
+JSON = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6
+)
+ROWS = st.dictionaries(NAMES, JSON, max_size=5)
+
+
+def wrap_plain(i: int, row: dict[str, Any]) -> Sent:
+    return {}, row
+
+
+def wrap_change(i: int, row: dict[str, Any]) -> Sent:
+    op, other = "cud"[i % 3], row if i % 2 else None
+    return {}, {
+        "op": op,
+        "before": row if op == "d" else other,
+        "after": None if op == "d" else row,
+        "source": {"x": 1},
+    }
+
+
+def wrap_structured(i: int, row: dict[str, Any]) -> Sent:
+    return {}, {"specversion": "1.0", "id": str(i), "source": "/s", "type": "t", "data": row}
+
+
+def wrap_binary(i: int, row: dict[str, Any]) -> Sent:
+    return {"ce_specversion": "1.0", "ce_type": "t", "ce_odd name": "x"}, row
+
+
+def wrap_connect(i: int, row: dict[str, Any]) -> Sent:
+    return {}, {"schema": {"type": "struct", "fields": []}, "payload": row}
+
+
+@settings(max_examples=scale_examples(150), deadline=None)
+@given(
+    st.lists(ROWS, min_size=1, max_size=6),
+    st.sampled_from([wrap_plain, wrap_change, wrap_structured, wrap_binary, wrap_connect]),
+)
+def test_every_proposed_file_loads_and_lands_its_sample(
+    rows: list[dict[str, Any]], wrap: Callable[[int, dict[str, Any]], Sent]
+) -> None:
+    _, fit, text = follow(wrap(i, row) for i, row in enumerate(rows))
+    assert not fit.misfits, text
+
+
+@settings(max_examples=scale_examples(60), deadline=None)
+@given(
+    st.dictionaries(st.text(min_size=1, max_size=6), ROWS, min_size=2, max_size=4),
+    st.sampled_from(["header", "field", "path"]),
+    st.randoms(use_true_random=False),
+)
+def test_records_of_several_shapes_land_by_any_source(
+    shapes: dict[str, dict[str, Any]], source: str, chooser: random.Random
+) -> None:
+    def make(value: str) -> Sent:
+        if source == "header":
+            return {"kind": value}, shapes[value]
+        field: dict[str, Any] = {"kind": value} if source == "field" else {"meta": {"kind": value}}
+        return {}, shapes[value] | field
+
+    proposal, fit, text = follow(make(chooser.choice([*shapes])) for _ in range(60))
+    assert not fit.unexpected, text
+    assert len(fit.misfits) == sum(proposal.rest.values()), text
+
+
+def test_no_discriminator_means_no_split() -> None:
+    rng = random.Random(7)
+    names = [f"f{i}" for i in range(12)]
+    rows = [{n: 1 for n in names if rng.random() < 0.5} | {"tag": rng.choice("abc")} for _ in range(500)]
+    proposal, fit, _ = follow(({"source": rng.choice("xy")}, row) for row in rows)
+    assert (proposal.by, fit.landed) == ({}, 500)
+
+
+def test_the_header_is_preferred_to_a_field_that_splits_alike() -> None:
+    shapes = {"a": {"x": 1, "y": 2}, "b": {"p": "1", "q": "2"}}
+    proposal, _, _ = follow(({"eventType": k}, shapes[k] | {"label": k, "type": k}) for k in "abbbab" * 20)
+    assert (proposal.by, [o.records for o in proposal.outputs]) == ({"header": "eventType"}, [80, 40])
+
+
+def test_the_value_that_explains_shapes_best_is_chosen() -> None:
+    """`group` merges two shapes, `id` has too many values, `kind` has one for each shape."""
+    shapes = {"a": {"x": 1, "y": 2}, "b": {"p": "1", "q": "2"}, "c": {"s": 1, "t": 1}}
+    records = [({}, shapes[k] | {"kind": k, "group": k == "a", "id": i % 60}) for i, k in enumerate("abc" * 100)]
+    assert follow(records)[0].by == {"field": "kind"}
+
+
+@pytest.mark.parametrize("name", ["landed", "table", "otherwise", "Über-Kind", "42", "a b", "A B"])
+def test_outputs_get_names_that_a_feed_takes(name: str) -> None:
+    shapes = {name: {"x": 1, "y": 2}, "a_b": {"p": "1", "q": "2"}}
+    proposal, fit, _ = follow(({"kind": k}, shapes[k]) for k in [name, "a_b"] * 20)
+    assert (len(proposal.outputs), fit.misfits) == (2, ())
+
+
+def test_tombstones_are_counted_with_the_rest_of_a_split_by_a_field() -> None:
+    records: list[Sent] = [({}, {"kind": k, k + "1": 1, k + "2": 2}) for k in "ab" * 50]
+    proposal, fit, text = follow([*records, ({}, None), ({}, None)])
+    assert (proposal.rest, len(fit.misfits)) == ({"tombstone": 2}, 2)
+    assert "policies: {quarantine_limit: {share: 0.02}}" in text
+
+
+def test_numbers_whose_digits_a_float_loses_stay_text_also_among_strays() -> None:
+    values = [b'{"x": 1.5}'] * 995 + [b'{"x": 12345678901234567890.123}'] * 5
+    proposal, fit, _ = follow(({}, v) for v in values)
+    assert ([c.type for c in proposal.outputs[0].columns], fit.landed) == (["json"], 1000)
