@@ -77,7 +77,9 @@ from sluice.pipelines.records.rows.value_reader import KeyReader, Reader
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import READERS, Shape, Split
 from sluice.pipelines.schema.protection import (
+    DROPPED,
     HEADERS,
+    QUARANTINE,
     RAW_KEY,
     ProtectedField,
     Protection,
@@ -160,6 +162,12 @@ LEVEL = "level"
 def _check_protect(rules: dict[str, FieldProtection], info: ValidationInfo) -> dict[str, FieldProtection]:
     protection, columns = _to_protection(rules), info.data.get("columns")
     level = (info.context or {}).get(LEVEL)
+    for path, of in rules.items():
+        if (path == QUARANTINE) != (of.encrypt is not None) and of.rule != DROPPED:
+            raise Unprotectable(
+                f"has {sanitize(path)} under another rule than it can have",
+                f"`encrypt` is for `{QUARANTINE}` alone, which has `encrypt` or `drop`",
+            )
     if protection is None or "columns" not in info.data or level is Level.SPLIT:
         return rules
     if columns is None:
@@ -179,7 +187,7 @@ def _check_protect(rules: dict[str, FieldProtection], info: ValidationInfo) -> d
 
 def is_of_raw(path: str) -> bool:
     """Returns whether a rule of this path is about a record's key or headers alone."""
-    return path in (RAW_KEY, HEADERS) or path.startswith(f"{HEADERS}.")
+    return path in (RAW_KEY, HEADERS, QUARANTINE) or path.startswith(f"{HEADERS}.")
 
 
 def build_unmatched_error(wrong: str, protected: Sequence[ProtectedField]) -> Unprotectable:
@@ -236,6 +244,7 @@ _PROTECT = {
         "anyOf": [
             {"enum": ["drop"]},
             {"type": "object", "properties": {"hmac": {"type": "string"}}, "additionalProperties": False},
+            {"type": "object", "properties": {"encrypt": {"type": "string"}}, "additionalProperties": False},
             {
                 "type": "object",
                 "properties": {"keep_last": {"type": "integer", "minimum": 1, "maximum": 64}},

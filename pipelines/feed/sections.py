@@ -391,19 +391,22 @@ class FieldProtection(Settings):
     """The rule of a field's values before they are written: `drop`, or one of these keys."""
 
     hmac: Annotated[Secret, AfterValidator(_check_length)] | None = None
+    encrypt: Annotated[Secret, AfterValidator(_check_length)] | None = None
     keep_last: Annotated[int, BeforeValidator(number), Field(ge=1, le=64)] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _accept_drop(cls, value: object) -> object:
         if value != Action.DROP and (not isinstance(value, dict) or len(value) != 1):
-            raise ValueError("is none of `drop`, `{hmac: KEY}` and `{keep_last: N}`")
+            raise ValueError("is none of `drop`, `{hmac: KEY}`, `{keep_last: N}` and `{encrypt: KEY}`")
         return {} if value == Action.DROP else value
 
     @model_serializer
     def _as_written(self) -> Any:
         if self.hmac is not None:
             return {"hmac": MASK}
+        if self.encrypt is not None:
+            return {"encrypt": MASK}
         return {"keep_last": self.keep_last} if self.keep_last else str(Action.DROP)
 
     @property
@@ -411,6 +414,8 @@ class FieldProtection(Settings):
         """The rule as formats apply it."""
         if self.hmac is not None:
             return Rule.of_key(self.hmac)
+        if self.encrypt is not None:
+            return Rule.of_key(self.encrypt, Action.ENCRYPT)
         return Rule(Action.KEEP_LAST, keep=self.keep_last) if self.keep_last else DROPPED
 
 

@@ -73,13 +73,16 @@ class Sorter:
         self._alone: list[int] = []
         """The rows at hand that the fix function gave no value for."""
         self._format = replace(shape, dropping=False).format(writers)
+        self._seal = shape.protection.seal if shape.protection else None
 
     def sort_out(self, rows: pa.RecordBatch) -> Sorted:
         """Try quarantined rows. Those that do not fit are returned with today's reason.
 
-        Records whose bytes are only in Kafka stay as they are: oversized ones, and those of feeds that protect fields.
+        Records whose bytes are only in Kafka stay as they are: oversized ones, and those of feeds that protect fields
+        and do not encrypt them. Refused rows are returned as they are stored.
         """
-        stored = has_bytes(rows)
+        tried = self._reveal(rows)
+        stored = has_bytes(tried)
         for kind, records, _ in kinds_of(rows):
             self.trial.tried[kind] += records
         for kind, records, first in kinds_of(rows.filter(pc.invert(stored))):
@@ -87,13 +90,13 @@ class Sorter:
             if not kind.is_oversized:
                 before = self.trial.withheld or (0, f"{self._range.tp}:{first}")
                 self.trial.withheld = before[0] + records, before[1]
-        rows = rows.filter(stored)
+        rows, tried = rows.filter(stored), tried.filter(stored)
         if not rows.num_rows:
             return NONE
         landed: dict[str, list[pa.RecordBatch]] = {}
         refused: dict[str, list[pa.RecordBatch]] = {}
         mended: list[Any] = [NO_OFFSETS]
-        for records, changed in self._records(rows):
+        for records, changed in self._records(tried):
             for piece in self._format.convert(self._range, records):
                 self._see(piece)
                 if piece.landed.num_rows:
@@ -101,7 +104,7 @@ class Sorter:
                     mended.append(np.intersect1d(get_offsets(piece.landed), changed))
                 if piece.quarantined is not None:
                     refused.setdefault(piece.output, []).append(self._replace_values(rows, piece, changed))
-        for output, rest in self._left_alone(rows) if self._alone else ():
+        for output, rest in self._left_alone(rows, tried) if self._alone else ():
             refused.setdefault(output, []).append(rest)
         result = Sorted(landed, refused, np.sort(np.concatenate(mended)))
         for kind, n, _ in kinds_of(with_offsets(rows, result.offsets)):
@@ -109,10 +112,18 @@ class Sorter:
         self.trial.mended += len(result.mended)
         return result
 
-    def _left_alone(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    def _reveal(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows with the records that the feed's key decrypts."""
+        if self._seal is None:
+            return rows
+        from sluice.pipelines.records.rows.sealed import reveal_records
+
+        return reveal_records(self._seal, rows)
+
+    def _left_alone(self, rows: pa.RecordBatch, tried: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The rows for which the function gave no value, with their output: they stay, with the reason why they do not
         fit today."""
-        alone = rows.take(fixed_width(pa.int64(), np.array(self._alone, np.int64)))
+        alone = tried.take(fixed_width(pa.int64(), np.array(self._alone, np.int64)))
         for piece in self._format.convert(self._range, _records(alone)):
             self.seen.add(piece)
             self.trial.left_fit += piece.landed.num_rows
@@ -127,7 +138,8 @@ class Sorter:
 
     def look_at(self, rows: pa.RecordBatch) -> None:
         """Show the contract rows that stay in quarantine."""
-        rows = rows.filter(has_bytes(rows))
+        tried = self._reveal(rows)
+        rows = tried.filter(has_bytes(tried))
         for piece in self._format.convert(self._range, _records(rows)) if rows.num_rows else ():
             self.seen.add(piece)
 

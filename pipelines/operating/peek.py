@@ -61,7 +61,7 @@ def peek(
         piece = OffsetRange(p.topic, p.partition, p.topic_id, start, end, p.leader_epoch)
         chunks, visible = _read(ports, piece, isolation, missing)
         if chunks:
-            protected = [protect_records(rest, chunk) for chunk in chunks]
+            protected = [protect_records(rest, chunk, for_display=True) for chunk in chunks]
             records = pa.Table.from_batches(protected).slice(0, missing)
             peeked.tables.append(records)
             peeked.states.extend(STABLE if o in visible else hidden for o in records.column("offset").to_pylist())

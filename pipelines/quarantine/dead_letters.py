@@ -149,7 +149,8 @@ class Letters:
         theirs = tuple((h["key"], h["value"]) for h in row["headers"] or ())
         stamp = -1 if row["timestamp"] is None else row["timestamp"]
         where = row["partition"] % self._partitions
-        return DeadLetter(where, stamp, row["key"], row["value"], (*theirs, *self._headers(row)), source)
+        value = row["value"] if row.get(WITHHELD.name) is None else None
+        return DeadLetter(where, stamp, row["key"], value, (*theirs, *self._headers(row)), source)
 
     def _headers(self, row: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
         for name in _HEADERS:

@@ -24,22 +24,25 @@ from pydantic import SecretStr
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type
 
 RAW_KEY, HEADERS = "_key", "_headers"
+QUARANTINE = "_quarantine"
+"""Names whole records that do not fit. Without a rule, their values are dropped."""
 LEAST_KEY = 16
 """The least bytes of a key for hashes."""
 
 
 class Action(StrEnum):
-    """How a value is protected: it is left out, or replaced by its keyed hash or by its last characters."""
+    """How a value is protected: it is left out, replaced by its keyed hash or by its last characters, or encrypted."""
 
     DROP = "drop"
+    ENCRYPT = "encrypt"
     HMAC = "hmac"
     KEEP_LAST = "keep_last"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a field's values are protected. `key_id` identifies the key of a hash, and does not reveal it. `key` is None
-    if only the identifier is known."""
+    """How a field's values are protected. `key_id` identifies the key of a hash or cipher, and does not reveal it.
+    `key` is None if only the identifier is known."""
 
     action: Action
     keep: int = 0
@@ -47,10 +50,10 @@ class Rule:
     key: SecretStr | None = field(default=None, compare=False)
 
     @classmethod
-    def of_key(cls, key: SecretStr) -> Rule:
-        """Returns the rule that hashes by this key."""
+    def of_key(cls, key: SecretStr, action: Action = Action.HMAC) -> Rule:
+        """Returns the rule that hashes, or encrypts, by this key."""
         digest = hmac.digest(key.get_secret_value().encode(), b"sluice: identifier of a key", "sha256")
-        return cls(Action.HMAC, key_id=digest.hex()[:16], key=key)
+        return cls(action, key_id=digest.hex()[:16], key=key)
 
     @classmethod
     def parse(cls, text: str) -> Rule:
@@ -92,8 +95,14 @@ class Protection:
 
     @property
     def lacks_keys(self) -> bool:
-        """Returns whether the key of a hash is unknown."""
-        return any(rule.action is Action.HMAC and rule.key is None for _, rule in self.rules)
+        """Returns whether the key of a hash or cipher is unknown."""
+        return any(rule.key_id and rule.key is None for _, rule in self.rules)
+
+    @property
+    def seal(self) -> Rule | None:
+        """The rule that encrypts quarantined records; None if their values are dropped."""
+        rule = dict(self.rules).get(QUARANTINE)
+        return rule if rule and rule.action is Action.ENCRYPT else None
 
     def with_keys(self, other: Protection | None) -> Protection:
         """Returns the same rules with the keys of `other`, as far as it has them."""
@@ -230,7 +239,7 @@ def find_unmatched(protected: Sequence[ProtectedField], protection: Protection) 
     fields = {path: p.own.type.kind for p in _walk(protected) for path in p.paths}
     for pattern, _ in protection.rules:
         path = ".".join(_split_pattern(pattern))
-        if "*" in path or path in fields or path in (RAW_KEY, HEADERS) or path.startswith(f"{HEADERS}."):
+        if "*" in path or path in fields or path in (RAW_KEY, HEADERS, QUARANTINE) or path.startswith(f"{HEADERS}."):
             continue
         above = (path[:at] for at, c in enumerate(path) if c == ".")
         if not any(fields.get(p) in (Kind.MAP, Kind.JSON) for p in above):

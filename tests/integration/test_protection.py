@@ -227,12 +227,12 @@ def find_canaries(contents: list[tuple[str, bytes]], forms: list[bytes]) -> set[
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("engine", "otherwise"),
+    ("engine", "otherwise", "encrypts"),
     [
-        ("processes", None),
-        pytest.param("spark", None, marks=pytest.mark.spark),
-        ("processes", "quarantine"),
-        ("processes", "drop"),
+        ("processes", None, False),
+        pytest.param("spark", None, True, marks=pytest.mark.spark),
+        ("processes", "quarantine", False),
+        ("processes", "drop", True),
     ],
 )
 def test_no_canary_is_written_anywhere(
@@ -240,6 +240,7 @@ def test_no_canary_is_written_anywhere(
     monkeypatch: pytest.MonkeyPatch,
     engine: str,
     otherwise: str | None,
+    encrypts: bool,
     fresh_topic: Callable[..., str],
 ) -> None:
     """With `otherwise`, the feed has `split`."""
@@ -252,7 +253,8 @@ def test_no_canary_is_written_anywhere(
     dataset, has_table = "people.people" if otherwise else "people", engine == "processes" and not otherwise
     (project.root / "feeds" / f"{dataset}.contract.json").write_text(json.dumps(CONTRACT))
     split = {"split": json.dumps(SPLIT | {"otherwise": otherwise}), "schema": ""} if otherwise else {}
-    protect = PROTECT | {"_headers.kind": {"hmac": "${PROTECT_KEY}"}}
+    protect: dict[str, Any] = PROTECT | {"_headers.kind": {"hmac": "${PROTECT_KEY}"}}
+    protect |= {"_quarantine": {"encrypt": "${PROTECT_KEY}"}} if encrypts else {}
     write_feed(
         project,
         monkeypatch,
@@ -307,7 +309,8 @@ def test_no_canary_is_written_anywhere(
     codes = dict(zip(map(" ".join, days), json.loads(process.stdout.splitlines()[-1]), strict=True))
     failed = {command: code for command, code in codes.items() if code}
     assert failed == {}, process.stdout.decode()[-3000:] + process.stderr.decode()[-3000:]
-    assert b"can land from Kafka alone: the feed protects fields" in b" ".join(process.stdout.split())
+    withheld = b"can land from Kafka alone: the feed protects fields" in b" ".join(process.stdout.split())
+    assert withheld is not encrypts
 
     contents = [*read_everything(project.root), ("stdout", process.stdout), ("stderr", process.stderr)]
     sent = [r for topic in (letters, back) for r in consume_topic(project.kafka, topic)]
@@ -443,3 +446,50 @@ def test_rules_that_no_output_can_follow_are_refused(
     code, printed = call("feeds", "check")
     assert code == 2, printed
     assert message in " ".join(printed.split()), printed
+
+
+def test_encrypted_records_of_the_quarantine_land_after_a_fix(
+    project: FeedProject, monkeypatch: pytest.MonkeyPatch, call: Call, fresh_topic: Callable[..., str]
+) -> None:
+    """Key, headers and value are as they were sent; another key, and another record's text, decrypt nothing."""
+    letters = fresh_topic(partitions=1)
+    sent = [{"id": n, "email": f"no address {n}", "card": "4111111111111234"} for n in range(6)]
+    produce(project, [(b"ann", json.dumps(v).encode(), [("auth", b"secret"), ("x-user", b"ann")]) for v in sent])
+    (project.root / "feeds").mkdir()
+    contract = project.root / "feeds" / "people.contract.json"
+    contract.write_text(json.dumps(CONTRACT))
+    protect = json.dumps(PROTECT | {"_quarantine": {"encrypt": "${PROTECT_KEY}"}})
+    settings = {"policies": "{quarantine_limit: {share: 1}}", "protect": protect}
+    settings |= {"dead_letters": f"{{topic: {letters}}}"}
+    write_feed(project, monkeypatch, **settings)
+    assert call("run", "people")[0] == 0
+    assert {r["value"] for r in consume_topic(project.kafka, letters)} == {None}
+    assert call("audit", "people", "--rescan", "--strict")[0] == 0
+    monkeypatch.setattr(sys.modules[__name__], "KEY", "another key of which nobody knows")
+    write_feed(project, monkeypatch, **settings)
+    contract.unlink()
+    code, replayed = call("quarantine", "replay", "people", "--json")
+    assert (code, replayed["landed"], replayed["withheld"]) == (0, 0, 6)
+    monkeypatch.undo()
+    contract.write_text(
+        json.dumps(
+            {"expectations": [{**CONTRACT["expectations"][0], "kwargs": {"column": "email", "regex": "[0-3]$"}}]}
+        )
+    )
+    feed = write_feed(project, monkeypatch, **settings)
+    code, replayed = call("quarantine", "replay", "people", "--json")
+    assert (code, replayed["tried"], replayed["landed"], replayed["withheld"]) == (0, 6, 4, 0)
+    rows = query_files(
+        feed, "select email, kafka_key, kafka_headers from read_parquet($files) order by id", list_files(feed)
+    )
+    headers = [{"key": "x-user", "value": hash_text("ann").encode()}]
+    assert rows.to_pylist() == [
+        {"email": hash_text(v["email"]), "kafka_key": hash_text("ann").encode(), "kafka_headers": headers}
+        for v in sent[:4]
+    ]
+    written = [*read_everything(project.root)]
+    assert not any(b"no address" in data for _, data in written), "those that stay are encrypted again"
+    assert call("audit", "people", "--rescan", "--strict")[0] == 0
+    contract.unlink()
+    code, replayed = call("quarantine", "replay", "people", "--json")
+    assert (code, replayed["landed"]) == (0, 2)

@@ -1,9 +1,9 @@
 """A `Format` that protects fields of another format's rows: the only place where rows become protected.
 
-Promises: rows leave here as they land. A quarantined record has no value, since bytes that no schema explains cannot be
-protected field by field: `withheld_bytes` has its size. No reason quotes a value. Equal values give equal hashes in
-every feed, window and type, because a hash is that of a value's text (`spell_values`). Each distinct value of a piece
-is hashed once.
+Promises: rows leave here as they land. Bytes that no schema explains cannot be protected field by field: a quarantined
+record has no value, or an encrypted one (`sealed`), and `withheld_bytes` has its size. No reason quotes a value. Equal
+values give equal hashes in every feed, window and type, because a hash is that of a value's text (`spell_values`). Each
+distinct value of a piece is hashed once.
 
 Contracts are checked before, on the values as they were sent.
 """
@@ -66,11 +66,16 @@ class ProtectedFormat:
             refused = None if piece.quarantined is None else self.protect_records(piece.quarantined)
             yield replace(piece, landed=self._protect_rows(piece.landed), quarantined=refused)
 
-    def protect_records(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """Records as they came, with protected keys and headers, and the sizes of their values instead of these."""
+    def protect_records(self, records: pa.RecordBatch, *, for_display: bool = False) -> pa.RecordBatch:
+        """Records as they came, with protected keys and headers, and the sizes of their values. With a key for it, the
+        value is the encrypted record; else, and if they are only shown, it is null."""
         columns = self._protect_coordinates(records, "")
         sizes = pc.fill_null(pc.binary_length(columns["value"]), 0).cast(WITHHELD.type)
         columns["value"] = pa.nulls(records.num_rows, pa.binary())
+        if (seal := self._protection.seal) and not for_display:
+            from sluice.pipelines.records.rows.sealed import seal_records
+
+            columns["value"] = seal_records(seal, records)
         schema = records.schema.append(WITHHELD)
         return pa.RecordBatch.from_arrays([*columns.values(), sizes], schema=schema)
 
@@ -155,9 +160,9 @@ class ProtectedFormat:
         return _with_children(array, lists, offsets, entries)
 
 
-def protect_records(form: Format, records: pa.RecordBatch) -> pa.RecordBatch:
-    """Records as they came, as the format would quarantine them."""
-    return form.protect_records(records) if isinstance(form, ProtectedFormat) else records
+def protect_records(form: Format, records: pa.RecordBatch, *, for_display: bool = False) -> pa.RecordBatch:
+    """Records as they came, as the format would quarantine or show them."""
+    return form.protect_records(records, for_display=for_display) if isinstance(form, ProtectedFormat) else records
 
 
 def _cut(array: pa.Array, *children: pa.Array) -> tuple[Array, list[pa.Array]]:
