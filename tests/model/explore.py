@@ -29,7 +29,7 @@ from sluice.pipelines.model.kafka import CommittedOffset
 from tests.model.programs import Spec, build_program, forget_early, heal, run_deterministically
 from tests.model.scheduler import Deviation, Outcome, Schedule
 from tests.model.watch import Watch
-from tests.model.world import DLQ, HOUR, START, World
+from tests.model.world import DLQ, HOUR, KIND, START, World
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class Scenario:
     layout: str = "window"
     shared: bool = False
     """If true, offset ranges of a task share files."""
+    outputs: bool = False
+    """If true, the feed has `split`: records go to one of two outputs, or land raw without one."""
 
     @property
     def moved(self) -> bool:
@@ -88,9 +90,11 @@ def _load_feed(text: str) -> Feed:
 def build_feed(s: Scenario) -> Feed:
     policies = f"policies: {{on_loss: {s.on_loss}, quarantine_limit: {{share: 1}}}}\n"
     letters = f"dead_letters: {{topic: {DLQ}}}\n" if s.letters else ""
+    into = "{a: {format: raw}, b: {format: raw}}"
+    split = f"split: {{by: {{header: {KIND}}}, into: {into}, otherwise: raw}}\n" if s.outputs else ""
     return _load_feed(
         f"kafka: {{bootstrap: 'a:1'}}\ntopics: orders\nstart: {s.start}\nwindow: 1h\n"
-        f"landing: {{layout: {s.layout}, shared_files: {str(s.shared).lower()}}}\n{policies}{letters}"
+        f"landing: {{layout: {s.layout}, shared_files: {str(s.shared).lower()}}}\n{policies}{letters}{split}"
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tests.model.explore import Scenario
@@ -263,6 +264,27 @@ SCENARIOS = (
     ),
     _make("side by side, lost entries", (("ledger",), ("catch",)), logs=SIDE, prelude=LOST, shared=True),
 )
+_OF_OUTPUTS = (
+    "two runs",
+    "lost answers and a take-over",
+    "taken for dead",
+    "again, slow copies",
+    "again twice",
+    "again while compaction takes",
+    "lost entries",
+    "replayed",
+    "replayed and merged",
+    "side by side, lost answers",
+    "side by side, again while retention takes",
+    "side by side, merged",
+    "side by side, replayed and landed again",
+    "side by side, replayed and sent",
+)
+BY_NAME = {s.name: s for s in SCENARIOS}
+SCENARIOS = (
+    *SCENARIOS,
+    *(replace(BY_NAME[name], name=f"outputs, {name}", outputs=True) for name in _OF_OUTPUTS),
+)
 BY_NAME = {s.name: s for s in SCENARIOS}
 
 
@@ -312,6 +334,7 @@ def make_random_scenario(seed: int) -> Scenario:
         chance.random() < 0.2,
         chance.choice(("window", "window", "record_time")),
         chance.random() < 0.4,
+        chance.random() < 0.3,
     )
 
 

@@ -25,6 +25,7 @@ violation.
 | – | only replaced parts that the state still remembers count as replaced | deleted files reappear |
 | – | windows count as declared although their manifests were never written | complete windows are not declared |
 | – | records that are ahead end windows | records outside of their window |
+| – | records are written to another output than theirs | rows in another output |
 | – | look-ups by time take markers for records, as Kafka's do (a port's rule) | records outside of their window |
 
 The model's other rules live in ports (`link`, `generation`, `tidcheck`), or hold by construction and cannot be removed
@@ -52,6 +53,7 @@ from sluice.pipelines.planning import plan, windows
 from sluice.pipelines.planning.boundary_search import Sample
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine import dead_letters
+from sluice.pipelines.records.split_format import Router
 from tests.model.explore import Violation, explore_scenario
 from tests.model.scenarios import BY_NAME
 from tests.model.world import Kafka
@@ -255,6 +257,16 @@ def trust_copies(patch: Patch) -> None:
     patch.setattr(survey, "_find_restored_logs", lambda *_: [])
 
 
+def misroute(patch: Patch) -> None:
+    route = Router.route
+
+    def shift(self: Router, s: Any, chunk: Any) -> Any:
+        routed = route(self, s, chunk)
+        return replace(routed, outputs=routed.outputs[::-1].copy())
+
+    patch.setattr(Router, "route", shift)
+
+
 TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (recheck, "two runs", "I2|I4|I12"),
     (drop_floor, "again while retention takes", "I2"),
@@ -281,6 +293,8 @@ TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (take_markers, "lagging transactions", "I16"),
     (believe, "fast clocks", "I16"),
     (trust_copies, "restored from a copy", "I3"),
+    (misroute, "outputs, two runs", "I1|I6"),
+    (beside, "outputs, side by side, replayed and landed again", "I1|I2"),
 )
 
 

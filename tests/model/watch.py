@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from sluice.pipelines.model.kafka import CommittedOffset, Key, TopicPartition
 from tests.checker.facts import Life
 from tests.checker.ledger import Book, Part, Receipt, fold_entries
-from tests.model.world import FEED, HOUR, START, World, list_committed
+from tests.model.world import FEED, HOUR, START, World, choose_kind, list_committed
 
 LOG = f"_sluice/{FEED}/log/"
 WINDOWS = f"_sluice/{FEED}/windows/"
@@ -41,6 +41,12 @@ def read_own_rows(data: bytes, part: Part) -> tuple[tuple[str, int, int, bytes],
     """Return the rows of the file that belong to the offset range of `part`."""
     rows = read_rows(data)
     return rows[part.first : part.first + part.rows] if part.shared else rows
+
+
+def choose_folder(offset: int) -> str:
+    """Return the folder of the output that the offset's record goes to."""
+    kind = choose_kind(offset)
+    return kind if kind in ("a", "b") else "otherwise"
 
 
 class Watch:
@@ -111,6 +117,9 @@ class Watch:
             if data is None:
                 return f"I1: {part.path} is published, and neither staged nor visible"
             mine = read_own_rows(data, part)
+            folder = part.path.split("/")[2]
+            if self.world.feed.outputs and {choose_folder(row[2]) for row in mine} - {folder}:
+                return f"I1: {part.path} has rows of another output"
             if {row[1] for row in mine} - {r.life.partition}:
                 return f"I3: {part.path} has rows of another partition where those of {r} are to be"
             if [row[2] for row in mine] != sorted({row[2] for row in mine}):

@@ -44,7 +44,7 @@ from sluice.pipelines.model.kafka import (
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Life
 from sluice.pipelines.ports import DeadLetter, Fetched, FetchFailed, Job, Member, Ports
-from sluice.pipelines.records.rows.row_format import REFUSED, Formatted, RawFormat
+from sluice.pipelines.records.rows.row_format import REFUSED, Format, Formatted
 from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.testing.cluster import MemoryCluster
 from sluice.testing.engine import MemoryEngine, MemoryLiveness
@@ -58,6 +58,8 @@ LAG = 3 * HOUR
 """The delay between the records of a world's initial transactions and their markers."""
 TOPIC, FEED, CLUSTER = "orders", "orders", "cluster-1"
 DLQ = "orders.dlq"
+KIND = "kind"
+"""The header that chooses an output in feeds that have any, by the record's offset."""
 FAR = START + 10 * 365 * 24 * HOUR
 
 
@@ -74,18 +76,22 @@ class LogEntry(NamedTuple):
     arrived: int | None = None
 
 
+def choose_kind(offset: int) -> str:
+    return ("a", "b", "c")[offset % 3]
+
+
 @lru_cache(4096)
 def build_log(records: tuple[LogEntry, ...]) -> Log:
     """Return the log in the form of a broker."""
     batches, gap = list[LogBatch](), 0
-    for r in records:
+    for at, r in enumerate(records):
         if r.compacted:
             gap += 1
             continue
         if r.marker is not None:
             batches.append(LogBatch(producer=r.producer, marker=r.marker, gap=gap))
         else:
-            record = LogRecord(b"k", r.value, r.stamp)
+            record = LogRecord(b"k", r.value, r.stamp, ((KIND, choose_kind(at).encode()),))
             batches.append(LogBatch((record,), producer=r.producer, transactional=r.producer >= 0, gap=gap))
         gap = 0
     return log(*batches)
@@ -486,14 +492,17 @@ class Logs:
     def close(self) -> None: ...
 
 
-class Marked(RawFormat):
-    """Raw rows; a record whose value begins with `bad` goes into quarantine."""
+class Marked:
+    """The rows of raw formats; a record whose value begins with `bad` goes into the quarantine of its output."""
+
+    def __init__(self, behind: Format) -> None:
+        self.schema, self.contract, self._behind = behind.schema, behind.contract, behind
 
     def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
-        for rows in super().convert(s, chunk):
-            bad = np.array([(v or b"").startswith(b"bad ") for v in rows.landed.column(1).to_pylist()])
+        for rows in self._behind.convert(s, chunk):
+            bad = np.array([(v or b"").startswith(b"bad ") for v in rows.landed.column(1).to_pylist()], np.bool_)
             good, refused = (rows.landed.take(fixed_width(pa.int64(), np.flatnonzero(m))) for m in (~bad, bad))
-            yield Formatted(good, _build_quarantine(refused) if refused.num_rows else None)
+            yield replace(rows, landed=good, quarantined=_build_quarantine(refused) if refused.num_rows else None)
 
 
 def _build_quarantine(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -510,7 +519,7 @@ class Engine(MemoryEngine):
     """`ports.Engine`: runs the executors' code in the driver."""
 
     def format(self, job: Job) -> Marked:
-        return Marked()
+        return Marked(job.shape.format())
 
 
 # -- the group

@@ -25,7 +25,12 @@ _PLACE = "{topic}/{partition}/{offset}"
 def seal_records(rule: Rule, records: pa.RecordBatch) -> pa.Array:
     """Returns the ciphertext of each record, which has the columns of raw rows. Raises ValueError without the key."""
     cipher = _make_cipher(rule)
-    return pa.array([_seal(cipher, row) for row in records.select(list(_PARTS)).to_pylist()], pa.binary())
+    sealed = list[bytes]()
+    for row in records.select(list(_PARTS)).to_pylist():
+        headers = [[h["key"], _encode(h["value"])] for h in row["headers"] or ()]
+        text = json.dumps([_encode(row["key"]), _encode(row["value"]), headers])
+        sealed.append(cipher.encrypt(text.encode(), [_PLACE.format_map(row).encode()]))
+    return pa.array(sealed, pa.binary())
 
 
 def reveal_records(rule: Rule, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -48,12 +53,6 @@ def _make_cipher(rule: Rule) -> AESSIV:
     if rule.key is None:
         raise ValueError("a rule without its key")
     return AESSIV(hmac.digest(rule.key.get_secret_value().encode(), b"sluice: quarantined records", "sha512"))
-
-
-def _seal(cipher: AESSIV, row: dict[str, Any]) -> bytes:
-    headers = [[h["key"], _encode(h["value"])] for h in row["headers"] or ()]
-    text = json.dumps([_encode(row["key"]), _encode(row["value"]), headers])
-    return cipher.encrypt(text.encode(), [_PLACE.format_map(row).encode()])
 
 
 def _reveal(cipher: AESSIV, row: dict[str, Any]) -> dict[str, Any] | None:
