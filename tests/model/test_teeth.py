@@ -226,7 +226,7 @@ def whole_files(patch: Patch) -> None:
     patch.setattr(plan, "_check_whole_files", lambda due, replaced: None)
 
 
-def beside(patch: Patch) -> None:
+def replay_alone(patch: Patch) -> None:
     patch.setattr(manifest, "with_sharers", lambda ledger, state, receipts: list(receipts))
 
 
@@ -257,7 +257,7 @@ def trust_copies(patch: Patch) -> None:
     patch.setattr(survey, "_find_restored_logs", lambda *_: [])
 
 
-def misroute(patch: Patch) -> None:
+def swap_outputs(patch: Patch) -> None:
     route = Router.route
 
     def shift(self: Router, s: Any, chunk: Any) -> Any:
@@ -287,14 +287,14 @@ TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (held_for_ever, "retention", "I14"),
     (widened, "side by side, again", "I1|I2"),
     (whole_files, "side by side, again while retention takes", "I1|I2"),
-    (beside, "side by side, replayed and landed again", "I1|I2"),
+    (replay_alone, "side by side, replayed and landed again", "I1|I2"),
     (forget_replaced, "again, slow copies", "I1|I2"),
     (declare_nothing, "windows out of order", "W"),
     (take_markers, "lagging transactions", "I16"),
     (believe, "fast clocks", "I16"),
     (trust_copies, "restored from a copy", "I3"),
-    (misroute, "outputs, two runs", "I1|I6"),
-    (beside, "outputs, side by side, replayed and landed again", "I1|I2"),
+    (swap_outputs, "outputs, two runs", "I1|I6"),
+    (replay_alone, "outputs, side by side, replayed and landed again", "I1|I2"),
 )
 
 
