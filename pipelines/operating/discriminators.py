@@ -20,7 +20,7 @@ import numpy as np
 
 from sluice.pipelines.operating.envelopes import Envelope, Path, SampledRecord, get_value
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.schema.inference import list_words
+from sluice.pipelines.schema.inference import is_data_text, list_words
 
 _LEVELS, _MOST_FEATURES = 3, 2000
 _MOST_VALUES, _MOST_OUTPUTS = 100, 40
@@ -87,23 +87,24 @@ def find_discriminator(records: Sequence[SampledRecord], envelope: Envelope) -> 
 
 def _list_candidates(records: Sequence[SampledRecord], envelope: Envelope) -> Iterator[Discriminator]:
     """Headers and scalar fields of few values, which nearly all records have."""
-    counts = defaultdict[tuple[str, Path], Counter[str | None]](Counter)
+    counts, dead = defaultdict[tuple[str, Path], Counter[str | None]](Counter), set[Path]()
     skipped = envelope.rows if envelope.database else ()
     for record in records:
         for name, text in record.headers.items():
             counts[name, ()][text] += 1
         for path, value in _walk(record.value):
-            values = counts["", path]
-            if len(values) <= _MOST_VALUES and not any(path[: len(row)] == row for row in skipped):
+            if path not in dead:
+                values = counts["", path]
                 values[_spell(value)] += 1
+                if len(values) > _MOST_VALUES or any(path[: len(row)] == row for row in skipped):
+                    dead.add(path)
     limit = max(_LEAST_RECORDS, _LEAST_SHARE * len(records))
     for (header, path), values in counts.items():
         frequent = {v: n for v, n in values.most_common() if v and n >= limit and _is_usable(v, 1000)}
-        is_spelled = all(_is_usable(name, 300) for name in path or (header,)) and not (
-            path[1:] and any("." in name for name in path)
-        )
+        is_data = 2 * sum(map(is_data_text, frequent)) > len(frequent)
+        is_spelled = all(_is_usable(name, 300) for name in path or (header,))
         is_usual = sum(frequent.values()) >= (1 - _MOST_REST) * len(records)
-        if 1 < len(frequent) <= _MOST_OUTPUTS and len(values) <= _MOST_VALUES and is_usual and is_spelled:
+        if 1 < len(frequent) <= _MOST_OUTPUTS and path not in dead and is_usual and is_spelled and not is_data:
             yield Discriminator(header, path, frequent)
 
 
@@ -124,9 +125,10 @@ def _spell(value: Any) -> str | None:
 
 def _walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """The values of an object and of those in it, with their paths."""
-    for name, inner in value.items() if isinstance(value, dict) and len(path) < _LEVELS else ():
+    for name, inner in value.items() if isinstance(value, dict) else ():
         yield (*path, name), inner
-        yield from _walk(inner, (*path, name))
+        if isinstance(inner, dict) and len(path) + 1 < _LEVELS:
+            yield from _walk(inner, (*path, name))
 
 
 def _list_features(records: Sequence[SampledRecord], envelope: Envelope) -> tuple[list[Feature], Array]:

@@ -26,6 +26,7 @@ from sluice.pipelines.quarantine.limit import Fault, kinds_of, rank_faults
 from sluice.pipelines.records.kafka_batches.decode import SCHEMA
 from sluice.pipelines.records.split_format import UNROUTED
 from sluice.pipelines.schema.inference import MOST_STRAYS, Sampled, parse_value
+from sluice.pipelines.schema.schema import spell_path
 from sluice.pipelines.util.units import HOUR
 
 SAMPLE = 1000
@@ -162,7 +163,8 @@ def propose(records: Sequence[SampledRecord], *, raw: bool = False) -> FeedPropo
     for value in by.counts:
         name = _name_output(value, {o.name for o in outputs})
         outputs.append(_propose_output(groups[value], envelope, name, value))
-    source = {"header": by.header} if by.header else {"at" if by.path[1:] else "field": ".".join(by.path)}
+    field_ = {"at": spell_path(by.path)} if by.path[1:] else {"field": "".join(by.path)}
+    source = {"header": by.header} if by.header else field_
     return FeedProposal(len(records), envelope.title, tuple(outputs), source, dict(rest.most_common()))
 
 
@@ -241,9 +243,9 @@ def _note(sample: Sampled, name: str, column: str) -> str:
     notes = [rate + (f", null in {guess.nulls:,}" if guess.nulls else "")]
     notes += ["decimal(p,s) keeps digits exactly"] if type_.startswith("float64") else []
     notes += [f"its {len(guess.members):,} names look like data"] if type_.startswith("map<") else []
-    notes += (
-        ["integers of this size and name are times"] if type_.startswith("epoch(") and name not in sample.types else []
-    )
+    is_guess = type_.startswith("epoch(") and name not in sample.types
+    notes += ["integers of this size and name are times"] if is_guess else []
+    notes += ["large: columns `at` paths, in its place, have parts of it"] if name in sample.large else []
     return "; ".join([*notes, *guess.list_mixes()])
 
 

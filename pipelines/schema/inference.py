@@ -46,6 +46,8 @@ _KINDS = {"bool": "boolean", "list": "array", "struct": "object", "json": "deep 
 _KINDS |= dict.fromkeys(("int64", "float64", "number"), "number")
 _KINDS |= dict.fromkeys(("date", "timestamp", "string"), "text")
 """The kinds of JSON values by the words of types; `number` is one with more digits than a type has."""
+MOST_FIELDS = 50
+"""A column with more fields within it is proposed as `json`."""
 RARE, _LONG_TYPE = 0.005, 80
 """A field of a smaller share of the objects gets no column if its type has more characters."""
 MOST_STRAYS = 0.01
@@ -232,7 +234,8 @@ class Sampled:
 
     `encoded` counts those of the last kind that are JSON in another encoding than UTF-8, by its name; `constants` those
     that are objects with NaN or Infinity, which are no JSON and go to quarantine. `paths` are those of fields that are
-    not the record's own (a text is a header), and `types` those that are known without values.
+    not the record's own (a text is a header), and `types` those that are known without values; `large` fields
+    have too many others within them.
     """
 
     values: int = 0
@@ -243,6 +246,7 @@ class Sampled:
     fields: defaultdict[str, GuessedField] = field(default_factory=lambda: defaultdict(GuessedField))
     paths: dict[str, tuple[str, ...] | str] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
+    large: set[str] = field(default_factory=set)
 
     @property
     def is_typed(self) -> bool:
@@ -259,9 +263,12 @@ class Sampled:
         nodes, out = 0, {}
         for name, column in names.items():
             try:
-                nodes += count_fields(parse_schema({column: self.get_type(name)}).fields)
+                fields = count_fields(parse_schema({column: self.get_type(name)}).fields)
             except SchemaError:
                 continue
+            if fields > MOST_FIELDS:
+                self.large.add(name)
+            nodes += min(fields, MOST_FIELDS)
             if nodes > MOST_NODES:
                 break
             if not self._is_rare(name):
@@ -279,7 +286,7 @@ class Sampled:
         return [name for name in self.fields if name not in self.names]
 
     def get_type(self, name: str) -> str:
-        return self.types.get(name) or self.fields[name].get_type(name)
+        return "json" if name in self.large else self.types.get(name) or self.fields[name].get_type(name)
 
     def _is_rare(self, name: str) -> bool:
         """Returns whether a field of a handful of records would need a long type: it is left in `_extra`."""
@@ -338,6 +345,11 @@ def _read_float(text: str) -> float | Decimal:
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
+
+
+def is_data_text(text: str) -> bool:
+    """Returns whether a text is a time, an identifier or a number, and not the name of a kind."""
+    return len(text) > 2 and (_DATA.fullmatch(text) is not None or "://" in text or _find_text_type(text) != "string")
 
 
 def list_words(name: str) -> list[str]:

@@ -167,3 +167,24 @@ def test_numbers_whose_digits_a_float_loses_stay_text_also_among_strays() -> Non
     values = [b'{"x": 1.5}'] * 995 + [b'{"x": 12345678901234567890.123}'] * 5
     proposal, fit, _ = follow(({}, v) for v in values)
     assert ([c.type for c in proposal.outputs[0].columns], fit.landed) == (["json"], 1000)
+
+
+def test_path_with_odd_names_is_spelled_as_a_feed_reads_it() -> None:
+    shapes = [{"x": 1, "y": 2}, {"p": "1", "q": "2"}]
+    records = [({}, shapes[i % 2] | {"my meta": {"event.type": "ab"[i % 2]}}) for i in range(100)]
+    proposal, fit, _ = follow(records)
+    assert (proposal.by, fit.landed) == ({"at": '"my meta"."event.type"'}, 100)
+
+
+def test_times_and_identifiers_that_differ_by_shape_do_not_split() -> None:
+    shapes = [{"x": 1, "y": 2, "hook": "4711"}, {"p": "1", "q": "2", "hook": "4712"}]
+    records = [({}, shapes[i % 2] | {"created": f"2026-11-2{i % 2}T10:00:00Z"}) for i in range(100)]
+    assert follow(records)[0].by == {}
+
+
+def test_large_objects_are_json() -> None:
+    large = {f"f{i}": {"a": 1, "b": 2} for i in range(30)}
+    proposal, fit, text = follow(({}, {"id": i, "large": large}) for i in range(20))
+    assert ([c.type for c in proposal.outputs[0].columns], fit.landed) == (["int64", "json"], 20)
+    assert "large: json " in text
+    assert "columns `at` paths" in text
