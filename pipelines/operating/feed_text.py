@@ -19,7 +19,7 @@ from sluice.pipelines.operating.propose_feed import (
 from sluice.pipelines.quarantine.limit import show_share
 from sluice.pipelines.schema.inference import MOST_STRAYS
 from sluice.pipelines.schema.schema import Field, Kind, parse_schema
-from sluice.pipelines.util.units import DAY, HOUR, many, show_instant
+from sluice.pipelines.util.units import DAY, HOUR, escape_unprintable, many, show_instant
 
 MANY_RECORDS = 100_000_000
 """From here on a first run would read for a long time: a look-back is proposed instead of everything."""
@@ -104,7 +104,7 @@ def list_rest(proposal: FeedProposal) -> str:
 
 def list_misfits(fit: Fit) -> str:
     """The first records that do not fit, as partition and offset, with the reasons."""
-    return _list_first([str(misfit) for misfit in fit.unexpected], _MOST_MISFITS)
+    return escape_unprintable(_list_first([str(misfit) for misfit in fit.unexpected], _MOST_MISFITS))
 
 
 def list_strays(output: OutputProposal) -> str:
@@ -162,11 +162,14 @@ def _column(f: Field, text: str, indent: str) -> Iterator[str]:
 
 
 def _append_note(text: str, why: str, width: int = _WIDTH) -> str:
-    return f"{text:<{width}} # {why}"
+    """The line with a comment, which stays on it: names of records may have line breaks."""
+    return f"{text:<{width}} # {escape_unprintable(why)}"
 
 
 def _scalar(text: str) -> str:
     """The text as YAML reads it back: quoted if it is not a plain word."""
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text
-    return json.dumps(text, ensure_ascii=False)
+    # YAML folds some unprintable characters, such as U+2028, like line breaks.
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in quoted)

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 
 import pyarrow as pa
 from pydantic import ValidationError
@@ -32,6 +33,8 @@ from sluice.pipelines.util.units import HOUR
 SAMPLE = 1000
 """Records in the sample, in all partitions together."""
 SAMPLE_BYTES = 16 << 20
+_MOST_MIXES = 3
+"""Fields within a column whose mixed types are noted."""
 
 
 @dataclass(frozen=True)
@@ -243,10 +246,11 @@ def _note(sample: Sampled, name: str, column: str) -> str:
     notes = [rate + (f", null in {guess.nulls:,}" if guess.nulls else "")]
     notes += ["decimal(p,s) keeps digits exactly"] if type_.startswith("float64") else []
     notes += [f"its {len(guess.members):,} names look like data"] if type_.startswith("map<") else []
+    notes += ["all texts are such numbers"] if " from text" in type_ else []
     is_guess = type_.startswith("epoch(") and name not in sample.types
     notes += ["integers of this size and name are times"] if is_guess else []
     notes += ["large: columns `at` paths, in its place, have parts of it"] if name in sample.large else []
-    return "; ".join([*notes, *guess.list_mixes()])
+    return "; ".join([*notes, *islice(guess.list_mixes(), _MOST_MIXES)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,9 @@ def test_webhooks_of_several_events_are_split_by_a_header(topic: Topic) -> None:
         "sender": "string",
     }
     assert (proposal["fit"], {m["reason"] for m in proposal["misfits"]}) == (796, {"no output"})
+    printed = topic.sluice("init", "again", "--bootstrap", topic.kafka.bootstrap, "--topic", topic.topic).out
+    for words in ("header X-GitHub-Event", "push 400", '4 "ping"', "796 of 800 sampled records fit"):
+        assert words in " ".join(printed.split()), printed
     records = topic.consume()
     of = {kind: {at: v for at, (h, v) in records.items() if h[KIND] == kind} for kind in ("push", "issues")}
     rows = topic.read("ref, commits[1].id, commits[1].at::varchar, forced, repository.name, _extra", "push")

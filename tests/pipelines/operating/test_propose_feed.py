@@ -56,12 +56,32 @@ def follow(records: Iterable[Sent]) -> tuple[FeedProposal, Fit, str]:
         path.write_text(text)
         feed = load_feed(path, {})
     fit = fit_sample(feed, sample.batches) if feed.columns or feed.split else Fit(proposal.sampled)
+    if feed.columns and not any(o.extra or o.strays for o in proposal.outputs) and not proposal.envelope:
+        chunk = sample.batches[0].select(SCHEMA.names)
+        for piece in feed.shape.format().convert(OffsetRange("events", 0, "id", 0, chunk.num_rows), chunk):
+            assert piece.landed.column("_extra").null_count == piece.landed.num_rows, text
     assert fit.landed + len(fit.misfits) == proposal.sampled
     return proposal, fit, text
 
 
 NAMES = st.sampled_from(
-    ["id", "ID", "a.b", "a b", "", "kafka_key", "_extra", 'q"q', "a:b", "ä", "x # y", "after", "op"]
+    [
+        "id",
+        "ID",
+        "a.b",
+        "a b",
+        "",
+        "kafka_key",
+        "_extra",
+        'q"q',
+        "a:b",
+        "ä",
+        "x # y",
+        "new\nline: 1",
+        "\u2028",
+        "after",
+        "op",
+    ]
 )
 LEAVES = st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats(-1e300, 1e300) | st.text(max_size=4)
 JSON = st.recursive(
@@ -188,3 +208,85 @@ def test_large_objects_are_json() -> None:
     assert ([c.type for c in proposal.outputs[0].columns], fit.landed) == (["int64", "json"], 20)
     assert "large: json " in text
     assert "columns `at` paths" in text
+
+
+def test_schemas_of_kafka_connect_give_the_types() -> None:
+    decimal = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "parameters": {"scale": "3"}}
+    fields = [
+        {"field": "base64", **decimal},
+        {"field": "numeric", **decimal},
+        {"field": "day", "type": "int32", "name": "org.apache.kafka.connect.data.Date"},
+        {"field": "at", "type": "int64", "name": "org.apache.kafka.connect.data.Timestamp"},
+        {"field": "ratio", "type": "float"},
+        {"field": "bytes", "type": "bytes"},
+        {"field": "empty", "type": "int16"},
+        {"field": "tags", "type": "array", "items": {"type": "string"}},
+    ]
+    row = {
+        "base64": "AYaf",
+        "numeric": 1.25,
+        "day": 7,
+        "at": 7,
+        "ratio": 0.5,
+        "bytes": "AA==",
+        "empty": None,
+        "tags": ["a"],
+    }
+    message = {"schema": {"type": "struct", "fields": fields}, "payload": row}
+    proposal, fit, _ = follow(({}, message) for _ in range(9))
+    assert ({c.name: c.type for c in proposal.outputs[0].columns}, fit.landed) == (
+        {
+            "base64": "decimal(38,3) from base64 at payload.base64",
+            "numeric": "decimal(38,3) at payload.numeric",
+            "day": "date from days at payload.day",
+            "at": "epoch(ms) at payload.at",
+            "ratio": "float32 at payload.ratio",
+            "bytes": "binary at payload.bytes",
+            "empty": "int16 at payload.empty",
+            "tags": "list<string> at payload.tags",
+        },
+        9,
+    )
+
+
+def test_unusable_type_of_a_schema_leaves_the_field_in_extra() -> None:
+    """The scale of such a decimal is larger than its digits: no column can have it."""
+    name = "org.apache.kafka.connect.data.Decimal"
+    fields = [
+        {"field": "x", "type": "bytes", "name": name, "parameters": {"scale": "50"}},
+        {"field": "id", "type": "int8"},
+    ]
+    proposal, fit, text = follow(
+        ({}, {"schema": {"fields": fields}, "payload": {"x": "AQ==", "id": 1}}) for _ in range(9)
+    )
+    (output,) = proposal.outputs
+    assert ([c.name for c in output.columns], output.extra, fit.landed) == (["id"], ("x",), 9)
+    assert '# in the column _extra: "x"' in text
+
+
+@pytest.mark.parametrize("strays", [1, 10, 11])
+def test_majority_decides_up_to_one_percent(strays: int) -> None:
+    records: list[Sent] = [({}, {"x": n if n < strays else f"t{n}"}) for n in range(1000)]
+    proposal, fit, text = follow(records)
+    (column,) = proposal.outputs[0].columns
+    assert (column.type, len(fit.misfits)) == (("string", strays) if strays <= 10 else ("json", 0))
+    assert f"{1000 - strays:,} text, {strays} number: " in text
+
+
+def test_elements_of_lists_must_all_agree() -> None:
+    records: list[Sent] = [({}, {"x": [1] * 99 + (["a"] if n == 5 else [2])}) for n in range(1000)]
+    proposal, fit, _ = follow(records)
+    assert (proposal.outputs[0].columns[0].type, fit.landed) == ("list<json>", 1000)
+
+
+def test_names_of_records_write_no_lines_of_their_own() -> None:
+    members = [{"a\nstart: latest #": n if n % 2 else "x"} for n in range(20)]
+    proposal, fit, text = follow(({}, {"x": member, "y\nb: c": 1}) for member in members)
+    assert "start: latest" not in text.splitlines()
+    assert (len(proposal.outputs[0].columns), fit.landed) == (2, 20)
+
+
+@pytest.mark.parametrize("name", ["a \u2028 b", "x \x85 y", "\u00a0", "\U0001f600\u2028", "\ufeff", "tab\t", "e\u0301"])
+def test_unprintable_names_read_the_same_field(name: str) -> None:
+    _, fit, text = follow(({}, {"id": 1, name: "v", "s": {name: 2}}) for _ in range(3))
+    assert fit.landed == 3, text
