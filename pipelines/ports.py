@@ -447,6 +447,11 @@ class Table(Protocol):
         """Iceberg or Delta."""
         ...
 
+    @property
+    def output(self) -> str:
+        """The output of a split feed whose files it names; empty for a table of a whole feed."""
+        ...
+
     def close(self) -> None:
         """Let go of the catalog's connections."""
         ...

@@ -147,13 +147,10 @@ def open_target(feed: Feed, topic: str) -> AbstractContextManager[KafkaTarget]:
 
 
 def open_table(feed: Feed, lake: Lake, kind: PartKind = PartKind.LANDED) -> Table:
-    """The table that the feed names, over the files of this kind in its lake. Nothing is opened before the first
-    question. Raises UsageError for a feed that names none, and SetupError."""
+    """The table that the feed or output names, over the files of this kind in its lake. Nothing is opened before the
+    first question. Raises UsageError for a feed that names none, and SetupError."""
     if feed.table is None:
-        raise UsageError(
-            f"feed {feed.name} has no table",
-            remedy=f"add to the feed: table: {{iceberg: {{name: db.{feed.name}}}}}; see {docs_command('tables')}",
-        )
+        raise _build_no_table_error(feed)
     if feed.table.delta:
         from sluice.resources.tables.delta import DeltaLakeTable
 
@@ -163,9 +160,24 @@ def open_table(feed: Feed, lake: Lake, kind: PartKind = PartKind.LANDED) -> Tabl
     return IcebergTable.of(feed, lake, "" if kind is PartKind.LANDED else QUARANTINE_TABLE)
 
 
+def _build_no_table_error(feed: Feed) -> UsageError:
+    table = f"table: {{iceberg: {{name: db.{feed.output or feed.name}}}}}"
+    where = f"its output {feed.output}" if feed.output else "one of its outputs" if feed.split else "the feed"
+    return UsageError(
+        f"feed {feed.dataset} has no table", remedy=f"add to {where}: {table}; see {docs_command('tables')}"
+    )
+
+
+def list_tabled(feed: Feed) -> tuple[Feed, ...]:
+    """Returns the datasets of the feed, or output, that have a table. Raises UsageError if none has."""
+    if not feed.tabled:
+        raise _build_no_table_error(feed)
+    return feed.tabled
+
+
 @contextmanager
 def open_tables(feed: Feed, lake: Lake) -> Iterator[FeedTables]:
-    """The tables that the feed names. Raises as `open_table`."""
+    """The tables that the feed or output names. Raises as `open_table`."""
     from sluice.pipelines.tables.table_windows import CompleteWindows, FeedTables  # late: it takes pyarrow
 
     with ExitStack() as opened:

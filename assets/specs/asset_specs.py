@@ -41,8 +41,8 @@ def republished_key(feed: str) -> dg.AssetKey:
     return dg.AssetKey([feed, "republished"])
 
 
-def table_key(feed: str) -> dg.AssetKey:
-    return dg.AssetKey([feed, "table"])
+def table_key(feed: str, output: str = "") -> dg.AssetKey:
+    return dg.AssetKey([feed, output, "table"] if output else [feed, "table"])
 
 
 def build_output_key(feed: str, output: str) -> dg.AssetKey:
@@ -61,15 +61,16 @@ class Keys:
     quarantined: dg.AssetKey
     committed: dg.AssetKey
     republished: dg.AssetKey
-    table: dg.AssetKey
+    table: Callable[[str], dg.AssetKey]
+    """By the output; the empty one in a feed without `split`."""
     topic: Callable[[str], dg.AssetKey]
     output: Callable[[str], dg.AssetKey]
 
     @classmethod
     def of(cls, feed: str) -> Keys:
         """Returns the untranslated keys."""
-        own = (landed_key(feed), quarantined_key(feed), committed_key(feed))
-        return cls(*own, republished_key(feed), table_key(feed), topic_key, partial(build_output_key, feed))
+        own = (landed_key(feed), quarantined_key(feed), committed_key(feed), republished_key(feed))
+        return cls(*own, partial(table_key, feed), topic_key, partial(build_output_key, feed))
 
 
 class AssetOf(StrEnum):
@@ -87,7 +88,7 @@ class AssetOf(StrEnum):
 @dataclass(frozen=True, slots=True)
 class FeedAsset:
     """An asset that is to be shown. `name` is the feed's, or the topic's. There is no `feed` for a topic, which several
-    may read, and for a file that is wrong; that of an output is the feed as the output sees it.
+    may read, and for a file that is wrong; that of an output, or its table, is the feed as the output sees it.
 
     `spec` is the default spec.
     """
@@ -114,9 +115,12 @@ class AssetSpecs:
     quarantined: dg.AssetSpec
     committed: dg.AssetSpec
     republished: dg.AssetSpec
-    table: dg.AssetSpec
+    tables: Mapping[str, dg.AssetSpec]
+    """By output; under the empty one in a feed without `split`."""
     topic: Callable[[str], dg.AssetSpec]
     outputs: Mapping[str, dg.AssetSpec]
+    untranslated: Keys
+    """Of outputs that the feed had not when definitions were loaded."""
 
     @classmethod
     def of(cls, feed: Feed, translate: Translate = get_spec) -> AssetSpecs:
@@ -127,15 +131,21 @@ class AssetSpecs:
             specs[AssetOf.QUARANTINED],
             specs[AssetOf.COMMITTED],
             specs[AssetOf.REPUBLISHED],
-            specs[AssetOf.TABLE],
+            {d.output: translate(FeedAsset(AssetOf.TABLE, feed.name, d, _build_table(d))) for d in feed.datasets},
             lambda topic: translate(FeedAsset(AssetOf.TOPIC, topic, None, _build_topic(topic))),
             {o.output: translate(FeedAsset(AssetOf.OUTPUT, feed.name, o, _build_output(o))) for o in split},
+            Keys.of(feed.name),
         )
 
     @property
     def keys(self) -> Keys:
-        feed = self.landed.key, self.quarantined.key, self.committed.key, self.republished.key, self.table.key
-        return Keys(*feed, lambda topic: self.topic(topic).key, lambda output: self.outputs[output].key)
+        feed, new = (self.landed.key, self.quarantined.key, self.committed.key, self.republished.key), self.untranslated
+        return Keys(
+            *feed,
+            lambda output: self.tables[output].key if output in self.tables else new.table(output),
+            lambda topic: self.topic(topic).key,
+            lambda output: self.outputs[output].key if output in self.outputs else new.output(output),
+        )
 
 
 def attributes(spec: dg.AssetSpec) -> dict[str, Any]:
@@ -245,10 +255,10 @@ def _build_table(feed: Feed) -> dg.AssetSpec:
     columns = columns_of(landed_schema(feed.landed_columns), feed.descriptions, own=feed.columns is None)
     called = f" `{names[0]}`" if names else ""
     return dg.AssetSpec(
-        table_key(feed.name),
+        table_key(feed.name, feed.output),
         **_describe_feed(feed),
         description=f"The landed rows as a table{called} with snapshots: the same files, by name and by SQL."
-        f" Each run brings it up to date; by hand: `sluice table sync {feed.name}`.",
+        f" Each run brings it up to date; by hand: `sluice table sync {feed.dataset}`.",
         kinds={feed.table.format.lower()} if feed.table else None,
         metadata={"dagster/column_schema": columns} | ({"dagster/table_name": names[0]} if names else {}),
     )
@@ -264,7 +274,6 @@ _SPECS: dict[AssetOf, Callable[[Feed], dg.AssetSpec]] = {
     AssetOf.QUARANTINED: _build_quarantined,
     AssetOf.COMMITTED: _build_committed,
     AssetOf.REPUBLISHED: _build_republished,
-    AssetOf.TABLE: _build_table,
 }
 
 

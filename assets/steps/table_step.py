@@ -18,6 +18,7 @@ from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.asset_specs import Metadata, plain, table
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import find_output
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.model.tables import TableHead
 from sluice.pipelines.operating.feed_tables import compare_tables, sync_tables
@@ -26,29 +27,33 @@ from sluice.pipelines.tables.sync import Synced
 from sluice.pipelines.util.units import many, show_instant
 
 MATCHES_LEDGER = "matches_ledger"
-"""The name of the check on `<feed>/table`."""
+"""The name of the check on a table."""
 
 
 def sync_table(
     context: dg.AssetExecutionContext | dg.OpExecutionContext, session: RunSession, name: str
 ) -> Iterator[Any]:
-    """Sync the feed's table with the ledger, if it has one, and report it as `<feed>/table`.
+    """Sync the tables of the feed, or of its outputs, with the ledger. Each is reported as `<feed>/[<output>/]table`.
 
     Errors go into the check `matches_ledger`. Changes by others are detected by the table's mark, not by comparing all
     files.
     """
-    feed = session.feed(name)
-    if feed.table is None:
-        return
+    for dataset in session.feed(name).tabled:
+        yield from _sync_one(context, session, dataset)
+
+
+def _sync_one(
+    context: dg.AssetExecutionContext | dg.OpExecutionContext, session: RunSession, dataset: Feed
+) -> Iterator[Any]:
     from sluice.resources.open_ports import open_tables
 
-    key, report = session.keys(name).table, session.reporter(context.log)
+    key, report = session.keys(dataset.name).table(dataset.output), session.reporter(context.log)
     try:
         report(Progress("table"))
-        with session.open_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
-            done, _ = sync_tables(feed, ports, tables, report)
+        with session.open_ports(dataset) as ports, open_tables(dataset, ports.lake) as tables:
+            done, _ = sync_tables(dataset, ports, tables, report)
     except SluiceError as error:
-        session.result.table = error
+        session.result.add_table_error(error)
         context.log.warning("the table is not up to date: %s → %s", error.message, error.remedy)
         yield evaluate_feed(context.instance, key, MATCHES_LEDGER, _report_failure(error))
         return
@@ -57,7 +62,8 @@ def sync_table(
     quarantine = done.quarantine
     if done.commits or (quarantine and quarantine.commits) or internals.newest(context.instance, key) is None:
         yield dg.AssetMaterialization(key, metadata=_build_metadata(done.head, done))
-    description = f"all landed rows are in snapshot {done.head.snapshot}"
+    newest = done.head.snapshot
+    description = "it is empty: no row has landed" if newest is None else f"all landed rows are in snapshot {newest}"
     yield evaluate_feed(context.instance, key, MATCHES_LEDGER, {"passed": True, "description": description})
 
 
@@ -65,25 +71,25 @@ def table_check(feed: Feed, session: RunSession) -> dg.AssetChecksDefinition:
     """Returns the check that compares the table with the ledger, file by file, when executed."""
 
     @dg.asset_check(
-        asset=session.keys(feed.name).table,
+        asset=session.keys(feed.name).table(feed.output),
         name=MATCHES_LEDGER,
         description="Passes when the table has exactly the files and rows of the ledger. If not: `sluice table"
         " sync FEED` updates it, `--repair` replaces wrong files.",
     )
     def check() -> dg.AssetCheckResult:
-        return dg.AssetCheckResult(**_compare(session, feed.name))
+        return dg.AssetCheckResult(**_compare(session, feed.name, feed.output))
 
     definition: dg.AssetChecksDefinition = check
     return definition
 
 
-def _compare(session: RunSession, name: str) -> CheckResult:
+def _compare(session: RunSession, name: str, output: str) -> CheckResult:
     from sluice.resources.open_ports import open_tables
 
-    feed = session.feed(name)
     try:
-        with session.open_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
-            return _judge(compare_tables(feed, ports, tables), name)
+        dataset = find_output(session.feed(name), output)
+        with session.open_ports(dataset) as ports, open_tables(dataset, ports.lake) as tables:
+            return _judge(compare_tables(dataset, ports, tables), dataset.dataset)
     except SluiceError as error:
         return _report_failure(error)
 

@@ -61,12 +61,15 @@ def _suppress_errors(offer: Offer) -> Callable[[typer.Context, str], list[str]]:
 
 @_suppress_errors
 def complete_feeds(ctx: typer.Context, incomplete: str) -> Iterator[str]:
-    """The feeds of the project, by their files: none of them has to be right."""
-    from sluice.pipelines.feed.load import list_feed_files
+    """The feeds of the project, by their files: none of them has to be right. After a dot, the feed's outputs."""
+    from sluice.pipelines.feed.load import list_feed_files, list_outputs
 
     for path in list_feed_files(_find_project(ctx).feeds_folder):
         match = _NAMED.search(path.read_text(errors="replace"))
-        yield match.group(1) if match else path.stem
+        name = match.group(1) if match else path.stem
+        yield name
+        if incomplete.startswith(f"{name}."):
+            yield from (f"{name}.{output}" for output in list_outputs(path))
 
 
 @_suppress_errors

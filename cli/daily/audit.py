@@ -7,7 +7,7 @@ It compares ledger and files; with `--rescan` also Kafka itself; with `--strict`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,7 +90,7 @@ def audit(
     $ sluice audit orders --table
     """
     from sluice.pipelines.audit.feed_proof import AuditScope, prove_feed
-    from sluice.resources.open_ports import open_tables
+    from sluice.resources.open_ports import list_tabled, open_tables
 
     definition = session.feed(feed)
     if republished_as is not None:
@@ -104,12 +104,10 @@ def audit(
         session.terminal.print_document(compared)
         return 0 if compared.holds else 1
     scope = AuditScope(options.rescan, options.hashes, options.strict, options.everything)
-    with (
-        session.open_ports(definition) as ports,
-        open_tables(definition, ports.lake) if of_table else nullcontext() as tables,
-        session.terminal.progress() as meter,
-    ):
-        proof = prove_feed(definition, ports, scope, meter, tables.of_parts if tables else ())
+    tabled = list_tabled(definition) if of_table else ()
+    with session.open_ports(definition) as ports, ExitStack() as stack, session.terminal.progress() as meter:
+        tables = [stack.enter_context(open_tables(d, ports.lake)) for d in tabled]
+        proof = prove_feed(definition, ports, scope, meter, [pair for t in tables for pair in t.of_parts])
     report, rescanned = proof.report, options.rescan or options.strict
     rounded = definition.shape.rounded if rescanned else ()
     session.terminal.show(*view(proof, rescanned=rescanned, rounded=rounded))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,7 @@ from sluice.cli.app.invocation import FeedName, Session, command, make_group
 from sluice.cli.options.request_options import DryRun, Yes
 from sluice.cli.terminal.output import bad, facts, format_dry_run, good, heading, indent, warn
 from sluice.cli.terminal.text_layout import count
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.util.documents import Flat
 from sluice.pipelines.util.units import many, show_instant
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from sluice.pipelines.tables.check import TableComparison
     from sluice.pipelines.tables.sync import Synced
     from sluice.pipelines.tables.table_windows import FeedTables
+
+    Opened = tuple[Feed, Ports, FeedTables]
 
 group = make_group(
     "Update and check a feed's Iceberg or Delta table.",
@@ -57,7 +60,8 @@ def sync(
 
     Each batch is one commit, and so is each change of files: merged, landed again, replayed, retired. A new table gets
     all landed rows, many batches per commit. After an interruption, the next sync continues. Each file is added once,
-    also by concurrent syncs. Runs sync the table after their commit.
+    also by concurrent syncs. Runs sync the table after their commit. FEED.OUTPUT stands for the table of one output of
+    a split feed, FEED for those of all.
 
     Complete windows are listed in a second table: db.orders_windows, or tables/orders_windows. With the feed's
     table.quarantine, quarantined records have a table, too: db.orders_quarantine, or quarantine/orders.
@@ -67,34 +71,41 @@ def sync(
     rows.
 
     $ sluice table sync orders
+    $ sluice table sync github.push
     $ sluice table sync orders --repair
     """
     from sluice.pipelines.operating.feed_tables import sync_tables
 
-    definition = session.feed(feed)
-    with _open_tables(session, definition) as (ports, tables):
+    all_misread = list[str]()
+
+    def sync_one(dataset: Feed, ports: Ports, tables: FeedTables) -> TableResult | None:
         with session.terminal.progress() as meter:
-            done, misread = sync_tables(definition, ports, tables, meter, repair=repair)
+            done, misread = sync_tables(dataset, ports, tables, meter, repair=repair)
         if misread:
-            session.terminal.show(_rewrite_misread(session, definition, misread))
+            session.terminal.show(_rewrite_misread(session, dataset.name, misread))
             with session.terminal.progress() as meter:
-                done, misread = sync_tables(definition, ports, tables, meter, repair=repair)
-        name, refused = tables.rows.name, tables.quarantine.name if tables.quarantine else ""
-    session.terminal.show(*_sync_view(name, done))
-    if misread:
-        session.terminal.show(warn(_describe_misread(feed, len(misread), "run it again when no other run is active")))
-    results = [(name, done)]
-    if refused and done.quarantine:
-        session.terminal.show(*_sync_view(refused, done.quarantine))
-        results.append((refused, done.quarantine))
-    session.terminal.print_document(_build_result(feed, results), misread=misread)
+                done, misread = sync_tables(dataset, ports, tables, meter, repair=repair)
+        results = [(tables.rows.name, done)]
+        if tables.quarantine and done.quarantine:
+            results.append((tables.quarantine.name, done.quarantine))
+        for name, of_table in results:
+            session.terminal.show(*_sync_view(name, of_table))
+        if misread:
+            text = _describe_misread(dataset.dataset, len(misread), "run it again when no other run is active")
+            session.terminal.show(warn(text))
+        all_misread.extend(misread)
+        return _build_result(dataset.dataset, results)
+
+    with _open_tables(session, feed) as opened:
+        _print_results(session, feed, _apply(session, opened, sync_one), misread=all_misread)
 
 
-def _rewrite_misread(session: Session, feed: Feed, misread: tuple[str, ...]) -> Text:
+def _rewrite_misread(session: Session, feed_name: str, misread: tuple[str, ...]) -> Text:
     """Write these files again, and report it."""
     from sluice.pipelines.maintenance.compaction import renew
     from sluice.resources.liveness import new_owner
 
+    feed = session.feed(feed_name)
     with session.open_ports(feed) as ports, session.terminal.progress() as meter:
         done = renew(feed, ports, frozenset(misread), new_owner("compact"), meter)
     files = sum(len(receipt.parts) for _, receipt in done.merged if receipt)
@@ -121,22 +132,23 @@ def rebuild(session: Session, feed: FeedName, dry_run: DryRun = False, yes: Yes 
     from sluice.pipelines.operating.feed_tables import rebuild_tables
     from sluice.pipelines.tables.sync import look_or_none
 
-    definition = session.feed(feed)
-    with _open_tables(session, definition) as (ports, tables):
+    def rebuild_one(dataset: Feed, ports: Ports, tables: FeedTables) -> TableResult | None:
+        with session.terminal.progress() as meter:
+            done = rebuild_tables(dataset, ports, tables, meter)
+        session.terminal.show(*_sync_view(tables.rows.name, done))
+        return _build_result(dataset.dataset, [(tables.rows.name, done)])
+
+    with _open_tables(session, feed) as opened:
+        every = [(dataset, table) for dataset, _, tables in opened for table in tables.all]
         if dry_run or not yes:
-            for table in tables.all:
-                session.terminal.show(*_format_standing(feed, table.name, look_or_none(table)))
+            for dataset, table in every:
+                session.terminal.show(*_format_standing(dataset.dataset, table.name, look_or_none(table)))
         if dry_run:
             session.terminal.show(format_dry_run())
-            return session.terminal.print_document(applied=False, tables=[t.name for t in tables.all])
+            return session.terminal.print_document(applied=False, tables=[t.name for _, t in every])
         if not yes:
-            session.terminal.confirm(
-                f"Drop {len(tables.all)} tables of {feed} with their snapshots, and make them again?"
-            )
-        with session.terminal.progress() as meter:
-            done = rebuild_tables(definition, ports, tables, meter)
-        session.terminal.show(*_sync_view(tables.rows.name, done))
-        session.terminal.print_document(_build_result(feed, [(tables.rows.name, done)]), applied=True)
+            session.terminal.confirm(f"Drop {len(every)} tables of {feed} with their snapshots, and make them again?")
+        _print_results(session, feed, _apply(session, opened, rebuild_one), applied=True)
 
 
 @command(group)
@@ -149,15 +161,16 @@ def status(session: Session, feed: FeedName) -> None:
     """
     from sluice.pipelines.operating.feed_tables import read_table_statuses
 
-    definition = session.feed(feed)
-    with (
-        _open_tables(session, definition) as (ports, tables),
-        session.terminal.working("comparing table and ledger"),
-    ):
-        statuses = read_table_statuses(definition, ports, tables)
-    for table in statuses:
-        session.terminal.show(*_format_standing(feed, table.name, table.head), *_format_lacking(feed, table))
-    session.terminal.print_document(_build_result(feed, [(table.name, table) for table in statuses]))
+    def show_one(dataset: Feed, ports: Ports, tables: FeedTables) -> TableResult | None:
+        name = dataset.dataset
+        with session.terminal.working("comparing table and ledger"):
+            statuses = read_table_statuses(dataset, ports, tables)
+        for table in statuses:
+            session.terminal.show(*_format_standing(name, table.name, table.head), *_format_lacking(name, table))
+        return _build_result(name, [(table.name, table) for table in statuses])
+
+    with _open_tables(session, feed) as opened:
+        _print_results(session, feed, _apply(session, opened, show_one))
 
 
 def _format_lacking(feed: str, table: TableStatus) -> Iterator[RenderableType]:
@@ -180,24 +193,56 @@ def check(session: Session, feed: FeedName) -> int:
     """
     from sluice.pipelines.operating.feed_tables import compare_tables
 
-    definition = session.feed(feed)
-    with (
-        _open_tables(session, definition) as (ports, tables),
-        session.terminal.working("comparing table and ledger"),
-    ):
-        results = compare_tables(definition, ports, tables)
-    for name, compared in results:
-        session.terminal.show(*_format_standing(feed, name, compared.head), *verdict(feed, compared))
-    session.terminal.print_document(_build_result(feed, results))
-    return 0 if all(compared.right for _, compared in results) else 1
+    verdicts = list[bool]()
+
+    def check_one(dataset: Feed, ports: Ports, tables: FeedTables) -> TableResult | None:
+        with session.terminal.working("comparing table and ledger"):
+            results = compare_tables(dataset, ports, tables)
+        for name, compared in results:
+            verdicts.append(compared.right)
+            session.terminal.show(
+                *_format_standing(dataset.dataset, name, compared.head), *verdict(dataset.dataset, compared)
+            )
+        return _build_result(dataset.dataset, results)
+
+    with _open_tables(session, feed) as opened:
+        _print_results(session, feed, _apply(session, opened, check_one))
+    return 0 if all(verdicts) else 1
 
 
 @contextmanager
-def _open_tables(session: Session, feed: Feed) -> Iterator[tuple[Ports, FeedTables]]:
-    from sluice.resources.open_ports import open_tables
+def _open_tables(session: Session, name: str) -> Iterator[list[Opened]]:
+    """Open the tables of a feed, or of one output by `feed.output`; of a split feed those of its outputs."""
+    from sluice.resources.open_ports import list_tabled, open_tables
 
-    with session.open_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
-        yield ports, tables
+    feed = session.find_dataset(name)
+    with ExitStack() as stack:
+        datasets, ports = list_tabled(feed), stack.enter_context(session.open_ports(feed))
+        yield [(d, ports, stack.enter_context(open_tables(d, ports.lake))) for d in datasets]
+
+
+def _apply(
+    session: Session, opened: Sequence[Opened], apply: Callable[[Feed, Ports, FeedTables], TableResult | None]
+) -> list[TableResult]:
+    """Apply a function to the tables of each dataset. An error of one is raised after the others are done."""
+    results, errors = list[TableResult | None](), list[SluiceError]()
+    for one in opened:
+        try:
+            results.append(apply(*one))
+        except SluiceError as error:
+            errors.append(error)
+    for other in errors[1:]:
+        session.terminal.fail(other)
+    if errors:
+        raise errors[0]
+    return [r for r in results if r]
+
+
+def _print_results(session: Session, name: str, results: Sequence[TableResult], **more: object) -> None:
+    if session.find_dataset(name).split:
+        session.terminal.print_document(OutputTables(name, tuple(results)), **more)
+    else:
+        session.terminal.print_document(results[0], **more)
 
 
 # -- shown
@@ -282,6 +327,14 @@ class TableResult:
     exists: bool
     result: Flat[Synced | TableStatus | TableComparison]
     quarantine: TableResult | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTables:
+    """The tables of the outputs of a split feed."""
+
+    feed: str
+    outputs: tuple[TableResult, ...]
 
 
 def _build_result(

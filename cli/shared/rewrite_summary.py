@@ -77,17 +77,16 @@ def format_window(feed: Feed, window: int | None) -> str | None:
 
 
 def table_after(session: Session, feed: Feed) -> Iterator[Text]:
-    """Bring the feed's table up to date after a rewrite, if it has one. Reports a failure."""
-    if feed.table is None:
-        return
+    """Bring the feed's tables up to date after a rewrite, if it has any. Reports a failure."""
     from sluice.pipelines.operating.feed_tables import sync_tables
     from sluice.resources.open_ports import open_tables
 
-    try:
-        with session.open_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
-            done, _ = sync_tables(feed, ports, tables, expire=False)
-    except SluiceError as error:
-        yield warn(f"the table is not up to date: {error.message}; sluice table sync {feed.name}")
-        return
-    if done.commits:
-        yield good(f"{tables.rows.name}: {many(done.added, 'file')} added, {many(done.removed, 'file')} removed")
+    for dataset in feed.tabled:
+        try:
+            with session.open_ports(feed) as ports, open_tables(dataset, ports.lake) as tables:
+                done, _ = sync_tables(dataset, ports, tables, expire=False)
+        except SluiceError as error:
+            yield warn(f"the table is not up to date: {error.message}; sluice table sync {dataset.dataset}")
+            continue
+        if done.commits:
+            yield good(f"{tables.rows.name}: {many(done.added, 'file')} added, {many(done.removed, 'file')} removed")

@@ -441,16 +441,16 @@ def _check_strangers(ledger: Ledger, lake: Lake, state: State, others: Sequence[
     """Yields a problem for each of these visible files."""
     feed = ledger.feed
     replaced = ledger.list_replaced(others, state)
-    stay = bool(replaced) and published_files.has_table(lake, feed)
+    roots = published_files.list_table_roots(lake, feed) if others else ()
     for path in others:
-        if path in replaced and stay:
+        if path in replaced and path.startswith(roots):
             continue  # older snapshots of the feed's table may name it
         if path in replaced:
             yield AuditProblem(
                 10, f"{path} does not count any more and is still visible; `sluice repair {feed}` removes it"
             )
         else:
-            foreign = published_files.may_be_foreign(path) and published_files.has_table(lake, feed)
+            foreign = published_files.may_be_foreign(path) and path.startswith(roots)
             fix = f"sluice table sync {feed} --repair, if another writer of the table made it" if foreign else ""
             yield AuditProblem(10, f"{path} is in no publish entry of the ledger", path if fix else "", fix)
 

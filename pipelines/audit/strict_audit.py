@@ -24,7 +24,7 @@ from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import CommitEntry, Entry, IntentEntry
 from sluice.pipelines.ledger.marks import Mark
 from sluice.pipelines.model.kafka import CommittedOffset, Key, PartitionState, Range, union
-from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.model.receipts import PartKind, name_dataset
 from sluice.pipelines.planning import origins, windows
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import manifest
@@ -263,7 +263,7 @@ def table_problems(
     if head is None:
         return
     comparison = compare(ledger, lake, table, head, state, kind)
-    fix = comparison.find_remedy(ledger.feed)
+    fix = comparison.find_remedy(name_dataset(ledger.feed, table.output))
     for address in comparison.missing:
         yield AuditProblem(17, f"{address} is missing in {table.name}", address, fix)
     for address in comparison.foreign:

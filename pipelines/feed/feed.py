@@ -68,10 +68,10 @@ from sluice.pipelines.feed.stores import (
     scheme,
     store_address,
 )
-from sluice.pipelines.feed.table_section import TableSettings, check_address, check_holds
+from sluice.pipelines.feed.table_section import TableSettings, UnusableTable, check_address, check_holds
 from sluice.pipelines.feed.topic_selection import TopicFilter
 from sluice.pipelines.model.kafka import Isolation
-from sluice.pipelines.model.receipts import EngineKind
+from sluice.pipelines.model.receipts import EngineKind, name_dataset
 from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise
 from sluice.pipelines.records.rows.value_reader import KeyReader, Reader
 from sluice.pipelines.records.rows.wire_format import WireFormat
@@ -209,6 +209,8 @@ def _protect_columns(columns: Schema, protection: Protection, key: KeyReader | N
 
 
 def _check_table(table: TableSettings | None, info: ValidationInfo) -> TableSettings | None:
+    if table and info.data.get("split"):
+        raise UnusableTable("names a table for all rows of a feed with `split`", "move it to `split.into.NAME.table`")
     if table:
         columns, protection = info.data.get("columns"), _to_protection(info.data.get("protect", {}))
         if columns and protection:
@@ -337,7 +339,7 @@ class Feed(Settings):
     @property
     def dataset(self) -> str:
         """The name of the rows: the feed's, or `feed.output`."""
-        return f"{self.name}.{self.output}" if self.output else self.name
+        return name_dataset(self.name, self.output)
 
     @property
     def datasets(self) -> tuple[Feed, ...]:
@@ -347,6 +349,11 @@ class Feed(Settings):
             return (self,)
         raw = self.model_copy(update={"output": OTHERWISE, "split": None, "outputs": ()})
         return (*self.outputs, raw) if self.split.otherwise is Otherwise.RAW else self.outputs
+
+    @property
+    def tabled(self) -> tuple[Feed, ...]:
+        """Those of its datasets that have a table."""
+        return tuple(d for d in self.datasets if d.table)
 
     @property
     def store(self) -> StoreSettings | None:
@@ -403,7 +410,7 @@ class Feed(Settings):
     def _check_split(self) -> Self:
         if self.split is None:
             return self
-        own = [n for n in ("key", "table", "columns") if getattr(self, n)]
+        own = [n for n in ("key", "columns") if getattr(self, n)]
         if own:
             raise ValueError(
                 f"has `split` and {' and '.join(f'`{n}`' for n in own)}, which no output of it can have yet"

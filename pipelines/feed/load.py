@@ -149,7 +149,7 @@ def _orphans(folder: Path) -> list[tuple[str, FileProblem]]:
     for path in _list_visible(folder, CONTRACT):
         feed, _, output = path.name.removesuffix(CONTRACT).partition(".")
         feed_file = path.parent / f"{feed}.yaml"
-        outputs = _list_outputs(feed_file) if output else ()
+        outputs = list_outputs(feed_file) if output else ()
         if not feed_file.exists():
             problem = FileProblem("", f"has no {feed}.yaml in its folder", "name it as the feed's file")
             problems.append((str(path), problem))
@@ -159,7 +159,7 @@ def _orphans(folder: Path) -> list[tuple[str, FileProblem]]:
     return problems
 
 
-def _list_outputs(path: Path) -> tuple[str, ...]:
+def list_outputs(path: Path) -> tuple[str, ...]:
     """The names of the outputs in a feed file; none if it has no `split`, or cannot be read."""
     try:
         data = parse_yaml(path.read_text("utf-8"))
@@ -229,7 +229,9 @@ def _split(data: dict[str, Any], root: Path, context: dict[str, Any]) -> Feed | 
         own = {k: v for k, v in data["split"]["into"][name].items() if k != "values"}
         output = _read_rows(common | own, root, context | {LEVEL: Level.OUTPUT})
         if isinstance(output, Feed):
-            outputs.append(output.model_copy(update={"output": name}))
+            output = output.model_copy(update={"output": name})
+            problems += (p for other in outputs if (p := _find_table_clash(output, other)))
+            outputs.append(output)
         else:
             problems += (replace(p, key=f"split.into.{name}.{p.key}".rstrip(".")) for p in output)
     problems = problems or [*_find_unroutable(feed.split, outputs)]
@@ -516,21 +518,24 @@ def _clash(feed: Feed, other: Feed, path: Path) -> FileProblem | None:
             return FileProblem("group", f"is shared with feed `{other.name}`", rule)
         if other.transactional_id == feed.transactional_id:
             return FileProblem("transactional_id", f"is shared with feed `{other.name}`", "they would fence each other")
-    if both := _tables(feed) & _tables(other):
-        _, shared = min(both)
-        return FileProblem(
-            "table.iceberg.name",
-            f"`{shared}` would be a table of feed `{feed.name}` and of feed `{other.name}`",
-            f"give each feed a table of its own; its windows and quarantine get their own: {docs_command('tables')}",
-        )
-    return None
+    return next((p for mine in feed.tabled for theirs in other.tabled if (p := _find_table_clash(mine, theirs))), None)
+
+
+def _find_table_clash(mine: Feed, theirs: Feed) -> FileProblem | None:
+    """Returns the problem of a table that two feeds, or outputs, would have."""
+    if not (both := _tables(mine) & _tables(theirs)):
+        return None
+    return FileProblem(
+        f"{f'split.into.{mine.output}.' if mine.output else ''}table.iceberg.name",
+        f"`{min(both)[1]}` would be a table of feed `{mine.dataset}` and of feed `{theirs.dataset}`",
+        f"give each feed a table of its own; its windows and quarantine get their own: {docs_command('tables')}",
+    )
 
 
 def _tables(feed: Feed) -> set[tuple[str, str]]:
-    """The tables that the feed keeps in catalogs, each as its catalog and its name."""
-    if feed.table is None or feed.table.iceberg is None:
-        return set()
-    return {(feed.table.iceberg.where, name) for name in feed.table.names}
+    """The tables that the feed or output keeps in catalogs, each as its catalog and its name."""
+    iceberg = feed.table.iceberg if feed.table else None
+    return {(iceberg.where, name) for name in feed.table.names} if feed.table and iceberg else set()
 
 
 def find_output(feed: Feed, output: str) -> Feed:

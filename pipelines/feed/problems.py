@@ -122,7 +122,8 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> FileProblem:
     what = "is missing" if detail["type"] == "missing" else _PLAIN.get(detail["type"], message)
     what = "is not a feed's name" if (key, detail["type"]) == ("feed", "string_pattern_mismatch") else what
     what, cause = what.replace("Input should", "should"), detail.get("ctx", {}).get("error")
-    remedy = str(getattr(cause, "remedy", "")) or _REMEDIES.get(key, _PROTECTED if path[:1] == ["protect"] else "")
+    own = ".".join(path[3:]) if path[:2] == ["split", "into"] else key
+    remedy = str(getattr(cause, "remedy", "")) or _REMEDIES.get(own, _PROTECTED if path[:1] == ["protect"] else "")
     return FileProblem(key, what[:1].lower() + what[1:], remedy)
 
 

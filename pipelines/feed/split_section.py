@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from sluice.pipelines.feed.sections import Description, LocalFile, Name, RecordFormat, Settings, Text
+from sluice.pipelines.feed.table_section import TableSettings
 from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise, SplitRule
 from sluice.pipelines.schema.schema import SchemaError, parse_field
 
@@ -59,6 +60,7 @@ class OutputSettings(Settings):
     columns: dict[str, Any] | None = Field(default=None, alias="schema")
     schema_file: LocalFile | None = None
     message: Text | None = None
+    table: TableSettings | None = None
     description: Description | None = None
     descriptions: dict[str, Description] = Field(default_factory=dict)
 

@@ -168,8 +168,8 @@ def names_fit(table: TableSettings | None, before: Schema, after: Schema) -> boo
     return new <= old
 
 
-class ColumnNotHeld(ValueError):
-    """A column that a table of this format cannot have."""
+class UnusableTable(ValueError):
+    """A table that the feed cannot have."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what)
@@ -186,11 +186,11 @@ def check_holds(table: TableSettings, columns: Schema | None) -> None:
     """Raises ValueError if the table cannot hold a column of the schema."""
     types = {f.name: f.type for f in columns.fields} if columns else {}
     for path, type_text, instead in unfit(types, table.format):
-        raise ColumnNotHeld(
+        raise UnusableTable(
             f"cannot hold {path}, which is {type_text}: {table.format} does not have that type", f"write {instead}"
         )
     for path, why in find_invalid_names(types, table.format):
-        raise ColumnNotHeld(f"cannot hold {path}: {why}", _ANOTHER_NAME)
+        raise UnusableTable(f"cannot hold {path}: {why}", _ANOTHER_NAME)
 
 
 _ESCAPE = re.compile("%[0-9A-Fa-f]{2}")

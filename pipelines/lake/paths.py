@@ -1,10 +1,10 @@
 """Every path in the lake, in one place. All are relative, with `/`. None depends on the wall clock.
 
     data/<feed>/[<output>/][<folder>/]<part>            published rows
-                _delta_log/…                            the log of the feed's Delta table, which deltalake writes
+                [<output>/]_delta_log/…                 the log of its Delta table, which deltalake writes
     quarantine/<feed>/[<output>/][<folder>/]<part>      records that broke the contract, with raw bytes
     reports/<report>/<folder>/<report>.parquet          a report's result for a window
-    tables/<feed>_windows/<name>.parquet                the table of complete windows
+    tables/<feed>[.<output>]_windows/<name>.parquet     the table of complete windows
     _sluice/<feed>/log/<20 digits>.json                 the ledger, an entry a file
                    checkpoints/<20 digits>.json         a fold of the ledger up to that number
                    segments/<first>-<end>.json          copies of the entries from `first` up to, not including, `end`
@@ -21,6 +21,7 @@
                    audited.json                         results of audits
                    audited/<20 digits>.json             the same of old entries, by the first one's number
                    table.json                           notes that a table names files of the feed
+                   tables/<output>.json                 the same of one output
                    removals/<id>.json                   files that go once no snapshot of the table names them
                    reports/<thousand>/<batch>[-<attempt>].html   a batch's report; an attempt's if it was refused
                    relanded/<batch>/<range>.parquet     former reasons for quarantine of a replay's records
@@ -83,6 +84,8 @@ _RELANDED = re.compile(r"_sluice/[^/]+/relanded/([0-9]+)/[^-/]+-[0-9]+-[0-9]+-[0
 _PAGE = re.compile(r"_sluice/[^/]+/reports/(?:[0-9]+/)?([0-9]+)(?:-[^/]+)?\.html")
 
 _MANIFEST = re.compile(r"_sluice/[^/]+/windows/(?:([0-9]{4}-[0-9]{2})/)?([0-9T-]+)-([0-9]+[a-z]+)\.json")
+
+_TABLE_NOTE = re.compile(r"_sluice/[^/]+/tables/([^/.]+)\.json")
 
 _OWNER = re.compile(r"_sluice/[^/]+/owners/([^/]+)\.json")
 
@@ -229,18 +232,28 @@ def manifest_window(path: str) -> tuple[int, int] | None:
         return None
 
 
-def delta_root(feed: str, kind: PartKind = PartKind.LANDED) -> str:
-    """The folder of the feed's Delta table, which names files relative to itself: that of the parts of this kind."""
-    return f"{_ROOTS[kind]}/{feed}"
+def delta_root(feed: str, kind: PartKind = PartKind.LANDED, output: str = "") -> str:
+    """The folder of a Delta table, which names files relative to itself: that of the parts of this kind."""
+    return join(_ROOTS[kind], feed, output)
 
 
-def windows_table_root(feed: str) -> str:
-    """Returns the folder of the files of the table of complete windows."""
-    return f"tables/{feed}_windows"
+def windows_table_root(dataset: str) -> str:
+    """Returns the folder of the files of the table of complete windows, by the feed's name or `feed.output`."""
+    return f"tables/{dataset}_windows"
 
 
-def table_note_path(feed: str) -> str:
-    return f"_sluice/{feed}/table.json"
+def table_note_path(feed: str, output: str = "") -> str:
+    return f"{get_table_notes_folder(feed)}/{output}.json" if output else f"_sluice/{feed}/table.json"
+
+
+def get_table_notes_folder(feed: str) -> str:
+    return f"_sluice/{feed}/tables"
+
+
+def parse_table_note(path: str) -> str | None:
+    """Returns the output whose table's note is at `path`; None for another path."""
+    match = _TABLE_NOTE.fullmatch(path)
+    return match[1] if match else None
 
 
 def get_removals_folder(feed: str) -> str:

@@ -135,7 +135,7 @@ def remove_retired(ledger: Ledger, lake: Lake) -> Removed:
     visible = (p for root in paths.visible_roots(feed) for p in lake.list(root))
     parts = sorted(ledger.list_replaced(visible, state))
     removed = published_files.remove_unless_named(lake, feed, parts)
-    stay = () if removed else tuple(parts)
+    stay = tuple(sorted({*parts}.difference(removed)))
     manifests, pages = manifest.withdraw(ledger, lake), tuple(_pages(state, lake, feed))
     for path in pages:
         lake.remove(path)

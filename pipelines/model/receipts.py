@@ -72,6 +72,11 @@ def find_output(path: str) -> str:
     return below[0] if below and "=" not in below[0] else ""
 
 
+def name_dataset(feed: str, output: str) -> str:
+    """Returns the name of rows: the feed's, or `feed.output`."""
+    return f"{feed}.{output}" if output else feed
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Where the offsets of a range went. The counts add up to its span.

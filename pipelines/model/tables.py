@@ -39,7 +39,7 @@ class TableHead:
     `ledger` and `mark` are its properties; `ledger` is empty if no Sluice made the table. `own_mark` and `batch` are
     properties of the newest snapshot: its mark and the newest batch that it added, as `<id>/<plan hash>`. They are
     None and empty if something else made that snapshot. `at` is its time (ms). A table without a snapshot has none
-    of these, and no rows.
+    of these, and no rows. `dataset` is the feed, or the output as FEED.OUTPUT, for which the table was made.
     """
 
     ledger: Internal[str]
@@ -57,6 +57,7 @@ class TableHead:
     """Every window that ends at this time or before is complete and in the table; empty: none is known to be."""
     forged: Internal[int | None] = None
     """The mark in the table's properties, where another client changed it: `mark` is that of our newest commit."""
+    dataset: Internal[str] = ""
 
 
 class Remedy(IntEnum):

@@ -83,8 +83,8 @@ def read_table_statuses(feed: Feed, ports: Ports, tables: FeedTables) -> list[Ta
     for kind, table in tables.of_parts:
         head, state = load_both(ledger, table)
         if head is None or trusted_mark(ledger, state, head):
-            pending = since(ledger, state, head.mark if head else 0, kind=kind)
-            root = paths.part_path(feed.name, kind, "", "")
+            pending = since(ledger, state, head.mark if head else 0, kind=kind, output=table.output)
+            root = paths.part_path(feed.name, kind, table.output, "")
             files = sum(len(b.parts) for b in pending.batches)
             removed = sum(path.startswith(f"{root}/") for path in pending.removed)
             statuses.append(TableStatus(table.name, head, None, PendingFiles(len(pending.batches), files, removed)))

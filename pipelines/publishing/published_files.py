@@ -4,10 +4,10 @@ Guarantee: the files of a window are complete, visible, of the ledger's sizes, a
 is not complete, or whose files are not all visible, raises WindowIncomplete, unless the caller requests the visible
 files. A file that is missing or has another size raises PartUnreadable.
 
-A note next to the ledger marks a feed with a table. It is written before the table names the first file, and while it
-exists, only the table's publisher removes published files, after the snapshots that name them have expired. So readers
-of older snapshots find all their files. Readers of the plain folder, instead of the table or `sluice files`, may read
-rows twice until then.
+A note next to the ledger marks a feed, or an output, with a table. It is written before the table names the first
+file, and while it exists, only the table's publisher removes published files, after the snapshots that name them have
+expired. So readers of older snapshots find all their files. Readers of the plain folder, instead of the table or
+`sluice files`, may read rows twice until then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.planning.schema_changes import describe_protection, shape_named
 from sluice.pipelines.planning.windows import check_aligned, check_begun, complete
-from sluice.pipelines.ports import Lake
+from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.manifest import WindowFiles
 from sluice.pipelines.util.documents import Internal
@@ -169,20 +169,24 @@ def build_file(lake: Lake, settings: WindowSettings, window: int, s: OffsetRange
 
 def remove_unless_named(lake: Lake, feed: str, parts: Sequence[str]) -> list[str]:
     """Remove visible parts that do not count, unless a table may name them. Returns the removed ones."""
-    if not parts or has_table(lake, feed):
-        return []
-    map_parallel(lake.remove, parts)
-    return list(parts)
+    roots = list_table_roots(lake, feed) if parts else ()
+    removing = [path for path in parts if not path.startswith(roots)]
+    map_parallel(lake.remove, removing)
+    return removing
 
 
-def has_table(lake: Lake, feed: str) -> bool:
-    """Returns whether a table names files of the feed, or did once."""
-    return lake.size(paths.table_note_path(feed)) is not None
+def list_table_roots(lake: Lake, feed: str) -> tuple[str, ...]:
+    """Returns the folders, each with a slash at its end, whose files tables of the feed name, or did once."""
+    notes = {path: paths.parse_table_note(path) for path in lake.list(paths.get_table_notes_folder(feed))}
+    outputs = [output for output in notes.values() if output]
+    outputs += [""] if lake.size(paths.table_note_path(feed)) is not None else []
+    return tuple(f"{paths.join(root, output)}/" for root in paths.visible_roots(feed) for output in outputs)
 
 
-def note_table(lake: Lake, feed: str, table: str) -> bool:
-    """Note that the table names files of the feed. Returns whether this is new."""
-    return not has_table(lake, feed) and lake.put_if_absent(paths.table_note_path(feed), _dump({"table": table}))
+def note_table(lake: Lake, feed: str, table: Table) -> bool:
+    """Note that the table names files of the feed, or of its output. Returns whether this is new."""
+    path = paths.table_note_path(feed, table.output)
+    return lake.size(path) is None and lake.put_if_absent(path, _dump({"table": table.name}))
 
 
 @dataclass(frozen=True, slots=True)

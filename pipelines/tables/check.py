@@ -10,7 +10,7 @@ from sluice.pipelines.errors import TableDiffers
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.tip import Trace, build_lost_error
-from sluice.pipelines.model.receipts import Part, PartKind
+from sluice.pipelines.model.receipts import Part, PartKind, name_dataset
 from sluice.pipelines.model.tables import Remedy, TableFault, TableHead
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.tables.pending import PendingBatch, addresses, columns, rows_of, since, witness
@@ -125,7 +125,7 @@ def compare(
     kind: PartKind = PartKind.LANDED,
 ) -> TableComparison:
     """Compare the table of this `head` with the ledger's entries for files of this kind. Reads the whole log."""
-    batches = since(ledger, state, 0, kind=kind).batches
+    batches = since(ledger, state, 0, kind=kind, output=table.output).batches
     live = addresses(lake, batches)
     if head is None:
         return TableComparison(None, live, batches, pending=tuple(sorted(live)))
@@ -135,7 +135,7 @@ def compare(
     mark = head.mark if is_known else state.number
     later = addresses(lake, (b for b in batches if b.number >= mark))
     lacking, others = live.keys() - table_files.keys(), table_files.keys() - live.keys()
-    stale = _stale(ledger, lake, state, others, kind)
+    stale = _stale(ledger, lake, state, others, paths.part_path(ledger.feed, kind, table.output, ""))
     both = [(a, table_files[a], live[a]) for a in sorted(live.keys() & table_files.keys())]
     return TableComparison(
         head,
@@ -148,13 +148,12 @@ def compare(
         rows_differ=tuple(RowDifference(a, f.rows, rows_of(p)) for a, f, p in both if f.rows != f.listed * rows_of(p)),
         twice=tuple(a for a, f, _ in both if f.listed > 1),
         deletes=head.deletes,
-        faults=table.find_faults(columns(state, kind)),
+        faults=table.find_faults(columns(state, kind, table.output)),
     )
 
 
-def _stale(ledger: Ledger, lake: Lake, state: State, others: set[str], kind: PartKind) -> set[str]:
-    """Those of the addresses that are parts of this feed which no longer count."""
-    root = paths.part_path(ledger.feed, kind, "", "")
+def _stale(ledger: Ledger, lake: Lake, state: State, others: set[str], root: str) -> set[str]:
+    """Those of the addresses that are parts below the lake path `root` which no longer count."""
     base = lake.locate(f"{root}/x").removesuffix("x")
     names = {a: f"{root}/{a.removeprefix(base)}" for a in others if a.startswith(base)}
     replaced = ledger.list_replaced(names.values(), state)
@@ -176,11 +175,13 @@ def trusted_mark(ledger: Ledger, state: State, head: TableHead) -> bool:
 
 
 def check_owner(table: Table, head: TableHead, state: State, feed: str) -> None:
-    """Raises TableDiffers for a table that is not of this ledger, and EntriesLost when it knows newer entries."""
-    if head.ledger != state.ledger_id:
-        whose = "another ledger" if head.ledger else "an unknown writer"
+    """Raises TableDiffers for a table that is not of this ledger and output, and EntriesLost when it knows newer
+    entries."""
+    dataset = name_dataset(feed, table.output)
+    if head.ledger != state.ledger_id or head.dataset not in ("", dataset):
+        whose = "an unknown writer" if not head.ledger else head.dataset if head.ledger == state.ledger_id else ""
         raise TableDiffers(
-            f"{table.name} is there and belongs to {whose}, not to feed {feed}",
+            f"{table.name} is there and belongs to {whose or 'another ledger'}, not to feed {dataset}",
             remedy="give the feed's table another name, or drop that one if it is unused",
         )
     if head.mark > state.number:
@@ -192,12 +193,13 @@ def check_faults(table: Table, columns: Mapping[str, str], feed: str, blocks: Re
     prevent commits and need more than this remedy."""
     faults = table.find_faults(columns)
     if faults := tuple(f for f in faults if blocks is None or (f.blocks and f.remedy > blocks)):
-        remedy = max(f.remedy for f in faults).format_command(feed)
+        remedy = max(f.remedy for f in faults).format_command(name_dataset(feed, table.output))
         raise TableDiffers(f"{table.name} was changed by others: {', '.join(f.text for f in faults)}", remedy=remedy)
 
 
 def differs(table: Table, comparison: TableComparison, feed: str) -> TableDiffers:
     """The error for a table that somebody else changed."""
-    remedy = f"to see the files: sluice table check {feed}; to make the table match the ledger: "
-    remedy += comparison.find_remedy(feed)
+    dataset = name_dataset(feed, table.output)
+    remedy = f"to see the files: sluice table check {dataset}; to make the table match the ledger: "
+    remedy += comparison.find_remedy(dataset)
     return TableDiffers(f"{table.name} was changed, and not by feed {feed}: {comparison.describe()}", remedy=remedy)

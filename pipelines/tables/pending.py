@@ -11,11 +11,12 @@ from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.model.kafka import Range, union
-from sluice.pipelines.model.receipts import Part, PartKind, Receipt
+from sluice.pipelines.model.receipts import Part, PartKind, Receipt, find_output, name_dataset
 from sluice.pipelines.model.tables import BATCHES, FEED, LEDGER, OFFSETS, WINDOWS
+from sluice.pipelines.planning.schema_changes import select_output
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Type
-from sluice.pipelines.schema.wider import QUARANTINED_TYPES, RAW_TYPES, parse_type
+from sluice.pipelines.schema.wider import QUARANTINED_TYPES, RAW_TYPES, one_table, parse_type
 from sluice.pipelines.util.units import show_instant, show_window
 
 GROUP_FILES, GROUP_BATCHES = 2000, 100
@@ -43,14 +44,15 @@ class PendingBatch:
         return _rewrites(self.batch)
 
     @classmethod
-    def of(cls, number: int, batch: Batch, receipts: Iterable[Receipt], kind: PartKind) -> PendingBatch:
-        of_kind = [r for r in receipts if r.of(kind)]
+    def of(cls, number: int, batch: Batch, receipts: Iterable[Receipt], kind: PartKind, output: str) -> PendingBatch:
+        parts = [(r.offset_range, p) for r in receipts for p in r.of(kind) if p.output == output]
+        ranges = dict.fromkeys(s for s, _ in parts)
         return cls(
             number,
             batch,
-            {p.path: p for r in of_kind for p in r.of(kind)},
-            tuple((r.offset_range.topic, r.offset_range.partition, r.offset_range.range) for r in of_kind),
-            frozenset(r.offset_range.window for r in of_kind if r.offset_range.window is not None),
+            {p.path: p for _, p in parts},
+            tuple((s.topic, s.partition, s.range) for s in ranges),
+            frozenset(s.window for s in ranges if s.window is not None),
         )
 
 
@@ -78,11 +80,16 @@ def _rewrites(batch: Batch) -> bool:
 
 
 def since(
-    ledger: Ledger, state: State, mark: int, limit: int | None = None, kind: PartKind = PartKind.LANDED
+    ledger: Ledger,
+    state: State,
+    mark: int,
+    limit: int | None = None,
+    kind: PartKind = PartKind.LANDED,
+    output: str = "",
 ) -> PendingFiles:
     """Returns the changes that entries from number `mark` on, up to the state, require of a table of such files.
 
-    With `limit`, only those up to that many batches with files. Files in `removed` may be of either kind.
+    With `limit`, only those up to that many batches with files. Files in `removed` are of the output, of either kind.
     """
     batches: list[PendingBatch] = []
     removed: set[str] = set()
@@ -91,18 +98,24 @@ def since(
         if number >= state.number:
             break
         if isinstance(entry, RetireEntry):
-            removed |= set(entry.parts)
-            merged = False
+            retired = _select(entry.parts, output)
+            removed |= retired
+            merged = merged and not retired
         elif isinstance(entry, PublishEntry) and number not in state.void:
             batch = state.batches[entry.batch]
+            pending = PendingBatch.of(number, batch, state.receipts(number, entry), kind, output)
             if _rewrites(batch):
-                removed |= set(ledger.plan(batch.id).replaces)
-                merged = merged and batch.merges
-            pending = PendingBatch.of(number, batch, state.receipts(number, entry), kind)
+                replaced = _select(ledger.plan(batch.id).replaces, output)
+                removed |= replaced
+                merged = merged and (batch.merges or not (replaced or pending.parts))
             batches += [pending] if pending.parts else []
             if len(batches) == limit:
                 return PendingFiles(number + 1, tuple(batches), frozenset(removed), merged)
     return PendingFiles(state.number, tuple(batches), frozenset(removed), merged)
+
+
+def _select(parts: Iterable[str], output: str) -> set[str]:
+    return {path for path in parts if find_output(path) == output}
 
 
 def groups(batches: Sequence[PendingBatch]) -> Iterator[list[PendingBatch]]:
@@ -118,7 +131,7 @@ def groups(batches: Sequence[PendingBatch]) -> Iterator[list[PendingBatch]]:
         yield group
 
 
-def about(ledger: Ledger, state: State, batches: Iterable[PendingBatch]) -> dict[str, str]:
+def about(ledger: Ledger, state: State, batches: Iterable[PendingBatch], output: str) -> dict[str, str]:
     """The batches in a snapshot, for its summary: ids and plan hashes, offsets by partition, windows."""
     ranges: dict[str, dict[str, list[Range]]] = {}
     windows: set[int] = set()
@@ -129,7 +142,7 @@ def about(ledger: Ledger, state: State, batches: Iterable[PendingBatch]) -> dict
         for topic, partition, r in b.ranges:
             ranges.setdefault(topic, {}).setdefault(str(partition), []).append(r)
     offsets = {t: {p: [f"{r.start}-{r.end}" for r in union(rs)] for p, rs in ps.items()} for t, ps in ranges.items()}
-    out = {FEED: ledger.feed, LEDGER: state.ledger_id, BATCHES: " ".join(names)}
+    out = {FEED: name_dataset(ledger.feed, output), LEDGER: state.ledger_id, BATCHES: " ".join(names)}
     if windows:
         out |= {WINDOWS: " ".join(map(show_window, sorted(windows)))}
     return out | {OFFSETS: json.dumps(offsets, separators=(",", ":"))}
@@ -152,18 +165,21 @@ def complete_until(state: State) -> str:
     return show_instant(min(ends)) if ends else ""
 
 
-def columns(state: State, kind: PartKind = PartKind.LANDED) -> dict[str, str]:
+def columns(state: State, kind: PartKind = PartKind.LANDED, output: str = "") -> dict[str, str]:
     """Every column that is in any file of the kind, by name, with the type that reads all of them."""
     if kind is PartKind.QUARANTINED:
         return dict(QUARANTINED_TYPES)
-    if all(name.startswith("raw") for name in state.schemas):
+    own = select_output(state.table, output) if output else state.table
+    is_raw = own == one_table({}, RAW_TYPES) if output else all(name.startswith("raw") for name in state.schemas)
+    if is_raw:
         return dict(RAW_TYPES)
     kafka = {f"{KAFKA}{name}": text for name, text in RAW_TYPES.items() if name != "value"}
-    return state.table | {EXTRA: "string"} | kafka | {f"{KAFKA}tombstone": "bool"}
+    return own | {EXTRA: "string"} | kafka | {f"{KAFKA}tombstone": "bool"}
 
 
-def column_types(state: State, kind: PartKind = PartKind.LANDED) -> dict[str, Type]:
-    return {name: parse_type(text.removesuffix(" not null")) for name, text in columns(state, kind).items()}
+def column_types(state: State, kind: PartKind = PartKind.LANDED, output: str = "") -> dict[str, Type]:
+    texts = columns(state, kind, output)
+    return {name: parse_type(text.removesuffix(" not null")) for name, text in texts.items()}
 
 
 def rows_of(part: Part) -> int:

@@ -20,8 +20,9 @@ from sluice.pipelines.errors import TableDiffers, TableMoved, TableRefused
 from sluice.pipelines.feed.table_section import find_invalid_names, unfit
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, State
-from sluice.pipelines.model.receipts import PartKind, Progress, Reporter
+from sluice.pipelines.model.receipts import PartKind, Progress, Reporter, name_dataset
 from sluice.pipelines.model.tables import FEED, LEDGER, WINDOWS, Remedy, TableChange, TableHead, TableOperation
+from sluice.pipelines.planning.schema_changes import select_output
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import published_files
 from sluice.pipelines.publishing.publish import roll_forward
@@ -97,7 +98,7 @@ def sync(
     if windows is not None and done.head is not None:
         windows.bring_up(ledger, lake, state, expire_before)
     for kind, t in tables.of_parts:
-        check_faults(t, columns(state, kind), ledger.feed)
+        check_faults(t, columns(state, kind, t.output), ledger.feed)
     if windows is not None:
         check_faults(windows.table, COLUMNS, ledger.feed)
     return done
@@ -167,7 +168,8 @@ class _Publisher:
                     return done
                 self._check_names(state)
                 self._check_columns(state)
-                table.create(columns(state, self.kind), {FEED: ledger.feed, LEDGER: state.ledger_id})
+                dataset = name_dataset(ledger.feed, table.output)
+                table.create(self._list_columns(state), {FEED: dataset, LEDGER: state.ledger_id})
                 done = replace(done, created=True)
                 continue
             if head.mark > state.number and ledger.read().number >= head.mark:
@@ -175,11 +177,11 @@ class _Publisher:
                     f"{table.name} was updated by another process", remedy="the next attempt compares again"
                 )
             check_owner(table, head, state, ledger.feed)
-            wanted = columns(state, self.kind)
+            wanted = self._list_columns(state)
             check_faults(table, wanted, ledger.feed, Remedy.REPAIR if self.repair else Remedy.SYNC)
             if self.repair and table.repair(wanted, undo=True):
                 continue
-            noted = published_files.note_table(lake, ledger.feed, table.name)
+            noted = published_files.note_table(lake, ledger.feed, table)
             if (noted or head.snapshot is None) and ledger.read().number > state.number:
                 # a run that met no note may remove files replaced since
                 raise TableMoved(f"{table.name} begins while files are replaced", remedy="the next try decides again")
@@ -211,20 +213,25 @@ class _Publisher:
                 done = replace(done, commits=done.commits + 1, added=added, removed=removed, windows=windows)
 
     def _begins(self, state: State) -> bool:
-        """Returns whether there is a table to make. The quarantine's is made empty: to look for a refused record in all
-        entries, each time again, would cost an old feed too much."""
+        """Returns whether there is a table to make. The quarantine's and an output's are made empty: to look for a
+        record of theirs in all entries, each time again, would cost an old feed too much."""
         if self.kind is PartKind.QUARANTINED:
             return any(b.status is BatchStatus.PUBLISHED for b in state.batches.values())
+        if output := self.table.output:
+            return bool(select_output(state.table, output))
         return bool(since(self.ledger, state, 0, limit=1).batches)
+
+    def _list_columns(self, state: State) -> dict[str, str]:
+        return columns(state, self.kind, self.table.output)
 
     def _find_pending(self, state: State, head: TableHead) -> tuple[int, list[TableChange], set[str]]:
         """Returns the next mark, the missing changes, and the lake paths of replaced files outside the table."""
-        pending = since(self.ledger, state, head.mark, READ_BATCHES, self.kind)
+        pending = since(self.ledger, state, head.mark, READ_BATCHES, self.kind, self.table.output)
         present: frozenset[str] = frozenset()
         if pending.rewrites and head.snapshot is not None:
             present = frozenset(self.table.files())
             if present.intersection(map(self.lake.locate, pending.removed)):
-                pending = since(self.ledger, state, head.mark, kind=self.kind)
+                pending = since(self.ledger, state, head.mark, kind=self.kind, output=self.table.output)
         never = {path for path in pending.removed if self.lake.locate(path) not in present}
         changes = list(self._changes(state, pending, present))
         if not changes and pending.end - head.mark >= MANY_ENTRIES:
@@ -257,9 +264,9 @@ class _Publisher:
         remove: Iterable[str] = (),
     ) -> TableChange:
         add = tuple(a for a in addresses(self.lake, batches) if a not in present)
-        properties = about(self.ledger, state, batches)
+        properties = about(self.ledger, state, batches, self.table.output)
         complete = complete_until(state) if mark == state.number else ""
-        return TableChange(operation, mark, add, tuple(sorted(remove)), columns(state, self.kind), properties, complete)
+        return TableChange(operation, mark, add, tuple(sorted(remove)), self._list_columns(state), properties, complete)
 
     def _difference(self, state: State, head: TableHead) -> list[TableChange]:
         """Returns the changes that make a table without a valid mark equal to the ledger, by comparing all files."""
@@ -270,16 +277,15 @@ class _Publisher:
         add = (*comparison.pending, *comparison.missing, *again)
         remove = (*comparison.stale, *comparison.foreign, *again)
         wanted = set(add)
-        properties = about(
-            self.ledger, state, [b for b in comparison.batches if not wanted.isdisjoint(addresses(self.lake, [b]))]
-        )
+        batches = [b for b in comparison.batches if not wanted.isdisjoint(addresses(self.lake, [b]))]
+        properties = about(self.ledger, state, batches, self.table.output)
         operation = TableOperation.OVERWRITE if remove else TableOperation.APPEND
-        change = TableChange(operation, state.number, add, remove, columns(state, self.kind), properties)
+        change = TableChange(operation, state.number, add, remove, self._list_columns(state), properties)
         return [change] if add or remove else []
 
     def _check_names(self, state: State) -> None:
         """Raises TableRefused for a column that a new table cannot have. An existing table stays as it is."""
-        for path, why in find_invalid_names(column_types(state, self.kind), self.table.format):
+        for path, why in find_invalid_names(column_types(state, self.kind, self.table.output), self.table.format):
             raise TableRefused(
                 f"{self.table.name} cannot hold {path}: {why}",
                 remedy="give the feed a table of the other format, or land it without this column, as a new feed",
@@ -288,7 +294,7 @@ class _Publisher:
     def _check_columns(self, state: State) -> None:
         """Raises TableRefused for columns that the table would hold as something else."""
         name = self.table.name
-        if wrong := list(unfit(column_types(state, self.kind), self.table.format)):
+        if wrong := list(unfit(column_types(state, self.kind, self.table.output), self.table.format)):
             path, type_text, instead = wrong[0]
             more = f", and {many(len(wrong) - 1, 'more column')}" if len(wrong) > 1 else ""
             raise TableRefused(
@@ -331,7 +337,7 @@ class _Publisher:
 
     @property
     def _roots(self) -> tuple[str, ...]:
-        return tuple(paths.part_path(self.ledger.feed, kind, "", "") for kind in self.cleans)
+        return tuple(paths.part_path(self.ledger.feed, kind, self.table.output, "") for kind in self.cleans)
 
     def _ours(self, path: str) -> bool:
         return path.startswith(tuple(f"{root}/" for root in self._roots))

@@ -21,7 +21,7 @@ from sluice.pipelines.errors import PartUnreadable, TableMoved, Unknown
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.model.receipts import PartKind, name_dataset
 from sluice.pipelines.model.tables import FEED, LEDGER, Remedy, TableChange, TableHead, TableOperation
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Table
@@ -50,15 +50,15 @@ class CompleteWindows:
         if head is not None and expire_before is not None:
             before = expire_before
             if retry_outdated(lambda: self.table.expire(before) if self.table.look() else 0, lambda lost: False):
-                self._clean(lake, ledger.feed, head)
+                self._clean(lake, name_dataset(ledger.feed, self.table.output), head)
 
     def _up_to(self, ledger: Ledger, lake: Lake, state: State) -> TableHead | None:
-        starts = complete_windows(state, self.settings)
+        starts, dataset = complete_windows(state, self.settings), name_dataset(ledger.feed, self.table.output)
         head = self.table.look()
         if head is None:
             if not starts:
                 return None
-            self.table.create(COLUMNS, {FEED: ledger.feed, LEDGER: state.ledger_id})
+            self.table.create(COLUMNS, {FEED: dataset, LEDGER: state.ledger_id})
             head = self.table.look()
             if head is None:
                 raise TableMoved(f"{self.table.name} was there, and is no more", remedy="the next try decides again")
@@ -71,22 +71,22 @@ class CompleteWindows:
         have, digest = tuple(self.table.files()), _digest(starts, self.settings)
         if [_digest_of(a) for a in have] == ([digest] if starts else []) and not head.deletes:
             return head
-        add = (self._write(lake, ledger.feed, starts, f"{digest}-{state.number:020d}"),) if starts else ()
+        add = (self._write(lake, dataset, starts, f"{digest}-{state.number:020d}"),) if starts else ()
         operation = TableOperation.OVERWRITE if have else TableOperation.APPEND
-        self.table.commit(TableChange(operation, state.number, add, have, COLUMNS, {FEED: ledger.feed}))
+        self.table.commit(TableChange(operation, state.number, add, have, COLUMNS, {FEED: dataset}))
         return self.table.look()
 
-    def _write(self, lake: Lake, feed: str, starts: tuple[int, ...], name: str) -> str:
-        kind, path = pa.timestamp("us", "UTC"), f"{paths.windows_table_root(feed)}/{name}.parquet"
+    def _write(self, lake: Lake, dataset: str, starts: tuple[int, ...], name: str) -> str:
+        kind, path = pa.timestamp("us", "UTC"), f"{paths.windows_table_root(dataset)}/{name}.parquet"
         columns = [1000 * np.array(times, np.int64) for times in (starts, [*map(self.settings.end_of, starts)])]
         rows = pa.table([fixed_width(kind, times) for times in columns], names=list(COLUMNS))
         with lake.create(path) as file:  # in microseconds: Spark with Iceberg misreads bounds of milliseconds
             pq.write_table(rows, file)
         return lake.locate(path)
 
-    def _clean(self, lake: Lake, feed: str, head: TableHead) -> None:
+    def _clean(self, lake: Lake, dataset: str, head: TableHead) -> None:
         """Remove files that no snapshot names, and that no publisher is about to add: those are of newer states."""
-        files = {lake.locate(p): p for p in lake.list(paths.windows_table_root(feed))}
+        files = {lake.locate(p): p for p in lake.list(paths.windows_table_root(dataset))}
         old = [a for a in files if (match := _FILE.search(a)) and int(match[2]) < head.mark]
         if not old:
             return
@@ -96,7 +96,7 @@ class CompleteWindows:
 
 
 class FeedTables(NamedTuple):
-    """A feed's tables: of its rows, of its quarantine if it asks for that, and of its complete windows."""
+    """The tables of a feed, or of one output: of its rows, its quarantine if it asks for that, its complete windows."""
 
     rows: Table
     quarantine: Table | None = None

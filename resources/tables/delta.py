@@ -34,6 +34,7 @@ from sluice.pipelines.model.tables import (
     BATCHES,
     COMPLETE,
     DELTA,
+    FEED,
     LEDGER,
     MARK,
     TableChange,
@@ -82,8 +83,8 @@ table."""
 class DeltaLakeTable:
     """`ports.Table` in the Delta table of a folder of the lake. Nothing is opened before the first call."""
 
-    def __init__(self, lake: Lake, root: str, options: Mapping[str, str], feed: str = "FEED") -> None:
-        self._lake, self._root, self._options = lake, root, dict(options)
+    def __init__(self, lake: Lake, root: str, options: Mapping[str, str], feed: str = "FEED", output: str = "") -> None:
+        self._lake, self._root, self._options, self.output = lake, root, dict(options), output
         self._table: DeltaTable | None = None
         self._version, self._mark = -1, 0
         self._forged: int | None = None
@@ -94,13 +95,15 @@ class DeltaLakeTable:
     def of(cls, feed: Feed, lake: Lake, kind: PartKind = PartKind.LANDED) -> DeltaLakeTable:
         """The table over the feed's parts of this kind. Raises SetupError."""
         extras.require("deltalake")
-        return cls(lake, paths.delta_root(feed.name, kind), _build_options(feed), feed.name)
+        root = paths.delta_root(feed.name, kind, feed.output)
+        return cls(lake, root, _build_options(feed), feed.dataset, feed.output)
 
     @classmethod
     def of_windows(cls, feed: Feed, lake: Lake) -> DeltaLakeTable:
         """The table of the feed's complete windows."""
         extras.require("deltalake")
-        return cls(lake, paths.windows_table_root(feed.name), _build_options(feed), feed.name)
+        root = paths.windows_table_root(feed.dataset)
+        return cls(lake, root, _build_options(feed), feed.dataset, feed.output)
 
     @property
     def name(self) -> str:
@@ -385,6 +388,7 @@ class DeltaLakeTable:
             _count_deletes(table),
             properties.get(COMPLETE, ""),
             mark if is_forged else None,
+            properties.get(FEED, ""),
         )
 
     def _log(self) -> _Log:

@@ -34,6 +34,7 @@ from sluice.pipelines.lake.parquet import is_misread_by_iceberg, read_bounds
 from sluice.pipelines.model.tables import (
     BATCHES,
     COMPLETE,
+    FEED,
     ICEBERG,
     LEDGER,
     MARK,
@@ -92,9 +93,14 @@ class IcebergTable:
     """`ports.Table` in a catalog of Iceberg. Nothing is opened before the first call."""
 
     def __init__(
-        self, name: str, properties: Mapping[str, str], defaults: Mapping[str, Any], feed: str = "FEED"
+        self,
+        name: str,
+        properties: Mapping[str, str],
+        defaults: Mapping[str, Any],
+        feed: str = "FEED",
+        output: str = "",
     ) -> None:
-        self._identifier = name
+        self._identifier, self.output = name, output
         self._properties, self._defaults = dict(properties), dict(defaults)
         self._table: Table | None = None
         self._outcomes = Outcomes(self.name, "catalog", feed)
@@ -108,7 +114,7 @@ class IcebergTable:
         extras.require("pyiceberg")
         settings = feed.table.iceberg
         defaults = {"warehouse": lake.locate("tables"), **_build_options(feed)}
-        return cls(settings.name + suffix, settings.properties(), defaults, feed.name)
+        return cls(settings.name + suffix, settings.properties(), defaults, feed.dataset, feed.output)
 
     @property
     def name(self) -> str:
@@ -415,7 +421,10 @@ def _head(table: Table) -> TableHead:
     properties, snapshot = table.metadata.properties, table.current_snapshot()
     mark = properties.get(MARK, "")
     head = TableHead(
-        properties.get(LEDGER, ""), int(mark) if mark.isdecimal() else 0, complete=properties.get(COMPLETE, "")
+        properties.get(LEDGER, ""),
+        int(mark) if mark.isdecimal() else 0,
+        complete=properties.get(COMPLETE, ""),
+        dataset=properties.get(FEED, ""),
     )
     if snapshot is None:
         return head
@@ -436,6 +445,7 @@ def _head(table: Table) -> TableHead:
         int(summary.get("total-delete-files", 0)),
         head.complete,
         head.mark if forged else None,
+        head.dataset,
     )
 
 

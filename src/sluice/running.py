@@ -55,7 +55,6 @@ from sluice.resources.spark import executors
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.project_files import FleetSettings
-    from sluice.pipelines.tables.sync import Synced
 
 log = logging.getLogger(logs.OURS)
 
@@ -116,6 +115,14 @@ class RunResult:
     @property
     def exit_code(self) -> int:
         return self.error.exit_code if self.error else 0
+
+    def add_table_error(self, error: SluiceError) -> None:
+        """Add the reason why a table is not up to date: outputs may have one each."""
+        if self.table is None:
+            self.table = error
+        else:
+            self.table.message += f"; {error.message}"
+            self.table.remedy += f"; {error.remedy}" if error.remedy != self.table.remedy else ""
 
 
 @dataclass(frozen=True)
@@ -512,24 +519,19 @@ def commit_feed(feed: Feed, open_ports: OpenPorts, report: Reporter, run_id: str
 
 
 def _sync_table(of_feed: FeedRun) -> None:
-    """Bring the feed's table up to the ledger, if it has one."""
-    try:
-        sync_table(of_feed.feed, of_feed.ports, of_feed.ledger, of_feed.report)
-    except SluiceError as error:
-        of_feed.result.table = error
-
-
-def sync_table(feed: Feed, ports: Ports, ledger: Ledger, report: Reporter) -> Synced | None:
-    """Bring the feed's tables up to the ledger. Returns None for a feed without a table. Raises as `sync` of tables."""
+    """Bring the tables of the feed, or of its outputs, up to the ledger, if it has any."""
     from sluice.pipelines.tables.sync import sync
     from sluice.resources.open_ports import open_tables
 
-    if feed.table is None:
-        return None
-    report(Progress("table"))
-    with open_tables(feed, ports.lake) as tables:
-        before = ports.clock() - feed.table.keep_snapshots
-        return sync(ledger, ports.lake, tables, report, expire_before=before)
+    ports, report = of_feed.ports, of_feed.report
+    for dataset in of_feed.feed.tabled:
+        report(Progress("table"))
+        try:
+            with open_tables(dataset, ports.lake) as tables:
+                before = ports.clock() - dataset.table.keep_snapshots if dataset.table else None
+                sync(of_feed.ledger, ports.lake, tables, report, expire_before=before)
+        except SluiceError as error:
+            of_feed.result.add_table_error(error)
 
 
 @contextmanager

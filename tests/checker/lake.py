@@ -110,10 +110,11 @@ class Folder:
                 yield receipt | {"from": str(path.relative_to(self.root))}
 
     def list_visible(self) -> set[str]:
-        """Returns the paths of all files that readers may find. Excludes temporary files of killed writes."""
+        """Returns the paths of all files that readers may find. Excludes temporary files of killed writes, and logs of
+        Delta tables of the feed, or of an output."""
         roots = [self.root / kind / self.feed for kind in ("data", "quarantine")]
-        files = (p for root in roots for p in root.rglob("*") if p.is_file() and not p.name.startswith(".tmp-"))
-        return {str(p.relative_to(self.root)) for p in files}
+        files = [(root, p) for root in roots for p in root.rglob("*") if p.is_file() and not p.name.startswith(".tmp-")]
+        return {str(p.relative_to(self.root)) for root, p in files if "_delta_log" not in p.relative_to(root).parts[:2]}
 
     def get_size(self, path: str) -> int | None:
         file = self.root / path

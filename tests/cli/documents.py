@@ -298,6 +298,7 @@ DOCUMENTS = [
         },
     ),
     Document("table check, table status", TABLE),
+    Document("table check, table status of a split feed", table.OutputTables),
     Document("table rebuild", TABLE, {"applied": bool}),
     Document("table rebuild --dry-run", None, {"applied": bool, "tables": list[str]}),
     Document("table sync", TABLE, {"misread": list[str]}),

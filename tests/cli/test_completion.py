@@ -52,6 +52,10 @@ def test_commands_and_feeds_are_completed(tab: Tab, project: Path) -> None:
     for line in (["run", ""], ["status", ""], ["repair", ""], ["peek", "--feed", ""], ["doctor", ""]):
         assert tab(*line) == ["orders", "payments"]
     assert tab("run", "pay") == ["payments"]
+    (project / "feeds" / "github.yaml").write_text("split: {into: {push: {}, issues: {}}}\ntopics: ]broken")
+    assert tab("table", "sync", "git") == ["github"]
+    (project / "feeds" / "github.yaml").write_text("split: {into: {push: {}, issues: {}}}\n")
+    assert tab("table", "sync", "github.") == ["github.push", "github.issues"]
 
 
 def test_ended_windows_are_completed_newest_first(tab: Tab, project: Path) -> None:

@@ -166,6 +166,8 @@ class Field:
     """Additional environment variables of its runs."""
     runs: int = 0
     name: str = "orders"
+    fields: list[dict[str, Any]] = field(default_factory=list)
+    """Fields that are added to the values of transactions and of the history, in turn."""
 
     @classmethod
     def create(cls, arena: Arena, root: Path, account: Account, partitions: int = 3, **more: Any) -> Self:
@@ -208,7 +210,9 @@ class Field:
         plain, transactional = self.add_notes("plain"), self.add_notes("tied")
         with ExitStack() as stack:
             stack.enter_context(run_verifiable_producer(self.arena, self.topic, plain, rate))
-            stack.enter_context(run_transactions(self.arena, self.topic, self.partitions, transactional, SEED))
+            stack.enter_context(
+                run_transactions(self.arena, self.topic, self.partitions, transactional, SEED, self.fields)
+            )
             yield
 
     def add_notes(self, kind: str) -> Path:

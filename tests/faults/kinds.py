@@ -7,9 +7,9 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,19 @@ from sluice.resources.local.local_kafka import LocalKafka
 from tests.checker.facts import write_lines
 from tests.faults.account import SEED
 from tests.faults.field import Field
+from tests.integration.support import consume_topic
 from tests.resources.kafka.tools import wait_until
+from tests.table_readers import DeltaReader, IcebergReader, Reader, Row, read_by_duckdb
 
 HOUR_MS, HOURS = 3_600_000, 3
 SESSION_MS, TRANSACTION_MS = 3_000, 5_000
 SMALL_TASK, OVERSIZED = "{task_memory: 300MiB}", 17 << 20
 """Tuning for tasks that take batches of 16 MiB, and the bytes of a value beyond that."""
+CONTRACT_MIN = 5
 CONTRACT = {
     "name": "orders",
     "expectations": [
-        {"type": "expect_column_values_to_be_between", "kwargs": {"column": "sequence", "min_value": 5}},
+        {"type": "expect_column_values_to_be_between", "kwargs": {"column": "sequence", "min_value": CONTRACT_MIN}},
         {
             "type": "expect_column_values_to_match_regex",
             "kwargs": {"column": "producer", "regex": "^t", "mostly": 0.9},
@@ -94,16 +97,45 @@ def apply_kind(field: Field, kind: Kind) -> None:
 
 
 def split_feed(field: Field) -> tuple[str, ...]:
-    """Split the feed by producer: two typed outputs, one of them under the contract, and a raw one. Returns them."""
-    names = [f"t{n}" for n in range(1, 100)]
+    """Split the feed by a field: two typed outputs with tables, one of them under the contract, and a raw one. Returns
+    them."""
     typed = {"schema": yaml.safe_load(TYPED["schema"])}
-    into = {"odd": typed | {"values": ["h", *names[::2]]}, "even": typed | {"values": names[1::2]}}
-    rule = {"by": {"field": "producer"}, "into": into, "otherwise": "raw"}
+    catalog = {"type": "sql", "uri": f"sqlite:///{field.root}/catalog.db"}
+    tables: list[dict[str, Any]] = [{"iceberg": {"name": "db.odd", "catalog": catalog}}, {"delta": {}}]
+    into = {name: typed | {"table": table} for name, table in zip(("odd", "even"), tables, strict=True)}
+    field.fields = [{"kind": name} for name in into]
+    rule = {"by": {"field": "kind"}, "into": into, "otherwise": "raw"}
     contract = field.root / "feeds" / f"{field.name}.contract.json"
     contract.rename(contract.with_name(f"{field.name}.odd.contract.json"))
     field.settings |= {"split": json.dumps(rule)}
     del field.settings["schema"]
     return (*into, "otherwise")
+
+
+def check_tables(field: Field) -> None:
+    """Assert that each output's table has the records that a plain consumer reads, and that no snapshot has another."""
+    catalog = {"type": "sql", "uri": f"sqlite:///{field.root}/catalog.db"}
+    readers: dict[str, Reader] = {
+        "odd": IcebergReader("db.odd", catalog),
+        "even": DeltaReader(f"{field.folder.root}/data/{field.name}/even"),
+    }
+    columns, expected = ("kafka_partition", "kafka_offset", "producer", "sequence"), defaultdict[str, list[Row]](list)
+    for record in consume_topic(field.arena.kafka, field.topic):
+        with suppress(ValueError, KeyError, TypeError):
+            value = json.loads(record["value"])
+            output, who, sequence = value["kind"], value["producer"], value["sequence"]
+            if output == "even" or sequence >= CONTRACT_MIN:
+                expected[output].append((record["partition"], record["offset"], who, sequence))
+    for output, reader in readers.items():
+        rows, snapshots = sorted(expected[output]), reader.list_snapshots()
+        assert rows
+        assert reader.read_rows(snapshots[-1], columns) == rows
+        assert read_by_duckdb(reader.list_files(snapshots[-1]), columns) == rows
+        for snapshot in snapshots:
+            older = reader.read_rows(snapshot, columns)
+            assert len(older) == len({row[:2] for row in older}), "a row is there twice"
+            assert {*rows}.issuperset(older)
+        field.account.log(f"table of {output}: {len(rows):,} rows, {len(snapshots)} snapshots")
 
 
 def produce_history(field: Field) -> None:
@@ -113,7 +145,8 @@ def produce_history(field: Field) -> None:
         for hour in range(HOURS, 0, -1):
             for partition in range(field.partitions):
                 who = {"producer": "h", "sequence": sequence}
-                value, stamp = json.dumps(who, indent=1).encode(), now - hour * HOUR_MS
+                more = field.fields[sequence % len(field.fields)] if field.fields else {}
+                value, stamp = json.dumps(who | more, indent=1).encode(), now - hour * HOUR_MS
                 sent = producer.send(field.topic, value, partition=partition, timestamp_ms=stamp).get(60)
                 notes.append(who | {"topic": field.topic, "partition": partition, "offset": sent.offset})
                 sequence += 1

@@ -56,6 +56,8 @@ COMMITTING = ("join", "intent", "record", "leave")
 TRANSACTIONAL = ("init", "begin", "offsets", "end")
 LETTERS = ("post", "letters")
 PLAIN = ("plain",)
+TABLES = ("table",)
+"""A commit to a table: that of rows, or of complete windows."""
 ZOOKEEPER = ("register", "nodes")
 """ZooKeeper transactions: a run registers as owner of its partitions; offsets and marks are written."""
 _TRANSACTIONS = {"registering": "register", "committing": "nodes"}
@@ -66,7 +68,7 @@ def list_points(*effects: str) -> tuple[str, ...]:
     return tuple(f"{when} {effect}" for effect in effects for when in ("before", "after"))
 
 
-NAMES = list_points(*LANDING, *PACKING, *COMMITTING, *TRANSACTIONAL, *LETTERS, *PLAIN)
+NAMES = list_points(*LANDING, *PACKING, *COMMITTING, *TRANSACTIONAL, *LETTERS, *PLAIN, *TABLES)
 """The points of any feed. A feed with offsets in ZooKeeper has additional ones."""
 
 
@@ -81,6 +83,12 @@ def interrupt_at(point: str, signum: signal.Signals = signal.SIGKILL, lake: type
         stack.enter_context(patch.object(local_lake, "_link", trap.wrap_link(local_lake._link)))
         stack.enter_context(patch.object(Wire, "send", trap.wrap_send(Wire.send)))
         stack.enter_context(patch.object(Tree, "transact", trap.wrap_transact(Tree.transact)))
+        if point.split()[1] in TABLES:
+            from deltalake import DeltaTable
+            from pyiceberg.catalog.sql import SqlCatalog
+
+            for library, commit in ((DeltaTable, "create_write_transaction"), (SqlCatalog, "commit_table")):
+                stack.enter_context(patch.object(library, commit, trap.wrap_commit(getattr(library, commit))))
         yield
 
 
@@ -130,6 +138,15 @@ class _Trap:
 
         return wrapper
 
+    def wrap_commit(self, call: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            self.trigger("before", "table")
+            answer = call(*args, **kwargs)
+            self.trigger("after", "table")
+            return answer
+
+        return wrapper
+
     def wrap_transact(self, call: Any) -> Any:
         def wrapper(tree: Tree, operations: Any, doing: str) -> None:
             effect = _TRANSACTIONS.get(doing.partition(" ")[0])
@@ -166,5 +183,5 @@ def _find_effect(method: str, path: str, *args: Any) -> str | None:
         return "clean" if paths.staged_batch(path) is not None else "farewell" if paths.owner_token(path) else None
     if paths.manifest_window(path):
         return "manifest"
-    kind = json.loads(args[0])["kind"]
-    return str(_ENTRIES.get(kind, kind))
+    kind = json.loads(args[0]).get("kind")  # a table's note has none
+    return kind and str(_ENTRIES.get(kind, kind))

@@ -35,6 +35,7 @@ from sluice.resources.liveness import now
 from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup
 from tests.faults.clock import CLOCK, shift_clock
 from tests.faults.points import interrupt_at
+from tests.faults.writers import bring_up
 from tests.integration.support import commit_feed, run
 
 SIGNAL, BOUND_MS, MACHINE, SESSION = (f"SLUICE_FAULTS_{name}" for name in ("SIGNAL", "BOUND_MS", "MACHINE", "SESSION"))
@@ -141,6 +142,8 @@ def main(path: str, point: str = "") -> int:
             landed = run(feed)
             say("landed", batches=[b.number for b in landed.batches], records=count_landed(landed))
             say("committed", status=str(commit_feed(feed).status))
+            if feed.tabled:
+                bring_up(feed)
         except SluiceError as e:
             say("failed", **e.fields())
             return 1

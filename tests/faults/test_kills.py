@@ -19,6 +19,7 @@ from tests.faults.kinds import (
     Kind,
     apply_kind,
     check_letters,
+    check_tables,
     draw_kinds,
     list_quarantined,
     produce_history,
@@ -89,19 +90,22 @@ def test_killed_while_oversized_batches_go_to_quarantine(field: Field) -> None:
 
 
 def test_killed_while_a_topic_is_split(field: Field) -> None:
-    """Each record is in one output, or in quarantine with a dead letter, once. One output has the contract."""
+    """Each record is in one output, or in quarantine with a dead letter, once. One output has the contract. One has an
+    Iceberg table, one a Delta table."""
     kind = Kind("transactional", True, True, "by_partition", "window")
     apply_kind(field, kind)
     outputs = split_feed(field)
     produce_history(field)
     chosen = ["after stage 2", "before receipt", "after receipt 2", "before publish", "after show 2", "before end"]
+    of_tables = ["before table", "after table", "before table 2", "after table 2"]
     with field.run_producers(RATE):
-        for point in chosen:
+        for point in (*chosen, *random.Random(SEED).sample(of_tables, len(of_tables))):
             kill_at_point(field, point)
         field.run_until_clean()
         field.run_baseline(1)
     field.verify()
     check_letters(field)
+    check_tables(field)
     landed = field.folder.root / "data" / field.name
     rows = {
         output: sum(pq.read_metadata(p).num_rows for p in (landed / output).rglob("*.parquet")) for output in outputs

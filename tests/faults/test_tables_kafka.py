@@ -28,7 +28,7 @@ from sluice.resources.open_ports import open_tables
 from tests.faults.account import SEED
 from tests.faults.writers import WRITERS, bring_up, fix, land, merge, start_writer
 from tests.integration.support import FeedProject, consume_topic, open_feed_ledger, open_inline_ports
-from tests.table_readers import DeltaReader, IcebergReader, Reader, read_by_duckdb
+from tests.table_readers import DeltaReader, IcebergReader, Reader, Row, read_by_duckdb
 
 pytestmark = [pytest.mark.faults, pytest.mark.kafka]
 
@@ -37,23 +37,28 @@ COLUMNS = ("kafka_partition", "kafka_offset", "amount")
 
 
 def _write_feed(project: FeedProject, kind: str) -> Feed:
-    iceberg = f"iceberg: {{name: db.orders, catalog: {{type: sql, uri: 'sqlite:///{project.root}/catalog.db'}}}}"
+    catalog = {"type": "sql", "uri": f"sqlite:///{project.root}/catalog.db"}
+    iceberg = {"iceberg": {"name": "db.orders", "catalog": catalog}, "quarantine": True}
+    delta, schema = {"delta": {}, "quarantine": True}, {"id": "int64 not null", "amount": "int32"}
+    rows: dict[str, Any] = {"schema": schema, "table": iceberg if kind == "iceberg" else delta}
+    if kind == "split":
+        into = {"odd": {"schema": schema, "table": iceberg}, "even": {"schema": schema, "table": delta}}
+        rows = {"split": {"by": {"header": "kind"}, "into": into}}
     return project.write_feed(
         format="json",
-        schema="{id: int64 not null, amount: int32}",
         policies="{quarantine_limit: {share: 1.0}}",
         window="{length: 1m, grace: 0s}",
-        table=f"{{{iceberg if kind == 'iceberg' else 'delta: {}'}, quarantine: true}}",
+        **{key: json.dumps(value) for key, value in rows.items()},
     )
 
 
-@pytest.mark.parametrize("kind", ["iceberg", "delta"])
+@pytest.mark.parametrize("kind", ["iceberg", "delta", "split"])
 def test_table_matches_kafka_while_writers_are_killed_at_random(
     kind: str, tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     chance, project = random.Random(SEED), FeedProject(tmp_path, kafka, fresh_topic(partitions=PARTITIONS))
     feed = _write_feed(project, kind)
-    rows, quarantine = _open_readers(project, kind)
+    readers = _open_readers(project, kind)
     ends, numbers = Counter[tuple[str, str]](), iter(range(1 << 30))
     (tmp_path / "ended").mkdir()
     for number in range(ROUNDS):
@@ -67,8 +72,7 @@ def test_table_matches_kafka_while_writers_are_killed_at_random(
                 process.join()
                 ends[writer, "killed"] += 1
         if number % 5 == 4 and number > 5:
-            _check(project, rows)
-            _check(project, quarantine)
+            _check(project, readers)
     ends.update((note.name.partition("-")[0], note.read_text()) for note in (tmp_path / "ended").iterdir())
     assert all(any(how == "killed" for writer, how in ends if writer == name) for name in ("land", "bring_up"))
 
@@ -76,19 +80,31 @@ def test_table_matches_kafka_while_writers_are_killed_at_random(
     assert [how for writer, how in ends if writer == "bring_up" and how.startswith(unexpected)] == []
     for write in (land, fix, merge, bring_up):
         write(feed)
-    with open_inline_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
+    with open_inline_ports(feed) as ports:
         ledger = open_feed_ledger(feed, ports)
         assert audit(ledger, ports.lake, hashes=True).problems == ()
-        for of, table in tables.of_parts:
-            assert compare(ledger, ports.lake, table, table.look(), ledger.read(), of).same
-    records = consume_topic(project.kafka, project.topic)
-    expected = sorted((r["partition"], r["offset"], int(json.loads(r["value"])["amount"])) for r in records)
-    newest = rows.list_snapshots()[-1]
-    assert rows.read_rows(newest, COLUMNS) == expected
-    assert read_by_duckdb(rows.list_files(newest), COLUMNS) == expected
-    assert quarantine.read_rows(quarantine.list_snapshots()[-1], ("partition", "offset")) == []
-    _check(project, rows)
-    _check(project, quarantine)
+        for dataset in feed.tabled:
+            with open_tables(dataset, ports.lake) as tables:
+                for of, table in tables.of_parts:
+                    assert compare(ledger, ports.lake, table, table.look(), ledger.read(), of).same
+    expected = _read_expected(project)
+    for output, (rows, quarantine) in readers.items():
+        newest = rows.list_snapshots()[-1]
+        assert rows.read_rows(newest, COLUMNS) == expected[output]
+        assert read_by_duckdb(rows.list_files(newest), COLUMNS) == expected[output]
+        assert quarantine.read_rows(quarantine.list_snapshots()[-1], ("partition", "offset")) == []
+    _check(project, readers)
+
+
+def _read_expected(project: FeedProject) -> dict[str, list[Row]]:
+    """Returns the records of each output, and of all under the empty name, by a plain consumer."""
+    expected: dict[str, list[Row]] = {"": [], "odd": [], "even": []}
+    for r in consume_topic(project.kafka, project.topic):
+        value = json.loads(r["value"])
+        row = (r["partition"], r["offset"], int(value["amount"]))
+        for output in ("", "odd" if value["id"] % 2 else "even"):
+            expected[output].append(row)
+    return {output: sorted(rows) for output, rows in expected.items()}
 
 
 def _produce(project: FeedProject, chance: random.Random, numbers: Any) -> None:
@@ -99,23 +115,30 @@ def _produce(project: FeedProject, chance: random.Random, numbers: Any) -> None:
         for _ in range(chance.randint(1, 30)):
             n = next(numbers)
             value = {"id": n, "amount": str(n) if n % 10 == 7 else n}
-            producer.send(project.topic, json.dumps(value).encode(), b"%d" % n, partition=p)
+            headers = [("kind", b"odd" if n % 2 else b"even")]
+            producer.send(project.topic, json.dumps(value).encode(), b"%d" % n, headers, partition=p)
     producer.close()
 
 
-def _open_readers(project: FeedProject, kind: str) -> tuple[Reader, Reader]:
-    lake = project.root / ".sluice" / "lake"
-    if kind == "delta":
-        return DeltaReader(f"{lake}/data/orders"), DeltaReader(f"{lake}/quarantine/orders")
+Readers = dict[str, tuple[Reader, Reader]]
+"""By output, readers of the tables of its rows and of its quarantine."""
+
+
+def _open_readers(project: FeedProject, kind: str) -> Readers:
+    lake, below = project.root / ".sluice" / "lake", "orders/even" if kind == "split" else "orders"
     catalog = {"type": "sql", "uri": f"sqlite:///{project.root}/catalog.db"}
-    return IcebergReader("db.orders", catalog), IcebergReader("db.orders_quarantine", catalog)
+    delta = DeltaReader(f"{lake}/data/{below}"), DeltaReader(f"{lake}/quarantine/{below}")
+    iceberg = IcebergReader("db.orders", catalog), IcebergReader("db.orders_quarantine", catalog)
+    return {"odd": iceberg, "even": delta} if kind == "split" else {"": iceberg if kind == "iceberg" else delta}
 
 
-def _check(project: FeedProject, reader: Reader) -> None:
-    """Assert that no snapshot has a duplicate row, a row that is not in Kafka, or a missing file."""
-    records = {(r["partition"], r["offset"]) for r in consume_topic(project.kafka, project.topic)}
-    columns = COLUMNS[:2] if "quarantine" not in str(reader) else ("partition", "offset")
-    for snapshot in reader.list_snapshots():
-        rows_of_snapshot = reader.read_rows(snapshot, columns)
-        assert len(rows_of_snapshot) == len({*rows_of_snapshot}), "a row is there twice"
-        assert records.issuperset(rows_of_snapshot)
+def _check(project: FeedProject, readers: Readers) -> None:
+    """Assert that no snapshot has a duplicate row, a row of another output, or a missing file."""
+    expected = _read_expected(project)
+    for output, pair in readers.items():
+        records = {row[:2] for row in expected[output]}
+        for reader, columns in zip(pair, (COLUMNS[:2], ("partition", "offset")), strict=True):
+            for snapshot in reader.list_snapshots():
+                rows_of_snapshot = reader.read_rows(snapshot, columns)
+                assert len(rows_of_snapshot) == len({*rows_of_snapshot}), "a row is there twice"
+                assert records.issuperset(rows_of_snapshot)

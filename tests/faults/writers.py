@@ -1,4 +1,4 @@
-"""All writers of a feed with a table, each in a separate process, which may be killed: runs, compactions, replays,
+"""All writers of a feed with tables, each in a separate process, which may be killed: runs, compactions, replays,
 repeated landings, publishers. They are started by name. The feed file must exist."""
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ def fix(feed: Feed) -> None:
 
 
 def bring_up(feed: Feed) -> None:
-    """Bring the table up to date, and expire snapshots older than ten seconds, so that files are removed, too."""
-    with open_inline_ports(feed) as opened, open_tables(feed, opened.lake) as tables:
-        sync(open_feed_ledger(feed, opened), opened.lake, tables, expire_before=opened.clock() - 10_000)
+    """Bring the tables up to date, and expire snapshots older than ten seconds, so that files are removed, too."""
+    for dataset in feed.tabled:
+        with open_inline_ports(feed) as opened, open_tables(dataset, opened.lake) as tables:
+            sync(open_feed_ledger(feed, opened), opened.lake, tables, expire_before=opened.clock() - 10_000)
 
 
 def _repair_record(record: Record) -> Any:
