@@ -12,7 +12,7 @@ import secrets
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -108,21 +108,26 @@ class SampleOptions:
         return self.has_range and not self.offsets
 
 
-def _find_feed(session: Session, name: str) -> Feed:
-    """Returns the feed. Raises UsageError for one whose outputs have the contracts."""
-    feed = session.feed(name)
+def _find_dataset(session: Session, name: str) -> Feed:
+    """Returns the feed or output. Raises UsageError for a feed whose outputs have the contracts."""
+    feed = session.find_dataset(name)
     if feed.split:
         raise UsageError(
-            f"feed {name} has `split`, and samples have rows of one contract only",
-            remedy=f"write the contract of an output by hand: feeds/{feed.outputs[0].dataset}.contract.json",
+            f"feed {name} has `split`, and its outputs have the contracts",
+            remedy=f"name one of them: {', '.join(d.dataset for d in feed.outputs)}",
         )
     return feed
+
+
+def _name_file(session: Session, feed: Feed, suffix: str) -> Path:
+    """Returns the path of a file next to the feed's, named after the feed or output."""
+    return session.project.find_feed_file(feed.name).with_suffix(f".{feed.output}{suffix}" if feed.output else suffix)
 
 
 @contextmanager
 def _open_sample(session: Session, feed: Feed, contract: Contract | None, options: SampleOptions) -> Iterator[Sample]:
     """The records, made into rows; their files are removed when the block ends. Raises as `take_sample`."""
-    from sluice.pipelines.landing.sample import SampleRequest, take_sample
+    from sluice.pipelines.landing.sample import SampleRequest, build_sample_shape, take_sample
     from sluice.resources.lake.local_lake import LocalLake
     from sluice.resources.registry.confluent import writers_of
 
@@ -131,7 +136,7 @@ def _open_sample(session: Session, feed: Feed, contract: Contract | None, option
     chosen = options.windows.choose(session, feed)
     session.terminal.show(*window_options.open_window_lines(feed.name, chosen.open_windows))
     records = options.records or (MOST_RECORDS if options.has_range else RECORDS)
-    shape = replace(feed.shape, contract=contract, dropping=False)
+    shape = build_sample_shape(session.feed(feed.name), feed, contract)
     offsets: dict[TopicPartition, list[Range]] = {}
     for r in map(parsing.parse_offset_range, options.offsets or ()):
         offsets.setdefault(TopicPartition(r.topic, r.partition), []).append(Range(r.start, r.end))
@@ -163,6 +168,7 @@ def init(
     FEED.contract.json. No record lands and no offset moves.
 
     $ sluice contract init orders
+    $ sluice contract init github.push
     $ sluice contract init orders --records 200000 --output proposed.json
     $ sluice contract init orders --window 2026-11-20T14 --force
     """
@@ -170,7 +176,7 @@ def init(
     from sluice.pipelines.landing.sample import read_landed
     from sluice.pipelines.quarantine.limit import faults_of
 
-    definition = _find_feed(session, feed)
+    definition = _find_dataset(session, feed)
     extras.require("great_expectations")  # said before a minute of compiling, and before Kafka is asked
     path = _choose_output(session, definition, output, force)
     with _open_sample(session, definition, None, options) as sample:
@@ -189,7 +195,7 @@ def init(
     with session.terminal.working("writing the suite with Great Expectations (loads in a few seconds)"):
         text = _build_suite(definition, proposals, sample, rows.num_rows)
     _write(path, text, force)
-    adopted = session.project.find_feed_file(definition.name).with_suffix(".contract.json")
+    adopted = _name_file(session, definition, ".contract.json")
     session.terminal.show(*_format_proposal(definition, proposals, sample, faults, path, adopted))
     session.terminal.print_document(
         feed=feed,
@@ -205,11 +211,11 @@ def _choose_output(session: Session, feed: Feed, requested: Path | None, force: 
     """Where the proposal goes: never where a feed would read it. Raises UsageError."""
     from sluice.pipelines.contract.suite import CONTRACT
 
-    path = requested or session.project.find_feed_file(feed.name).with_suffix(PROPOSED)
+    path = requested or _name_file(session, feed, PROPOSED)
     if path.name.endswith(CONTRACT):
         raise UsageError(
             f"--output {path}: feeds read contracts from files named like that",
-            remedy=f"write the proposal to another file, such as {feed.name}{PROPOSED}, review it, then rename it",
+            remedy=f"write the proposal to another file, such as {feed.dataset}{PROPOSED}, review it, then rename it",
         )
     if path.exists() and not force:
         raise UsageError(f"{path} exists", remedy="add --force to overwrite it, or choose another file with --output")
@@ -222,8 +228,8 @@ def _build_suite(feed: Feed, proposals: Sequence[Proposal], sample: Sample, rows
     from sluice.resources.great_expectations import suite_text
 
     offsets = [str(r.offset_range) for r in sample.receipts]
-    meta = {"proposed_by": "sluice contract init", "feed": feed.name, "rows": rows, "offsets": offsets}
-    text = suite_text(feed.name, [p.item for p in proposals], {"sluice": meta})
+    meta = {"proposed_by": "sluice contract init", "feed": feed.dataset, "rows": rows, "offsets": offsets}
+    text = suite_text(feed.dataset, [p.item for p in proposals], {"sluice": meta})
     try:
         parse_contract(text.encode(), feed.columns, feed.shape.column_rules)
     except ContractError as error:
@@ -232,7 +238,7 @@ def _build_suite(feed: Feed, proposals: Sequence[Proposal], sample: Sample, rows
 
 
 def _write(path: Path, text: str, force: bool) -> None:
-    """Write the file whole or not at all; without `force`, never over a file that appeared in between."""
+    """Write the file feed_shape or not at all; without `force`, never over a file that appeared in between."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -248,14 +254,14 @@ def _write(path: Path, text: str, force: bool) -> None:
 def _format_proposal(
     feed: Feed, proposals: Sequence[Proposal], sample: Sample, faults: Sequence[Fault], path: Path, adopted: Path
 ) -> Iterator[RenderableType]:
-    yield heading(f"Proposed for {feed.name}", _sample_line(sample))
+    yield heading(f"Proposed for {feed.dataset}", _sample_line(sample))
     rows = [(p.column, p.type.removeprefix("expect_column_"), _format_kwargs(p.kwargs), p.why) for p in proposals]
     yield table(("column", "expectation", "arguments", "reason"), rows)
     yield from _format_unfit(faults, sample.counts)
     yield good(f"{many(len(proposals), 'expectation')}, all of them warnings, written to {path}")
     yield "  No feed reads this file. Review it, mark critical expectations, then adopt and try it:"
     yield copyable(shlex.join(("mv", str(path), str(adopted))))
-    yield copyable(f"sluice contract check {feed.name}")
+    yield copyable(f"sluice contract check {feed.dataset}")
 
 
 def _sample_line(sample: Sample) -> str:
@@ -323,7 +329,7 @@ def check(
     """
     from sluice.pipelines.validation.batch_expectations import hold_whole
 
-    definition = _find_feed(session, feed)
+    definition = _find_dataset(session, feed)
     contract = _read_contract(session, definition, file)
     with _open_sample(session, definition, contract, options) as sample:
         with session.terminal.working("checking batch expectations"):
@@ -363,12 +369,12 @@ def _read_contract(session: Session, feed: Feed, file: Path | None) -> Contract:
     """The feed's contract, or that of another file; Great Expectations can load it, too. Raises FeedError."""
     from sluice.pipelines.contract.suite import CONTRACT, ContractError, ContractProblem, read_contract
 
-    path = file or session.project.find_feed_file(feed.name).with_suffix(CONTRACT)
+    path = file or _name_file(session, feed, CONTRACT)
     try:
         contract = read_contract(path, feed.columns, feed.shape.column_rules)
         if contract is None:
             raise FeedError(
-                f"no contract at {path}", remedy=f"propose one with sluice contract init {feed.name}, and review it"
+                f"no contract at {path}", remedy=f"propose one with sluice contract init {feed.dataset}, and review it"
             )
         with session.terminal.working("loading the contract with Great Expectations (a few seconds)"):
             if refused := _of_gx(path):
@@ -476,7 +482,7 @@ def _format_share(sample: Sample) -> str:
 
 
 def _format_trial(t: _ContractTrial) -> Iterator[RenderableType]:
-    yield heading(f"Contract of {t.feed.name}", f"{_sample_line(t.sample)}; contract {t.contract.hash}")
+    yield heading(f"Contract of {t.feed.dataset}", f"{_sample_line(t.sample)}; contract {t.contract.hash}")
     names = ("expectation", "severity", "checked", "broken", "share", "first")
     yield table(names, [_build_row(t, o) for o in t.outcomes], right="checked broken share")
     if t.left_out:

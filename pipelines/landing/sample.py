@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.errors import Failed, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.topic_selection import match
@@ -51,7 +52,8 @@ MOST_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """The newest records of these windows (their starts, ms) and offsets; without both, of the whole log."""
+    """The newest records of these windows (their starts, ms) and offsets; without both, of the whole log. `shape`: that
+    of the whole feed, also for a sample of one output."""
 
     shape: Shape
     records: int
@@ -61,8 +63,8 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Records made into rows of the shape, in a scratch lake. `complete`: these are all requested records, not only the
-    newest. `earlier`: the rows of earlier batches, for a sample of one window."""
+    """Records made into rows of the shape, in a scratch lake; of an output, its own. `complete`: these are all
+    requested records, not only the newest. `earlier`: the rows of earlier batches, for a sample of one window."""
 
     receipts: tuple[Receipt, ...]
     lake: Lake
@@ -84,6 +86,16 @@ class Sample:
         return [p.staged for r in self.receipts for p in r.of(PartKind.QUARANTINED)]
 
 
+def build_sample_shape(feed: Feed, dataset: Feed, contract: Contract | None) -> Shape:
+    """Returns the shape of records of a feed, or of the outputs of which `dataset` is one: only its rows have the
+    contract."""
+    shape = replace(dataset.shape, contract=contract, dropping=False)
+    if (split := feed.shape.split) is None:
+        return shape
+    others = {name: replace(own, contract=None, dropping=False) for name, own in split.shapes.items()}
+    return replace(feed.shape, dropping=False, split=replace(split, shapes=others | {dataset.output: shape}))
+
+
 def take_sample(
     feed: Feed, ports: Ports, request: SampleRequest, lake: Lake, writers: WriterSchemas | None, report: Reporter
 ) -> Sample:
@@ -102,10 +114,13 @@ def take_sample(
     for failed in (o for o in outcomes if isinstance(o, RangeFailure)):
         tp = failed.offset_range.tp
         raise Failed(failed.message, remedy=failed.remedy, topic=tp.topic, partition=tp.partition)
-    receipts = tuple(o for o in outcomes if isinstance(o, Receipt))
+    receipts, why = tuple(o for o in outcomes if isinstance(o, Receipt)), "were compacted away"
+    if shape.split and feed.output:
+        receipts, why = tuple(shape.select(r, feed.output) for r in receipts), "none of this output"
+        shape, earlier = shape.datasets[feed.output], ()
     sample = Sample(receipts, lake, shape, writers, complete, earlier)
     if not sample.records:
-        raise _build_no_records(feed, "the offsets hold only control records, or were compacted away")
+        raise _build_no_records(feed, f"the offsets hold only control records, or {why}")
     return sample
 
 

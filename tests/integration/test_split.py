@@ -319,7 +319,7 @@ def test_a_contract_of_the_feed_itself_is_refused(project: FeedProject, call: Ca
     write_split_feed(project)
     code, printed = call("contract", "init", "github")
     assert code == 2, printed
-    assert "feeds/github.push.contract.json" in printed
+    assert "github.push, github.issues" in printed
     for name, remedy in {"github": "github.push.contract.json", "github.stars": "push, issues"}.items():
         path = project.root / "feeds" / f"{name}.contract.json"
         path.write_text("{}")
@@ -327,6 +327,33 @@ def test_a_contract_of_the_feed_itself_is_refused(project: FeedProject, call: Ca
         assert code == 2, printed
         assert remedy in " ".join(printed.split()), printed
         path.unlink()
+
+
+def test_a_contract_is_proposed_and_tried_for_one_output(project: FeedProject, call: Call) -> None:
+    """By its records alone: those of `push` break an expectation, and those of `issues` do not count."""
+    produce(project, 600)
+    write_split_feed(project, policies=LENIENT)
+    expected = expect(project, choose_by_header)
+    code, printed = call("contract", "init", "github.push", "--json")
+    assert code == 0, printed
+    assert printed["sample"]["landed"] == len(expected["push"])
+    assert printed["sample"]["quarantined"] == sum(of == "push" for of in expected["refused"].values())
+    assert {p["kwargs"]["column"] for p in printed["proposals"]} <= {"ref", "n", "kafka_key"}
+    proposed = Path(printed["file"])
+    assert proposed.name == "github.push.contract.proposed.json"
+    proposed.rename(proposed.with_name("github.push.contract.json"))
+    code, printed = call("contract", "check", "github.push", "--json")
+    assert (code, printed["published"]) == (0, True), printed
+    expectation = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "n", "max_value": 99}}
+    suite = {"name": "push", "expectations": [expectation], "meta": {"great_expectations_version": "1.24.1"}}
+    (project.root / "feeds" / "github.push.contract.json").write_text(json.dumps(suite))
+    code, printed = call("contract", "check", "github.push", "--json")
+    (outcome,) = printed["expectations"]
+    assert outcome["unexpected"] == sum(n > 99 for _, n in expected["push"].values())
+    assert outcome["checked"] == len(expected["push"])
+    code, printed = call("contract", "check", "github.issues")
+    assert code == 2, printed
+    assert "sluice contract init github.issues" in printed
 
 
 def test_dead_letters_of_outputs_are_in_log_order(project: FeedProject, fresh_topic: Callable[..., str]) -> None:
