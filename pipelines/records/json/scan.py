@@ -20,7 +20,8 @@ is created for a record.
 Spans are those of `columns.spans`, levels those of `columns.nodes`: a node has a slot for each row, or for each element
 of its level.
 
-Records of one producer differ in their values only. The bytes around the values of one record are a *template*:
+Records of one producer differ in their values only. The bytes around the values of one record, among them those of
+members that no field has a name for, are a *template*:
 `_fits_template` reads records that match it byte by byte. `_record` reads all others, and it alone refuses records.
 Both write the same spans.
 """
@@ -86,6 +87,8 @@ DEMANDS = 14  # whether any child of a struct is required
 NODE_FIELDS = CELLS
 
 TEXT, NUMBER, TRUTH, ANYTHING, STRUCT, LIST, MAP = 0, 1, 2, 3, 4, 5, 6
+FITS, FITS_INSIDE = int64(1), int64(2)
+UNKNOWN = 7  # of a step: a member that no field has a name for
 
 # --- a template: a row of `steps` for each value, and one for the bytes after the last ---------------------------
 
@@ -99,6 +102,8 @@ STEP_DEPTH = 6  # objects that it is in
 STEP_LENGTH = 7  # bytes of the text before; a bit for each and for the quote, 0: they vary
 STEP_ENDS = 8
 STEP_MISSES = 9  # texts of this block with another length than the one before
+STEP_NAME = 10  # of an unknown member: bytes from its name to its value, 0 within a field; and bytes of the name
+STEP_NAME_SIZE = 11
 MOST_MISSES = 16
 TEMPLATE_BYTES = 4096
 BEYOND = 128  # bytes behind a record that may be read with it
@@ -124,6 +129,8 @@ STEPS = 12  # values of the template; −1: there is none
 UNFIT = 13  # whether the record before did not fit
 DOUBTS = 14
 TRAIL = 15  # values of the record at hand, in their order; −1: it makes no template
+TRAIL_FIELDS = 4  # of a value: its node and place; of an unknown member (node −1): the end, and where its name is
+MOST_UNKNOWN = 16  # unknown members in a template
 INSIDE = 16  # whether the record at hand has unknown members inside of its fields
 INSIDES = 17  # rows of this block that have
 SLOTS = 18
@@ -141,7 +148,7 @@ _CROWDED = 99  # a level is full: no fault of the record
 class ScanTables(NamedTuple):
     """A schema as arrays, and the room that scanning needs. `follow`, `counts` and all after them are written.
 
-    `trail` has node and place of each value of the record at hand, `steps` and `template` are the template.
+    `trail` has the values of the record at hand, `steps` and `template` are the template.
     """
 
     nodes: Array
@@ -673,10 +680,17 @@ def _record(buf: Array, at: int, end: int, t: ScanTables, results: ScanResults) 
                 return CUT, end - begin
             b = byte(buf, at)
             if child < 0:
-                trail = int64(-1)
                 stop, code = skip(buf, at, end, depth, t.nest)
                 if stop < 0:
                     return code, -1 - stop - begin
+                if TRAIL_FIELDS * (trail + 1) > t.trail.size:
+                    trail = int64(-1)
+                elif trail >= 0:
+                    put(t.trail, TRAIL_FIELDS * trail, -1)
+                    put(t.trail, TRAIL_FIELDS * trail + 1, at)
+                    put(t.trail, TRAIL_FIELDS * trail + 2, stop)
+                    put(t.trail, TRAIL_FIELDS * trail + 3, name if depth == 1 else int64(-1))
+                    trail += 1
                 if depth == 1:
                     _append_extra(t, results, buf, name, name_end, at, stop, not extras)
                     extras = True
@@ -686,11 +700,11 @@ def _record(buf: Array, at: int, end: int, t: ScanTables, results: ScanResults) 
             else:
                 want = cell(nodes, child, SHAPE)
                 # A list or map varies in length, so its record makes no template.
-                if want > STRUCT or 2 * trail + 2 > t.trail.size:
+                if want > STRUCT or TRAIL_FIELDS * (trail + 1) > t.trail.size:
                     trail = int64(-1)
                 elif trail >= 0:
-                    put(t.trail, 2 * trail, child)
-                    put(t.trail, 2 * trail + 1, at)
+                    put(t.trail, TRAIL_FIELDS * trail, child)
+                    put(t.trail, TRAIL_FIELDS * trail + 1, at)
                     trail += 1
                 if want == TEXT and b == 0x22:
                     stop, kind = string(buf, at + 1, end)
@@ -794,7 +808,7 @@ def _learn(buf: Array, at: int, end: int, t: ScanTables) -> None:
         node = int64(0)
         stop = end
         if k < values:
-            node, stop = item(t.trail, 2 * k), item(t.trail, 2 * k + 1)
+            node, stop = item(t.trail, TRAIL_FIELDS * k), item(t.trail, TRAIL_FIELDS * k + 1)
         size = stop - at
         # 32 bytes are compared at once, so the template keeps as many behind its last text.
         if size > TEMPLATE_BYTES - 32 - used:
@@ -803,14 +817,20 @@ def _learn(buf: Array, at: int, end: int, t: ScanTables) -> None:
             t.template[used + i] = byte(buf, at + i)
         step = t.steps[k]
         step[STEP_NODE] = node
-        step[STEP_SHAPE] = cell(t.nodes, node, SHAPE)
-        step[STEP_REQUIRED] = cell(t.nodes, node, REQUIRED)
+        step[STEP_SHAPE] = UNKNOWN if node < 0 else cell(t.nodes, node, SHAPE)
+        step[STEP_REQUIRED] = 0 if node < 0 else cell(t.nodes, node, REQUIRED)
         step[STEP_SIZE], step[STEP_AT], step[STEP_DEPTH] = size, used, depth
         step[STEP_LENGTH], step[STEP_ENDS], step[STEP_MISSES] = 0, 0, 0
         step[STEP_MASK] = (int64(1) << (size if size <= 32 else ((size - 1) & 31) + 1)) - 1
         used += size
         at = stop
-        if k < values:
+        if node < 0:
+            at, name = item(t.trail, TRAIL_FIELDS * k + 2), item(t.trail, TRAIL_FIELDS * k + 3)
+            step[STEP_NAME] = step[STEP_NAME_SIZE] = 0
+            if name >= 0:
+                name_end, _ = string(buf, name + 1, stop)
+                step[STEP_NAME], step[STEP_NAME_SIZE] = stop - name, name_end + 1 - name
+        elif k < values:
             # The next text begins behind the value; behind a struct's brace, since its members are steps of their own.
             span = t.spans[cell(t.nodes, node, BASE) + t.counts[0]]
             if step[STEP_SHAPE] == STRUCT:
@@ -863,6 +883,21 @@ def _value_like_before(buf: Array, at: int, end: int, t: ScanTables, k: int) -> 
     return int64(-1), int64(0)
 
 
+@inner
+def _skip_unknown(
+    buf: Array, at: int, end: int, t: ScanTables, results: ScanResults, k: int, before: int
+) -> int:
+    """The byte after an unknown member's value, which is the template's value `k`; −1 when it is no JSON.
+
+    The member is appended to `extra` if it is the record's own, where `before` others precede it.
+    """
+    stop, _ = skip(buf, at, end, cell(t.steps, k, STEP_DEPTH), t.nest)
+    name = at - cell(t.steps, k, STEP_NAME)
+    if stop >= 0 and name < at:
+        _append_extra(t, results, buf, name, name + cell(t.steps, k, STEP_NAME_SIZE), at, stop, before == 0)
+    return max(stop, int64(-1))
+
+
 @inlined
 def _expect(t: ScanTables, k: int, size: int) -> None:
     """Expect texts of this size for value `k` of the template, unless the size changed often in this block."""
@@ -875,16 +910,17 @@ def _expect(t: ScanTables, k: int, size: int) -> None:
 
 
 @inlined
-def _fits_template(buf: Array, at: int, end: int, t: ScanTables) -> bool:
-    """Returns whether the record matches the template. Its spans are noted then, and none otherwise.
+def _fits_template(buf: Array, at: int, end: int, t: ScanTables, results: ScanResults) -> int:
+    """Returns FITS if the record matches the template, FITS_INSIDE if fields of it have unknown members, else 0. Its
+    spans and unknown members are noted if it fits; no spans otherwise.
 
     Most reads need no check of their own: a step begins before `end`, compares up to 32 bytes and reads up to 34 more,
     and the buffer has BEYOND bytes behind `end`.
     """
     if end > buf.size - BEYOND:
-        return False
+        return int64(0)
     values, out = t.state[STEPS], t.counts[0]
-    k = int64(0)
+    k, unknown, fit = int64(0), int64(0), FITS
     while at < end:
         size = cell(t.steps, k, STEP_SIZE)
         # A branch, not a choice between two values of `at`: the processor then reads on while it compares.
@@ -896,7 +932,11 @@ def _fits_template(buf: Array, at: int, end: int, t: ScanTables) -> bool:
         at += size
         if k == values:
             if at == end:
-                return True
+                if unknown:
+                    results.extra[t.state[EXTRA]] = 0x7D
+                    t.state[EXTRA] += 1
+                    t.state[EXTRAS] += 1
+                return fit
             break
         want = cell(t.steps, k, STEP_SHAPE)
         b = byte(buf, at)
@@ -927,6 +967,16 @@ def _fits_template(buf: Array, at: int, end: int, t: ScanTables) -> bool:
                 break
             span = pack(at, stop, kind)
             at = stop
+        elif want == UNKNOWN:
+            at = _skip_unknown(buf, at, end, t, results, k, unknown)
+            if at < 0:
+                break
+            if cell(t.steps, k, STEP_NAME):
+                unknown += 1
+            else:
+                fit = FITS_INSIDE
+            k += 1
+            continue
         else:
             at, span = _value_like_before(buf, at, end, t, k)
             if at < 0:
@@ -934,8 +984,9 @@ def _fits_template(buf: Array, at: int, end: int, t: ScanTables) -> bool:
         put(t.spans, cell(t.nodes, cell(t.steps, k, STEP_NODE), BASE) + out, span)
         k += 1
     for done in range(k):  # `_record` reads it next, and takes a span that is there for a second value
-        put(t.spans, cell(t.nodes, cell(t.steps, done, STEP_NODE), BASE) + out, 0)
-    return False
+        if cell(t.steps, done, STEP_SHAPE) != UNKNOWN:
+            put(t.spans, cell(t.nodes, cell(t.steps, done, STEP_NODE), BASE) + out, 0)
+    return int64(0)
 
 
 @inner
@@ -997,17 +1048,19 @@ def scan(values: Array, ends: Array, valid: Array, t: ScanTables, results: ScanR
             t.counts[0] = state[OUT]
             state[NOTE] = OK
             trying = state[DOUBTS] <= MOST_DOUBT
-            fits = False
+            fits = int64(0)
             if trying and state[STEPS] >= 0:
-                fits = _fits_template(values, at, end, t)
+                fits = _fits_template(values, at, end, t, results)
             if fits:
+                state[INSIDE] = fits - FITS
                 state[UNFIT] = 0
                 state[DOUBTS] = max(state[DOUBTS] - 1, 0)
             else:
+                state[EXTRA] = extra  # the template may have begun with unknown members
                 code, where = _record(values, at, end, t, results)
-                if code == OK and state[NOTE] == OK and state[INSIDE]:
-                    results.inside[state[INSIDES]] = row
-                    state[INSIDES] += 1
+            if code == OK and state[NOTE] == OK and state[INSIDE]:
+                results.inside[state[INSIDES]] = row
+                state[INSIDES] += 1
             # The record did not fit the room of a list: the block ends before it, and it begins the next one.
             if code == _CROWDED:
                 _wipe(t)

@@ -50,8 +50,8 @@ def make_tables(nodes: tuple[SchemaNode, ...]) -> ScanTables:
         stack=np.zeros(2 * (scan.MOST_DEPTH + 1), np.int64),
         nest=np.zeros(scan.MOST_DEPTH, np.uint8),
         scratch=np.zeros(scan.LONGEST_KEY, np.uint8),
-        trail=np.zeros(2 * len(nodes), np.int64),
-        steps=np.zeros((len(nodes) + 1, scan.NODE_FIELDS), np.int64),
+        trail=np.zeros(scan.TRAIL_FIELDS * (len(nodes) + scan.MOST_UNKNOWN), np.int64),
+        steps=np.zeros((len(nodes) + scan.MOST_UNKNOWN + 1, scan.NODE_FIELDS), np.int64),
         template=np.zeros(scan.TEMPLATE_BYTES, np.uint8),
         state=state,
     )

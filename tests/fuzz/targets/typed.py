@@ -166,7 +166,8 @@ def _make_seeds() -> list[bytes]:
     # Records that differ in their values alone, which are read by a template, and some that differ in more.
     alike = [f'{{"b": "x{i}", "a": {i}, "ab": {i}.5}}' for i in range(12)]
     nested_alike = [f'{{"e":{i},"s":{{"a":{{"b":"x{i}","c":[{i}]}},"d":"aGVs"}}}}' for i in range(12)]
-    for records in (alike, nested_alike):
+    strange = [f'{{"zz":[{i}],"b":"x{i}","yy":"t{i}","a":{i},"s":{{"q":{i},"d":"aGVs"}}}}' for i in range(12)]
+    for records in (alike, nested_alike, strange):
         unlike = [text[: 3 * i] + text[3 * i + 1 :] for i, text in enumerate(records)]
         mixed = [text for pair in zip(records, records, unlike, strict=True) for text in pair]
         joined += [BETWEEN.join(text.encode() for text in texts) for texts in (records, mixed)]

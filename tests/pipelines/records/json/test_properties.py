@@ -252,8 +252,12 @@ def generate_case(draw: st.DrawFn) -> tuple[Schema, list[bytes | None]]:
 
 @st.composite
 def generate_layout(draw: st.DrawFn, fields: tuple[Field, ...]) -> list[str | Type]:
-    """Generate an object with fixed names and white space, and with the type in place of each value."""
-    chosen = draw(st.permutations([f for f in fields if draw(st.integers(0, 9))]))
+    """Generate an object with fixed names and white space, and with the type in place of each value. It may have
+    members that the schema does not name."""
+    unknown = [
+        Field(draw(st.text(max_size=5)), Type(Kind.JSON)) for _ in range(draw(st.sampled_from((0, 0, 1, 2, 20))))
+    ]
+    chosen = draw(st.permutations([*(f for f in fields if draw(st.integers(0, 9))), *unknown]))
     pieces: list[str | Type] = ["{"]
     for index, f in enumerate(chosen):
         pieces.append(
@@ -423,6 +427,39 @@ USUAL = b'{"n":1,"s":{"t":"a","j":[1]},"b":true}'
 def test_record_unlike_its_neighbours_matches_an_independent_reader(unlike: bytes) -> None:
     schema = parse_schema({"n": "int32 not null", "s": "struct<t:string, j:json not null>", "b": "bool"})
     check(schema, [USUAL, USUAL, USUAL, unlike, USUAL, unlike, unlike, USUAL, unlike, LAST])
+
+
+STRANGE = b'{"x":"a","n":1,"y" : [{"z":1}],"s":{"u":1,"t":"a","j":[1],"v":{}},"b":true,"n2":-1.5}'
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        STRANGE.replace(b'"a",', b'"a\\u00e4\xc3\xa4",', 1),
+        STRANGE.replace(b'"a",', b'"\\ud800",', 1),
+        STRANGE.replace(b'"a",', b"null,", 1),
+        STRANGE.replace(b'[{"z":1}]', b"[" * 99 + b"]" * 99),
+        STRANGE.replace(b'[{"z":1}]', b"[" * 98 + b"]" * 98),
+        STRANGE.replace(b'[{"z":1}]', b"[{]"),
+        STRANGE.replace(b"-1.5", b"-1.5.5"),
+        STRANGE.replace(b"-1.5", b"x"),
+        STRANGE.replace(b'"u":1', b'"u":"' + b"w" * 100 + b'"'),
+        STRANGE.replace(b'"u":1', b'"u":tru'),
+        STRANGE.replace(b'"v":{}', b'"v":{"w":[]}'),
+        STRANGE.replace(b'"v":{}', b'"w":{}'),
+        STRANGE.replace(b'"x"', b'"y"'),
+        STRANGE.replace(b'"n":1', b'"n":"1"'),
+        STRANGE.replace(b'"n":1', b'"n":null'),
+        STRANGE.replace(b'{"x":"a",', b"{"),
+        *(STRANGE[:i] for i in range(len(STRANGE))),
+    ],
+)
+def test_unknown_members_of_records_alike_match_an_independent_reader(unlike: bytes) -> None:
+    schema = parse_schema({"n": "int32 not null", "s": "struct<t:string, j:json not null>", "b": "bool"})
+    other = STRANGE.replace(b":1", b":22").replace(b'"a"', b'"' + b"long " * 20 + b'"')
+    check(schema, [STRANGE, STRANGE, other, unlike, STRANGE, unlike, unlike, other, unlike, LAST])
+    flat = parse_schema({"n": "int32 not null"})
+    check(flat, [STRANGE, STRANGE, other, unlike, STRANGE, unlike, unlike, other, unlike, LAST])
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 31, 32, 33, 63, 64, 65, 200])
