@@ -884,9 +884,7 @@ def _value_like_before(buf: Array, at: int, end: int, t: ScanTables, k: int) -> 
 
 
 @inner
-def _skip_unknown(
-    buf: Array, at: int, end: int, t: ScanTables, results: ScanResults, k: int, before: int
-) -> int:
+def _skip_unknown(buf: Array, at: int, end: int, t: ScanTables, results: ScanResults, k: int, before: int) -> int:
     """The byte after an unknown member's value, which is the template's value `k`; −1 when it is no JSON.
 
     The member is appended to `extra` if it is the record's own, where `before` others precede it.
