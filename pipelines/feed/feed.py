@@ -410,11 +410,8 @@ class Feed(Settings):
     def _check_split(self) -> Self:
         if self.split is None:
             return self
-        own = [n for n in ("key", "columns") if getattr(self, n)]
-        if own:
-            raise ValueError(
-                f"has `split` and {' and '.join(f'`{n}`' for n in own)}, which no output of it can have yet"
-            )
+        if self.columns:
+            raise ValueError("has `split` and `schema`; give each output its own")
         if self.policies.on_drift is OnDrift.EVOLVE:
             raise ValueError("has `split` and `on_drift: evolve`; name new fields in the schemas of its outputs")
         return self

@@ -213,7 +213,7 @@ def _read(
     return tuple(replace(p, key=spellings.get(p.key, p.key)) for p in result)
 
 
-_OF_OUTPUTS = ("format", "schema_file", "wire_format", "message")
+_OF_OUTPUTS = ("format", "schema_file", "wire_format", "message", "key")
 """Keys of a feed with `split` that hold for each of its outputs which has no value of its own."""
 
 
@@ -271,7 +271,7 @@ def _find_unprotected(feed: Feed, outputs: Sequence[Feed]) -> Iterator[FileProbl
         yield FileProblem("split.otherwise", what, "use `quarantine` or `drop`")
 
 
-_NOT_OF_OUTPUTS = ("split", "schema", "key", "table", "description", "descriptions")
+_NOT_OF_OUTPUTS = ("split", "schema", "table", "description", "descriptions")
 _OF_FIELDS = (RecordFormat.JSON, RecordFormat.JSON_SCHEMA)
 
 

@@ -370,3 +370,29 @@ def test_dead_letters_of_outputs_are_in_log_order(project: FeedProject, fresh_to
     assert all(offsets == sorted(offsets) for offsets in sent.values())
     expected = expect(project, choose_by_header)["refused"].keys()
     assert {(p, offset) for p, offsets in sent.items() for offset in offsets} == expected
+
+
+def test_keys_of_all_outputs_are_typed(project: FeedProject) -> None:
+    producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap)
+    for i in range(60):
+        key = b"no JSON" if i % 20 == 9 else json.dumps({"id": i}).encode()
+        body = {"n": i, "ref": "r", "number": i}
+        producer.send(project.topic, json.dumps(body).encode(), key, [(KIND, b"issues" if i % 3 else b"push")], i % 3)
+    producer.close()
+    path = project.root / "schemas" / "key.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}))
+    key_section = "{format: json_schema, schema_file: schemas/key.json, wire_format: bare}"
+    feed = write_split_feed(project, policies=LENIENT, key=key_section)
+    run(feed)
+    rows = [
+        (path.parts[-4], row["key_id"], row["n"])
+        for path in Path(feed.lake, "data").rglob("*.parquet")
+        for row in pq.ParquetFile(path).read().to_pylist()
+    ]
+    expected = {(i, i) for i in range(60) if i % 20 != 9}
+    assert {row[1:] for row in rows} == expected
+    assert len(rows) == len(expected)
+    assert {at[1] for at in read_quarantine(feed)} != set()
+    report = rescan_feed(feed)
+    assert (report.problems, report.compared) == ((), 57)
