@@ -70,11 +70,29 @@ def feed_of(task: PeerTask, out: Path) -> Feed:
     }
     if task.format:
         return _with_schema(task, settings, out)
+    rows = os.environ.get("SLUICE_BENCH_ROWS", "")
+    if rows == "split":
+        return _with_outputs(task, settings, out)
     if task.schema:
-        settings |= {"format": "json", "schema": task.schema}
+        settings |= {"format": "json", "schema": task.schema | _MORE_COLUMNS.get(rows, {})}
+    if rows == "protected":
+        settings |= {"protect": {"sent": {"hmac": "a key of the benchmark"}}}
     feed = Feed.model_validate(settings, context={"root": out.parent})
     contract = parse_contract(task.contract.encode(), feed.columns) if task.contract else None
     return feed.model_copy(update={"contract": contract})
+
+
+_MORE_COLUMNS = {rows: {"sent": "string header trace"} for rows in ("placed", "protected")}
+
+
+def _with_outputs(task: PeerTask, settings: dict[str, Any], out: Path) -> Feed:
+    """A feed with three outputs, chosen by a field of the orders."""
+    into: dict[str, Any] = {"web": {}, "stores": {"values": ["store", "app"]}, "phone": {}}
+    typed, context = {"format": "json", "schema": task.schema}, {"root": out.parent}
+    feed = Feed.model_validate(settings | {"split": {"by": {"field": "channel"}, "into": into}}, context=context)
+    outputs = [Feed.model_validate(settings | typed, context=context) for _ in into]
+    named = (o.model_copy(update={"output": name}) for name, o in zip(into, outputs, strict=True))
+    return feed.model_copy(update={"outputs": tuple(named)})
 
 
 def _with_schema(task: PeerTask, settings: dict[str, Any], out: Path) -> Feed:

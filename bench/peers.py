@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from bench.check import PeerLayout
+from bench.check import TYPED, PeerLayout
 from bench.packages import make_python_path, packages
 from bench.stand import PeerTask
 from sluice.pipelines.errors import Failed, UsageError
@@ -99,6 +99,17 @@ SLUICE_APART = Peer(
     "Sluice, a file for each offset range",
     "bench.peer_sluice",
     environment={"SLUICE_BENCH_FILES_APART": "yes"},
+)
+_ROWS = {
+    "placed": Peer("sluice-placed", "with a header as a column", "bench.peer_sluice"),
+    # The header itself is hashed as well.
+    "protected": Peer(
+        "sluice-protected", "with the hash of a header", "bench.peer_sluice", layout=replace(TYPED, headers="")
+    ),
+    "split": Peer("sluice-split", "split in three by a field", "bench.peer_sluice"),
+}
+SLUICE_PLACED, SLUICE_PROTECTED, SLUICE_SPLIT = (
+    replace(peer, environment={"SLUICE_BENCH_ROWS": rows}) for rows, peer in _ROWS.items()
 )
 SPARK = Peer(
     "spark",

@@ -19,7 +19,10 @@ from bench.peers import (
     RUST,
     SLUICE,
     SLUICE_APART,
+    SLUICE_PLACED,
     SLUICE_PROCESSES,
+    SLUICE_PROTECTED,
+    SLUICE_SPLIT,
     SPARK,
     Peer,
 )
@@ -82,6 +85,12 @@ _OTHERS = (
     _race_of("avro", "Avro", workloads.AVRO_ORDERS, SPARK, CONFLUENT_KAFKA, also=(RUST,)),
     _race_of("protobuf", "Protobuf", workloads.PROTOBUF_ORDERS, CONFLUENT_KAFKA),
     _race_of("json_schema", "JSON Schema", workloads.JSON_SCHEMA_ORDERS, SPARK, CONFLUENT_KAFKA),
+    Race(
+        "rows",
+        "9 fields of JSON typed, and the same with a header of every tenth record, or in three datasets",
+        workloads.TYPED_ORDERS,
+        (SLUICE, SLUICE_PLACED, SLUICE_PROTECTED, SLUICE_SPLIT),
+    ),
     Race(
         "dlt",
         "Kafka's columns into Parquet; dlt's are without headers",
