@@ -91,8 +91,8 @@ def _with_outputs(task: PeerTask, settings: dict[str, Any], out: Path) -> Feed:
     typed, context = {"format": "json", "schema": task.schema}, {"root": out.parent}
     feed = Feed.model_validate(settings | {"split": {"by": {"field": "channel"}, "into": into}}, context=context)
     outputs = [Feed.model_validate(settings | typed, context=context) for _ in into]
-    named = (o.model_copy(update={"output": name}) for name, o in zip(into, outputs, strict=True))
-    return feed.model_copy(update={"outputs": tuple(named)})
+    own = (o.model_copy(update={"output": name}) for name, o in zip(into, outputs, strict=True))
+    return feed.model_copy(update={"outputs": tuple(own)})
 
 
 def _with_schema(task: PeerTask, settings: dict[str, Any], out: Path) -> Feed:

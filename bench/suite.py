@@ -88,7 +88,7 @@ _OTHERS = (
     Race(
         "rows",
         "9 fields of JSON typed, and the same with a header of every tenth record, or in three datasets",
-        workloads.TYPED_ORDERS,
+        workloads.ROWS_ORDERS,
         (SLUICE, SLUICE_PLACED, SLUICE_PROTECTED, SLUICE_SPLIT),
     ),
     Race(

@@ -319,6 +319,7 @@ NESTED = Workload(
         ("status", "string"),
     ),
 )
+ROWS_ORDERS = replace(TYPED_ORDERS, name="rows-orders", records=OTHER_RECORDS)
 ESCAPES = replace(
     TYPED_ORDERS,
     name="escapes",
