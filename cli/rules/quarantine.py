@@ -185,7 +185,8 @@ def show(
 ) -> None:
     """Show quarantined records, and the reason for each.
 
-    Values are shortened, and control characters escaped. --json has full values, in base64.
+    Values are shortened, and control characters escaped; of feeds that protect fields, their sizes are shown. --json has
+    full values, in base64, as they are stored.
 
     $ sluice quarantine show orders --field amount -n 3
     $ sluice quarantine show orders --offset orders:0:150 --json | jq -r '.records[].value | @base64d'
@@ -199,7 +200,8 @@ def show(
         rows = [(window, row) for window, batch in sampled for row in record_rows(batch)]
     session.terminal.show(*show_view(definition, rows))
     records = [
-        record_document(row) | {"window": format_window(definition, w)} | {n: row[n] for n in _WHY} for w, row in rows
+        record_document(row) | {"window": format_window(definition, w)} | {n: row.get(n) for n in _WHY}
+        for w, row in rows
     ]
     session.terminal.print_document(feed=feed, records=records)
 
@@ -223,7 +225,7 @@ def _format_reason(row: Mapping[str, Any]) -> str:
     return f"{where}{row['expectation'] or row['reason']}: {row['detail']}{byte}"
 
 
-_WHY = ("stage", "reason", "expectation", "field", "detail", "byte", "batch", "contract")
+_WHY = ("stage", "reason", "expectation", "field", "detail", "byte", "batch", "contract", "withheld_bytes")
 
 
 # -- replay

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sluice.cli.terminal.output import facts, safe, table
 from sluice.cli.terminal.text_layout import count
-from sluice.pipelines.util.units import CALENDAR_ENDS, DAY, show_instant
+from sluice.pipelines.util.units import CALENDAR_ENDS, DAY, many, show_instant
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,7 +98,7 @@ def view(records: Sequence[Mapping[str, Any]], states: Sequence[str] | None = No
         "offset": [count(r["offset"]) for r in records],
         "timestamp": [_time(r["timestamp"]) for r in records],
         "key": [_format_bytes(r["key"]) for r in records],
-        "value": [_format_value(r["value"]) for r in records],
+        "value": [_format_value(r["value"], r.get("withheld_bytes")) for r in records],
     }
     if any(r["headers"] for r in records):
         columns["headers"] = [", ".join(h["key"] for h in r["headers"] or ()) for r in records]
@@ -125,7 +125,9 @@ def _time(ms: int | None) -> str:
     return "–" if ms is None else show_instant(ms)
 
 
-def _format_value(value: bytes | None) -> Text:
+def _format_value(value: bytes | None, withheld: int | None) -> Text:
+    if withheld is not None:
+        return Text(f"{many(withheld, 'byte')}, {'encrypted' if value else 'withheld'}", style="dim")
     return Text("tombstone", style="dim") if value is None else _format_bytes(value)
 
 
