@@ -185,7 +185,7 @@ def show(
 ) -> None:
     """Show quarantined records, and the reason for each.
 
-    Values are shortened, and control characters escaped; of feeds that protect fields, their sizes are shown. --json has
+    Values are shortened, and control characters escaped; values of feeds that protect fields are not shown. --json has
     full values, in base64, as they are stored.
 
     $ sluice quarantine show orders --field amount -n 3

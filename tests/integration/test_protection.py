@@ -355,8 +355,8 @@ def test_the_printed_remedy_lands_quarantined_records_again(
     contract.unlink()
     code, replayed = call("quarantine", "replay", "people", "--json")
     assert (code, replayed["tried"], replayed["landed"], replayed["withheld"]) == (0, 1, 0, 1)
-    _, shown = call("quarantine", "show", "people")
-    assert f"{len(value)} bytes, withheld" in " ".join(shown.split())
+    _, printed = call("quarantine", "show", "people")
+    assert f"{len(value)} bytes, withheld" in " ".join(printed.split())
     _, text = call("quarantine", "replay", "people")
     (command,) = re.findall(r"sluice (run people --replace --offsets \S+)", " ".join(text.split()))
     assert call(*command.split())[0] == 0
@@ -467,8 +467,8 @@ def test_encrypted_records_of_the_quarantine_land_after_a_fix(
     assert call("run", "people")[0] == 0
     assert {r["value"] for r in consume_topic(project.kafka, letters)} == {None}
     assert call("audit", "people", "--rescan", "--strict")[0] == 0
-    _, shown = call("quarantine", "show", "people")
-    assert f"{len(json.dumps(sent[0]))} bytes, encrypted" in " ".join(shown.split())
+    _, printed = call("quarantine", "show", "people")
+    assert f"{len(json.dumps(sent[0]))} bytes, encrypted" in " ".join(printed.split())
     _, document = call("quarantine", "show", "people", "--json")
     assert {r["withheld_bytes"] for r in document["records"]} == {len(json.dumps(sent[0]))}
     monkeypatch.setattr(sys.modules[__name__], "KEY", "another key of which nobody knows")
