@@ -8,14 +8,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.planning.schema_changes import find_shape
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.republishing.lanes import LaneSender
-from sluice.pipelines.republishing.republish_plan import Republish, Wishes
+from sluice.pipelines.republishing.republish_plan import Republish, Wishes, find_shape_of
 from sluice.pipelines.republishing.send_lane import TRANSACTION_SECONDS, Pace
 from sluice.pipelines.republishing.values import check_sendable
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
@@ -27,13 +25,13 @@ from sluice.resources.registry.confluent import number_of_own
 def sending(feed: Feed, lake: Lake, plan: Republish, codec: int, pace: Pace, root: Path) -> LaneSender:
     """The work on a plan, as the feed reaches Kafka and the lake. `root` is the project's folder.
 
-    Raises as `Ledger.read`: columns that records added are in the ledger.
+    Raises as `Ledger.read` and `find_shape_of`: columns that records added are in the ledger.
     """
     family = plan.name if plan.lanes > 1 else ""
     seconds = (feed.kafka.transaction_timeout_ms or 60_000) / 1000
     opening = partial(_open, feed.kafka, plan.wishes.to, family, seconds)
     brief = min(TRANSACTION_SECONDS, seconds / 4)  # the rest is for records pending then, and for the end
-    shape = find_shape(feed, Ledger(lake, feed.name, now).read())
+    shape = find_shape_of(plan, feed, Ledger(lake, feed.name, now).read())
     return LaneSender(plan, lake, opening, shape, now, codec, pace, root, seconds=brief)
 
 
@@ -42,14 +40,9 @@ def by_own_schema(wishes: Wishes, feed: Feed, topics: Iterable[str]) -> Wishes:
 
     Raises UsageError and Refused where they cannot be written again, RegistryUnavailable, NotAuthorized.
     """
-    if wishes.kind is PartKind.LANDED and feed.split:
-        raise UsageError(
-            f"landed rows of feed {feed.name}, which has `split`, cannot be sent yet",
-            remedy="send quarantined records (--quarantined), or read the outputs and produce their rows",
-        )
     if wishes.kind is not PartKind.LANDED or feed.reader is None:
         return wishes
-    check_sendable(feed.shape, feed.name)
+    check_sendable(feed.shape, feed.dataset)
     number = number_of_own(feed, [wishes.to, *sorted(topics)])
     return replace(wishes, schema=feed.reader.fingerprint, schema_id=number)
 

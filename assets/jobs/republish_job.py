@@ -46,7 +46,7 @@ class SentOffsets(dg.Config):
 class RepublishConfig(dg.Config):
     """The rows to send, and their target. Equal requests are one republish: the next run continues an ended one."""
 
-    feed: str = Field(description="The feed.")
+    feed: str = Field(description="The feed, or `feed.output`.")
     to: str = Field(default="", description="The topic to send to. It must be there.")
     window: str = Field(default="", description="Send this window, such as 2026-11-20T14:00.")
     until: str = Field(default="", description="With `window`: all windows up to this one, which is not included.")
@@ -139,10 +139,10 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession) -> Itera
     from sluice.resources.spark import executors
 
     config = RepublishConfig(**context.op_config)
-    name = config.feed
+    name, *_ = config.feed.split(".")
     session.tag_feed(context, name)
     with session.step(context, name):
-        feed = session.feed(name)
+        feed = session.find_dataset(config.feed)
         if bool(config.to) is bool(config.resume):
             raise UsageError("`to` or `resume`, and not both", remedy="say where to send, or which republish goes on")
         if config.resume:
@@ -191,6 +191,7 @@ def _describe_wishes(plan: "Republish", ports: Ports) -> dict[str, Any]:
     w = plan.wishes
     return {
         "republish": plan.id,
+        "of": plan.dataset,
         "to": w.to,
         "kind": str(w.kind),
         "offsets": plan.offsets,

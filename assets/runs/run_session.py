@@ -226,6 +226,10 @@ class RunSession:
         """The feed as its file says now, with the run's environment. Raises FeedError."""
         return (self.files or read_feeds(self.project, self.project.environ())).feed(name)
 
+    def find_dataset(self, name: str) -> Feed:
+        """Returns one feed, or one output of a split feed by `feed.output`. Raises FeedError as `feed`."""
+        return (self.files or read_feeds(self.project, self.project.environ())).find_dataset(name)
+
     def readable_feed(self, name: str) -> Feed:
         """Returns the feed for reading landed rows; the address of Kafka may be unknown. Raises FeedError."""
         return self.project.readable_feed(name)

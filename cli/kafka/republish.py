@@ -143,11 +143,12 @@ def republish(
     $ sluice republish orders --topic orders-de --window 2026-11-20T14 --where "country = 'DE'"
     $ sluice republish orders --topic orders-again --window 2026-11-20T14 --partition-by places.py:by_country
     $ sluice republish orders --resume 1f0c2a9b77de
+    $ sluice republish github.push --topic pushes --window 2026-11-20T14
     """
     from sluice.pipelines.republishing.lanes import check_resumed, pace_of
     from sluice.resources import republish_tasks
 
-    definition, pace = session.feed(feed), pace_of(sending.per_second or "")
+    definition, pace = session.find_dataset(feed), pace_of(sending.per_second or "")
     if sending.compression not in CODEC_NAMES:
         raise UsageError(
             f"unknown codec --compression {sending.compression!r}", remedy=f"use one of {', '.join(CODEC_NAMES)}"
@@ -234,7 +235,7 @@ def _preview(session: Session, preview: RepublishPreview, *, dry_run: bool) -> N
 
 def _format_plan(preview: RepublishPreview) -> Iterator[RenderableType]:
     plan, amounts = preview.plan, preview.sources
-    yield heading(f"Republish of {plan.feed}", plan.id)
+    yield heading(f"Republish of {plan.dataset}", plan.id)
     yield facts(*_list_facts(plan.wishes))
     if not any(a.rows for a in amounts):
         yield good(f"nothing {plan.wishes.kind} lies there: nothing would be sent")
@@ -274,7 +275,7 @@ def _list_facts(wishes: Wishes) -> list[tuple[str, str]]:
 
 def _format_sent(sent: Sent) -> Iterator[RenderableType]:
     plan = sent.plan
-    yield heading(f"Republish of {plan.feed}", plan.id)
+    yield heading(f"Republish of {plan.dataset}", plan.id)
     if sent.done_before:
         yield good(f"already done: {many(sent.records_in_all, 'record')} in {plan.wishes.to}")
         return

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import AskedRange
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning.schema_changes import find_shape
 from sluice.pipelines.planning.windows import check_aligned
 from sluice.pipelines.ports import Ports, Target
@@ -45,12 +47,13 @@ def plan_republish(
 
     Raises as `republish_plan.plan_republish`, `open_target` and `add_schema`.
     """
+    _check_dataset(feed, request.wishes.kind)
     state = Ledger(ports.lake, feed.name, ports.clock).read()
     for start in request.windows:
         check_aligned(start, feed.window)
     offsets, windows = plans.asked_offsets(state, request.offsets), plans.asked_windows(feed, state, request.windows)
     with open_target(feed, request.wishes.to) as target:
-        wishes = replace(request.wishes, partitions=target.partitions())
+        wishes = replace(request.wishes, partitions=target.partitions(), output=feed.output)
     wishes = add_schema(wishes, feed, {key.topic for key, _ in (*offsets, *windows)})
     ranges, now, into_source = [*offsets, *windows], ports.clock(), request.into_source
     plan = plans.plan_republish(feed, state, wishes, ranges, now, into_source=into_source).rename(request.name)
@@ -59,10 +62,31 @@ def plan_republish(
 
 
 def resume_republish(feed: Feed, name: str, ports: Ports) -> Republish:
-    """Returns a plan from the lake. Raises UsageError, LedgerCorrupt."""
+    """Returns a plan from the lake. Raises UsageError, LedgerCorrupt, FeedError."""
     plan = plans.load(ports.lake, feed.name, name_of(name))
-    row_filter.check(plan.wishes, find_shape(feed, Ledger(ports.lake, feed.name, ports.clock).read()).landed_columns)
+    if feed.output not in ("", plan.wishes.output):
+        raise UsageError(
+            f"republish {plan.id} sends rows of {plan.dataset}, and none of {feed.dataset}",
+            remedy=f"sluice republish {plan.dataset} --resume {plan.id}",
+        )
+    state = Ledger(ports.lake, feed.name, ports.clock).read()
+    row_filter.check(plan.wishes, plans.find_shape_of(plan, feed, state).landed_columns)
     return plan
+
+
+def _check_dataset(feed: Feed, kind: PartKind) -> None:
+    """Raises UsageError for landed rows of a whole split feed, and for quarantined records of one output: a replay
+    may move these to the quarantine of another one."""
+    if feed.split and kind is PartKind.LANDED:
+        raise UsageError(
+            f"landed rows of {feed.name} belong to its outputs, and one republish sends those of one",
+            remedy=f"name an output: {', '.join(d.dataset for d in feed.datasets)}",
+        )
+    if feed.output and kind is PartKind.QUARANTINED:
+        raise UsageError(
+            f"quarantined records of {feed.dataset} are not sent without those of other outputs",
+            remedy=f"name the feed, with --quarantined: {feed.name}",
+        )
 
 
 @dataclass(frozen=True, slots=True)

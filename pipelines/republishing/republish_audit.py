@@ -24,7 +24,6 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, PartitionState
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Progress, Reporter
-from sluice.pipelines.planning.schema_changes import find_shape
 from sluice.pipelines.ports import Fetcher, FetchFailed, Ports
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
@@ -94,7 +93,7 @@ def audit(feed: Feed, ports: Ports, name: str, report_progress: Reporter = lambd
     summary = json.loads(done)
     state = ledger.read()
     check_still_there(state, plan)
-    check_schema(plan.wishes, shape := find_shape(feed, state), plan.feed)
+    check_schema(plan.wishes, shape := republish_plan.find_shape_of(plan, feed, state), plan.feed)
     with (
         ports.open_fetcher(Isolation.READ_COMMITTED) as fetcher,
         row_filter.open_condition(plan.wishes, shape.landed_columns) as condition,

@@ -18,13 +18,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from sluice.pipelines.errors import LedgerCorrupt, Refused, UsageError, WindowIncomplete, WindowRetired
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import find_output
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import State
 from sluice.pipelines.model.kafka import Key, Range, intersect, subtract, union
 from sluice.pipelines.model.plans import AskedRange, to_json
-from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.model.receipts import PartKind, name_dataset
 from sluice.pipelines.planning import windows
+from sluice.pipelines.planning.schema_changes import find_shape
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.util.documents import Derived, Flat
 from sluice.pipelines.util.units import many
 
@@ -71,7 +74,7 @@ class Wishes:
     `kind`: rows that landed, or those in quarantine. `headers`: records carry their old coordinates in headers.
     `where`: a condition in SQL that rows must meet; `function`: what chooses partitions, by name. Empty: none.
     `schema` is the fingerprint of the schema of their own by which typed values are written, and `schema_id` its number
-    in the registry; empty and 0 where there is none.
+    in the registry; empty and 0 where there is none. `output`: the output of a split feed whose landed rows are sent.
     """
 
     to: str
@@ -84,6 +87,7 @@ class Wishes:
     function: str = ""
     schema: str = ""
     schema_id: int = 0
+    output: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,11 @@ class Republish:
     wishes: Flat[Wishes]
     sources: tuple[Source, ...]
     created: int = 0
+
+    @property
+    def dataset(self) -> str:
+        """The name of the rows: the feed's, or `feed.output`."""
+        return name_dataset(self.feed, self.wishes.output)
 
     @property
     def name(self) -> str:
@@ -119,7 +128,7 @@ class Republish:
         content = json.loads(to_json(replace(self, id="", created=0)))
         for source in content["sources"]:
             del source["lane"]
-        for name in ("where", "function", "schema", "schema_id"):  # came later: what does not use them keeps its name
+        for name in ("where", "function", "schema", "schema_id", "output"):  # came later: others keep their names
             content["wishes"] = {k: v for k, v in content["wishes"].items() if v or k != name}
         return hashlib.sha256(to_json(content).encode()).hexdigest()[:12]
 
@@ -293,7 +302,7 @@ def keep(lake: Lake, plan: Republish) -> Republish:
     stored = load(lake, plan.feed, plan.id)
     if (stored.digest, stored.feed) != (plan.digest, plan.feed):
         raise Refused(
-            f"republish {plan.id} of {plan.feed} is another one: to {stored.wishes.to}, "
+            f"republish {plan.id} of {stored.dataset} is another one: to {stored.wishes.to}, "
             f"{many(stored.offsets, 'offset')}",
             remedy="choose another name with --id, or go on with that one: --resume " + plan.id,
         )
@@ -313,6 +322,11 @@ def load(lake: Lake, feed: str, name: str) -> Republish:
         raise LedgerCorrupt(
             f"{paths.republish_plan_path(feed, name)} cannot be read", remedy="bring the file back from a backup"
         ) from None
+
+
+def find_shape_of(plan: Republish, feed: Feed, state: State) -> Shape:
+    """Returns the shape of the plan's rows, by the feed of today. Raises FeedError if it lacks their output."""
+    return find_shape(find_output(feed, plan.wishes.output), state)
 
 
 def names(lake: Lake, feed: str) -> list[str]:

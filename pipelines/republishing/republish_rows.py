@@ -40,7 +40,7 @@ class Shelf:
     def __init__(
         self, lake: Lake, ledger: Ledger, state: State, plan: Republish, condition: Condition | None = None
     ) -> None:
-        self._lake, self._feed, self._kind, self._condition = lake, plan.feed, plan.wishes.kind, condition
+        self._lake, self._plan, self._condition = lake, plan, condition
         self._checked: set[str] = set()
         self._receipts: list[list[Receipt]] = [[] for _ in plan.sources]
         at = {s.key: n for n, s in enumerate(plan.sources)}
@@ -53,11 +53,11 @@ class Shelf:
 
     def list_parts(self) -> Sequence[str]:
         """Returns the lake paths of all files to read."""
-        return [p.path for receipts in self._receipts for r in receipts for p in r.of(self._kind)]
+        return [p.path for receipts in self._receipts for r in receipts for p in self._select_parts(r)]
 
     def amount(self, source: int) -> tuple[int, int]:
         """Returns an upper bound of the rows of a source and of the bytes of their files."""
-        parts = [p for r in self._receipts[source] for p in r.of(self._kind)]
+        parts = [p for r in self._receipts[source] for p in self._select_parts(r)]
         return sum(p.rows for p in parts), sum(p.bytes for p in parts)
 
     def list_replayed(self, source: int) -> Sequence[Range]:
@@ -69,9 +69,13 @@ class Shelf:
         rows = self._rows(r for r in self._receipts[source] if r.offset_range.end > first)
         return RowCursor(self._condition.filter(rows) if self._condition else rows)
 
+    def _select_parts(self, receipt: Receipt) -> Sequence[Part]:
+        wishes = self._plan.wishes
+        return [p for p in receipt.of(wishes.kind) if wishes.output in ("", p.output)]
+
     def _rows(self, receipts: Iterator[Receipt]) -> Rows:
         for receipt in receipts:
-            parts = receipt.of(self._kind)
+            parts = self._select_parts(receipt)
             files = [self._part(p) for p in parts]
             # Files by record time, and those of outputs, overlap in offsets; all others follow one another.
             overlapping = receipt.offset_range.by_time or any(p.output for p in parts)
@@ -79,7 +83,7 @@ class Shelf:
 
     def _part(self, part: Part) -> Rows:
         if part.path not in self._checked:
-            check_source(self._lake, self._feed, part)
+            check_source(self._lake, self._plan.feed, part)
             self._checked.add(part.path)
         with parquet.wrap_read_errors(part.path), self._lake.open(part.path) as opened:
             for rows in read_rows(opened, part):

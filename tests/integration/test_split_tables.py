@@ -21,6 +21,9 @@ from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
 from tests.integration.conftest import Call
 from tests.integration.support import FeedProject
+from tests.integration.test_protection import hash_text, read_everything
+from tests.integration.test_protection import produce as produce_records
+from tests.integration.test_protection import write_feed as write_protected_feed
 from tests.integration.test_split import (
     COLUMNS,
     LENIENT,
@@ -141,6 +144,42 @@ def test_each_output_has_its_table(project: FeedProject, call: Call) -> None:
     code, printed = call("table", "rebuild", "github", "--yes")
     assert code == 0, printed
     tables.check()
+
+
+def test_tables_have_protected_values_only(project: FeedProject, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
+    """Values of addresses, keys and headers are in no file; hashes in the tables are those that Python makes."""
+    kinds = ["buyers", "sellers"] * 6 + ["buyers"]
+    addresses = [f"canary{n}@example.com" for n in range(len(kinds))]
+    values = [
+        {"email": e, "kind": k, "user": {"ip": f"canary-ip-{n}"}}
+        for n, (e, k) in enumerate(zip(addresses, kinds, strict=True))
+    ]
+    values[-1]["n"] = "canary-n"  # an integer by its schema
+    records = [(b"canary-key", json.dumps(v).encode(), [("auth", b"canary-auth")]) for v in values]
+    produce_records(project, records, stamp=1_700_000_000_000)
+    table = {"delta": {}, "quarantine": True}
+    schemas = {"buyers": {"email": "string", "user": "struct<ip:string>"}, "sellers": {"email": "string"}}
+    into = {name: {"schema": schema | {"n": "int64"}, "table": table} for name, schema in schemas.items()}
+    rules = {"email": {"hmac": "${PROTECT_KEY}"}, "*.ip": "drop", "_key": {"keep_last": 2}, "_headers.auth": "drop"}
+    settings = {"schema": "", "protect": json.dumps(rules), "policies": LENIENT}
+    split = {"by": {"field": "kind"}, "into": into}
+    write_protected_feed(project, monkeypatch, "github", split=json.dumps(split), **settings)
+    assert call("run", "github", "--engine", "processes")[0] == 0
+    for output in into:
+        reader = DeltaReader(f"{project.root}/.sluice/lake/data/github/{output}")
+        snapshot = reader.list_snapshots()[-1]
+        columns = ("email", "kafka_key")
+        rows = reader.read_rows(snapshot, columns)
+        own = [hash_text(e) for e, k in zip(addresses[:-1], kinds[:-1], strict=True) if k == output]
+        assert [email for email, _ in rows] == sorted(own)
+        assert {key for _, key in rows} == {b"****ey"}
+        assert read_by_duckdb(reader.list_files(snapshot), columns) == rows
+    quarantine = DeltaReader(f"{project.root}/.sluice/lake/quarantine/github/buyers")
+    ((value, withheld),) = quarantine.read_rows(quarantine.list_snapshots()[-1], ("value", "withheld_bytes"))
+    assert (value, withheld) == (None, len(records[-1][1] or b""))
+    written = [*read_everything(project.root / ".sluice")]
+    assert [name for name, data in written if b"canary" in data] == []
+    assert any(hash_text(addresses[0]).encode() in data for name, data in written if name.endswith("rows"))
 
 
 def test_a_replay_and_expiry_are_in_the_tables_of_their_outputs(project: FeedProject, call: Call) -> None:
