@@ -11,7 +11,7 @@ from sluice.cli.app.invocation import CommandGroup
 
 SECTIONS = {
     "Daily": ("init", "run", "status", "check", "audit", "ui"),
-    "Inspect": ("plan", "files", "table", "wait", "explain", "peek", "report", "doctor", "metrics"),
+    "Inspect": ("plan", "files", "table", "dbt", "wait", "explain", "peek", "report", "doctor", "metrics"),
     "Data rules": ("feeds", "contract", "quarantine", "schema"),
     "Maintain": ("accept", "repair", "unstick", "compact", "expire", "prune"),
     "Kafka": ("offsets", "groups", "acls", "republish", "kafka", "produce"),

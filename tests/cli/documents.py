@@ -128,6 +128,7 @@ DOCUMENTS = [
             "suite": dict[str, Any],
         },
     ),
+    Document("dbt sources", None, {"file": Path | None, "sources": list[Any], "untested": dict[str, list[str]]}),
     Document("demo", None, {"project": Path, "seconds": float, "steps": list[Any]}),
     Document("docs", None, {"pages": dict[str, str]}),
     Document("docs PAGE", None, {"page": str, "text": str}),
