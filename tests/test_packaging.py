@@ -220,7 +220,8 @@ def list_missing_modules() -> list[str]:
 
 DECODE = (
     *("audit.rescan", "landing.sample", "landing.task", "records.*"),
-    *("operating.acceptance", "operating.peek", "operating.trace_record"),
+    *("operating.acceptance", "operating.feed_text", "operating.peek", "operating.propose_feed"),
+    "operating.trace_record",
     *("maintenance.candidates", "maintenance.replay", "maintenance.sorter", "republishing.*"),
 )
 """Modules of the pipelines that decode or encode Kafka records and may need the extra `kafka`."""
@@ -237,7 +238,7 @@ for package in (sluice.cli, sluice.pipelines):
             importlib.import_module(found.name)
         except ModuleNotFoundError as error:
             module = found.name.removeprefix("sluice.pipelines.")
-            allowed = ("numba", "llvmlite.binding", "cramjam")
+            allowed = ("numba", "llvmlite.binding", "cramjam", "cryptography.exceptions")
             if error.name not in allowed or not any(fnmatch(module, part) for part in {DECODE!r}):
                 raise
 for name in ("reading", "resources.open_ports", "resources.lake"):

@@ -209,7 +209,10 @@ def test_copies_of_protected_places_are_protected(project: Project) -> None:
         ({"emial": "drop"}, "emial, which is no field of the schema.*did you mean `email`"),
         ({"user.x": "drop"}, "user.x, which is no field of the schema"),
         ({"kafka_key": "drop"}, r"kafka_key, which is no field of the schema.*`_key` is the key"),
-        ({"email": "hash"}, r"protect.email: is none of `drop`, `\{hmac: KEY\}` and `\{keep_last: N\}`"),
+        (
+            {"email": "hash"},
+            r"protect.email: is none of `drop`, .* and `\{encrypt: KEY\}`",
+        ),
         ({"email": {"hmac": "short"}}, "protect.email.hmac: is shorter than 16 bytes.*openssl rand"),
         ({"email": {"keep_last": 0}}, "protect.email.keep_last"),
         ({"email": {"hmac": "x" * 16, "keep_last": 1}}, "protect.email: is none of"),

@@ -116,7 +116,7 @@ def wrap_connect(i: int, row: dict[str, Any]) -> Sent:
     return {}, {"schema": {"type": "struct", "fields": []}, "payload": row}
 
 
-@settings(max_examples=scale_examples(150), deadline=None)
+@settings(max_examples=scale_examples(150))
 @given(
     st.lists(ROWS, min_size=1, max_size=6),
     st.sampled_from([wrap_plain, wrap_change, wrap_structured, wrap_binary, wrap_connect]),
@@ -128,7 +128,7 @@ def test_every_proposed_file_loads_and_lands_its_sample(
     assert not fit.misfits, text
 
 
-@settings(max_examples=scale_examples(60), deadline=None)
+@settings(max_examples=scale_examples(60))
 @given(
     st.dictionaries(st.text(min_size=1, max_size=6), ROWS, min_size=2, max_size=4),
     st.sampled_from(["header", "field", "path"]),
