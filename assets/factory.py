@@ -114,7 +114,7 @@ def feed_definitions(
     observed = [_build_observation(feed.name, specs, topics, session)] if topics.readers else []
     others = [_build_reported(specs.quarantined, specs, topics.names, windows)] if quarantines(feed) else []
     split = [s.replace_attributes(deps=[specs.landed.key], partitions_def=windows) for s in specs.outputs.values()]
-    for output in (d.output for d in feed.tabled):
+    for output in (d.output for d in feed.table_feeds):
         rows = specs.outputs[output].key if output else specs.landed.key
         others.append(trace_columns(specs.tables[output], [rows]).replace_attributes(deps=[rows]))
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*observed, landed, *split, *others, committed]
@@ -398,7 +398,7 @@ def feeds_of(
             assets=[*back, *(broken_asset("feed", key, error) for key, error in wrong)],
             asset_checks=[
                 *(watch_check(feed, session) for feed in files.feeds.values()),
-                *(table_check(dataset, session) for feed in files.feeds.values() for dataset in feed.tabled),
+                *(table_check(dataset, session) for feed in files.feeds.values() for dataset in feed.table_feeds),
             ],
         ),
     )

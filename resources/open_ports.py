@@ -170,9 +170,9 @@ def _build_no_table_error(feed: Feed) -> UsageError:
 
 def list_tabled(feed: Feed) -> tuple[Feed, ...]:
     """Returns the datasets of the feed, or output, that have a table. Raises UsageError if none has."""
-    if not feed.tabled:
+    if not feed.table_feeds:
         raise _build_no_table_error(feed)
-    return feed.tabled
+    return feed.table_feeds
 
 
 @contextmanager

@@ -191,7 +191,7 @@ def _describe_wishes(plan: "Republish", ports: Ports) -> dict[str, Any]:
     w = plan.wishes
     return {
         "republish": plan.id,
-        "of": plan.dataset,
+        "of": plan.rows_name,
         "to": w.to,
         "kind": str(w.kind),
         "offsets": plan.offsets,

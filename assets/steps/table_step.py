@@ -38,7 +38,7 @@ def sync_table(
     Errors go into the check `matches_ledger`. Changes by others are detected by the table's mark, not by comparing all
     files.
     """
-    for dataset in session.feed(name).tabled:
+    for dataset in session.feed(name).table_feeds:
         yield from _sync_one(context, session, dataset)
 
 

@@ -353,7 +353,7 @@ def _view(sample: TopicSample, proposal: FeedProposal, fit: Fit | None) -> list[
     since = f", from {show_instant(sample.oldest)[:16]}Z on" if sample.oldest is not None else ""
     pairs = [
         ("topic", f"{sample.topic}, {many(len(sample.partitions), 'partition')}, {number}{since}"),
-        ("sampled", f"{many(proposal.sampled, 'record')}, {count(sample.keyed)} with a key"),
+        ("sampled", f"{many(proposal.sampled, 'record')}, {count(sample.key_count)} with a key"),
         ("format", f"{proposal.format.value}: {proposal.format.why}"),
     ]
     pairs += [("envelope", proposal.envelope)] if proposal.envelope else []
@@ -366,7 +366,7 @@ def _view(sample: TopicSample, proposal: FeedProposal, fit: Fit | None) -> list[
     else:
         out += _view_columns(proposal.outputs[0])
     if fit is not None and proposal.sampled:
-        ends = f"; these do not: {list_misfits(fit)}" if fit.unexpected else ""
+        ends = f"; these do not: {list_misfits(fit)}" if fit.other_misfits else ""
         text = f"{count(fit.landed)} of {count(proposal.sampled)} sampled records fit this schema{ends}"
         out.append((warn if fit.misfits else good)(text))
     return out

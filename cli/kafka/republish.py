@@ -235,7 +235,7 @@ def _preview(session: Session, preview: RepublishPreview, *, dry_run: bool) -> N
 
 def _format_plan(preview: RepublishPreview) -> Iterator[RenderableType]:
     plan, amounts = preview.plan, preview.sources
-    yield heading(f"Republish of {plan.dataset}", plan.id)
+    yield heading(f"Republish of {plan.rows_name}", plan.id)
     yield facts(*_list_facts(plan.wishes))
     if not any(a.rows for a in amounts):
         yield good(f"nothing {plan.wishes.kind} lies there: nothing would be sent")
@@ -275,7 +275,7 @@ def _list_facts(wishes: Wishes) -> list[tuple[str, str]]:
 
 def _format_sent(sent: Sent) -> Iterator[RenderableType]:
     plan = sent.plan
-    yield heading(f"Republish of {plan.dataset}", plan.id)
+    yield heading(f"Republish of {plan.rows_name}", plan.id)
     if sent.done_before:
         yield good(f"already done: {many(sent.records_in_all, 'record')} in {plan.wishes.to}")
         return

@@ -81,7 +81,7 @@ def table_after(session: Session, feed: Feed) -> Iterator[Text]:
     from sluice.pipelines.operating.feed_tables import sync_tables
     from sluice.resources.open_ports import open_tables
 
-    for dataset in feed.tabled:
+    for dataset in feed.table_feeds:
         try:
             with session.open_ports(feed) as ports, open_tables(dataset, ports.lake) as tables:
                 done, _ = sync_tables(dataset, ports, tables, expire=False)

@@ -351,7 +351,7 @@ class Feed(Settings):
         return (*self.outputs, raw) if self.split.otherwise is Otherwise.RAW else self.outputs
 
     @property
-    def tabled(self) -> tuple[Feed, ...]:
+    def table_feeds(self) -> tuple[Feed, ...]:
         """Those of its datasets that have a table."""
         return tuple(d for d in self.datasets if d.table)
 

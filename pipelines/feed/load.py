@@ -518,7 +518,7 @@ def _clash(feed: Feed, other: Feed, path: Path) -> FileProblem | None:
             return FileProblem("group", f"is shared with feed `{other.name}`", rule)
         if other.transactional_id == feed.transactional_id:
             return FileProblem("transactional_id", f"is shared with feed `{other.name}`", "they would fence each other")
-    return next((p for mine in feed.tabled for theirs in other.tabled if (p := _find_table_clash(mine, theirs))), None)
+    return next((p for a in feed.table_feeds for b in other.table_feeds if (p := _find_table_clash(a, b))), None)
 
 
 def _find_table_clash(mine: Feed, theirs: Feed) -> FileProblem | None:

@@ -73,7 +73,7 @@ def feed_text(sample: TopicSample, proposal: FeedProposal, settings: FileSetting
         f"# Change what you like: `{docs_command('feeds')}` has every key, and `sluice feeds check` reads the file.",
     ]
     lines += [f"# The records are {proposal.envelope}."] if proposal.envelope else []
-    if fit and fit.unexpected:
+    if fit and fit.other_misfits:
         lines += [f"# Of {proposal.sampled:,} records these do not fit: {list_misfits(fit)}."]
     lines += kafka_text(settings.kafka).splitlines()
     lines += [f"topics: {_scalar(sample.topic)}"]
@@ -104,7 +104,7 @@ def list_rest(proposal: FeedProposal) -> str:
 
 def list_misfits(fit: Fit) -> str:
     """The first records that do not fit, as partition and offset, with the reasons."""
-    return escape_unprintable(_list_first([str(misfit) for misfit in fit.unexpected], _MOST_MISFITS))
+    return escape_unprintable(_list_first([str(misfit) for misfit in fit.other_misfits], _MOST_MISFITS))
 
 
 def list_strays(output: OutputProposal) -> str:

@@ -67,7 +67,7 @@ class TopicSample:
         return sum(sizes) if sizes else None
 
     @property
-    def keyed(self) -> int:
+    def key_count(self) -> int:
         """Records of the sample that have a key."""
         return sum(batch.num_rows - batch.column("key").null_count for batch in self.batches)
 
@@ -279,7 +279,7 @@ class Fit:
         return Counts(landed=self.landed, quarantined=len(self.misfits))
 
     @property
-    def unexpected(self) -> tuple[Misfit, ...]:
+    def other_misfits(self) -> tuple[Misfit, ...]:
         """Those that are not without an output."""
         return tuple(m for m in self.misfits if m.reason != UNROUTED)
 

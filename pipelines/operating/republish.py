@@ -66,8 +66,8 @@ def resume_republish(feed: Feed, name: str, ports: Ports) -> Republish:
     plan = plans.load(ports.lake, feed.name, name_of(name))
     if feed.output not in ("", plan.wishes.output):
         raise UsageError(
-            f"republish {plan.id} sends rows of {plan.dataset}, and none of {feed.dataset}",
-            remedy=f"sluice republish {plan.dataset} --resume {plan.id}",
+            f"republish {plan.id} sends rows of {plan.rows_name}, and none of {feed.dataset}",
+            remedy=f"sluice republish {plan.rows_name} --resume {plan.id}",
         )
     state = Ledger(ports.lake, feed.name, ports.clock).read()
     row_filter.check(plan.wishes, plans.find_shape_of(plan, feed, state).landed_columns)

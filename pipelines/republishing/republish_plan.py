@@ -105,7 +105,7 @@ class Republish:
     created: int = 0
 
     @property
-    def dataset(self) -> str:
+    def rows_name(self) -> str:
         """The name of the rows: the feed's, or `feed.output`."""
         return name_dataset(self.feed, self.wishes.output)
 
@@ -302,7 +302,7 @@ def keep(lake: Lake, plan: Republish) -> Republish:
     stored = load(lake, plan.feed, plan.id)
     if (stored.digest, stored.feed) != (plan.digest, plan.feed):
         raise Refused(
-            f"republish {plan.id} of {stored.dataset} is another one: to {stored.wishes.to}, "
+            f"republish {plan.id} of {stored.rows_name} is another one: to {stored.wishes.to}, "
             f"{many(stored.offsets, 'offset')}",
             remedy="choose another name with --id, or go on with that one: --resume " + plan.id,
         )

@@ -79,8 +79,8 @@ def list_needed_extras(feeds: Sequence[Feed]) -> frozenset[str]:
     needs = {
         "zookeeper": any(f.offsets.store is OffsetStore.ZOOKEEPER for f in feeds),
         "protobuf": any(RecordFormat.PROTOBUF in (f.format, f.key and f.key.format) for f in feeds),
-        "iceberg": any(d.table and d.table.iceberg for f in feeds for d in f.tabled),
-        "delta": any(d.table and d.table.delta for f in feeds for d in f.tabled),
+        "iceberg": any(d.table and d.table.iceberg for f in feeds for d in f.table_feeds),
+        "delta": any(d.table and d.table.delta for f in feeds for d in f.table_feeds),
     }
     stores = {BRINGS[CLIENTS[scheme(f.lake)].package] for f in feeds if f.store}
     return frozenset(stores | {extra for extra, needed in needs.items() if needed})

@@ -524,7 +524,7 @@ def _sync_table(of_feed: FeedRun) -> None:
     from sluice.resources.open_ports import open_tables
 
     ports, report = of_feed.ports, of_feed.report
-    for dataset in of_feed.feed.tabled:
+    for dataset in of_feed.feed.table_feeds:
         report(Progress("table"))
         try:
             with open_tables(dataset, ports.lake) as tables:

@@ -142,7 +142,7 @@ def main(path: str, point: str = "") -> int:
             landed = run(feed)
             say("landed", batches=[b.number for b in landed.batches], records=count_landed(landed))
             say("committed", status=str(commit_feed(feed).status))
-            if feed.tabled:
+            if feed.table_feeds:
                 bring_up(feed)
         except SluiceError as e:
             say("failed", **e.fields())

@@ -83,7 +83,7 @@ def test_table_matches_kafka_while_writers_are_killed_at_random(
     with open_inline_ports(feed) as ports:
         ledger = open_feed_ledger(feed, ports)
         assert audit(ledger, ports.lake, hashes=True).problems == ()
-        for dataset in feed.tabled:
+        for dataset in feed.table_feeds:
             with open_tables(dataset, ports.lake) as tables:
                 for of, table in tables.of_parts:
                     assert compare(ledger, ports.lake, table, table.look(), ledger.read(), of).same

@@ -49,7 +49,7 @@ def fix(feed: Feed) -> None:
 
 def bring_up(feed: Feed) -> None:
     """Bring the tables up to date, and expire snapshots older than ten seconds, so that files are removed, too."""
-    for dataset in feed.tabled:
+    for dataset in feed.table_feeds:
         with open_inline_ports(feed) as opened, open_tables(dataset, opened.lake) as tables:
             sync(open_feed_ledger(feed, opened), opened.lake, tables, expire_before=opened.clock() - 10_000)
 

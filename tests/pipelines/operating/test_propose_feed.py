@@ -144,7 +144,7 @@ def test_records_of_several_shapes_land_by_any_source(
         return {}, shapes[value] | field
 
     proposal, fit, text = follow(make(chooser.choice([*shapes])) for _ in range(60))
-    assert not fit.unexpected, text
+    assert not fit.other_misfits, text
     assert len(fit.misfits) == sum(proposal.rest.values()), text
 
 
