@@ -183,6 +183,7 @@ class Router:
         self._rule, self._names = rule, names
         self._indices: Mapping[str, int] = {value: outputs.index(name) for value, name in rule.outputs.items()}
         self._header = Field("value", Type(Kind.BINARY), header=rule.header)
+        self._wire = wire
         self._format: Format | None = None
         if rule.path:
             from sluice.pipelines.records.json.format import JsonFormat
@@ -196,9 +197,25 @@ class Router:
         if self._format is None:
             values, _ = read_header(chunk.column(chunk.schema.get_field_index("headers")), self._header)
             return self._choose(values, np.arange(chunk.num_rows), chunk.num_rows)
-        pieces = list(self._format.convert(s, chunk))
+        if self._wire is not WireFormat.BARE:
+            return self._route_by_value(s, chunk, self._format)
+        from sluice.pipelines.records.json.member_values import NO_VALUE, number_values
+
+        codes, values = number_values(chunk.column(chunk.schema.get_field_index("value")), self._rule.path)
+        routed = self._match([_read(value) for value in values], codes)
+        rest = np.flatnonzero(codes == NO_VALUE)
+        if not len(rest):
+            return routed
+        # The others are read to their ends: broken JSON goes to the quarantine under any rule.
+        other = self._route_by_value(s, _take(chunk, rest), self._format)
+        routed.outputs[rest], routed.codes[rest] = other.outputs, other.codes + len(routed.values)
+        return replace(routed, values=[*routed.values, *other.values], rows=other.rows)
+
+    def _route_by_value(self, s: OffsetRange, chunk: pa.RecordBatch, format: Format) -> Routed:
+        """The outputs of records whose values `format` reads as rows with the value at the rule's path."""
+        pieces = list(format.convert(s, chunk))
         offsets = int64s(chunk.column(chunk.schema.get_field_index("offset")))
-        landed = pa.Table.from_batches([p.landed for p in pieces], self._format.schema)
+        landed = pa.Table.from_batches([p.landed for p in pieces], format.schema)
         refused = [p.quarantined for p in pieces if p.quarantined is not None]
         column = landed.column(0).combine_chunks()
         for _ in self._rule.path[1:]:
@@ -225,13 +242,18 @@ class Router:
         distinct = encoded.dictionary.to_pylist()
         texts = distinct if self._names else [None if v is None else _read(v) for v in distinct]
         missing = len(texts)
+        codes = np.asarray(encoded.indices.fill_null(missing) if encoded.indices.null_count else encoded.indices)
+        routed = self._match(texts, codes)
+        outputs, at = np.full(count, _REFUSED, np.int64), np.zeros(count, np.int64)
+        outputs[rows], at[rows] = routed.outputs, routed.codes
+        return replace(routed, outputs=outputs, codes=at)
+
+    def _match(self, texts: list[str | None], codes: Array) -> Routed:
+        """The outputs of values by their numbers among the distinct texts; of other numbers, no value is there."""
+        missing = len(texts)
         own = [-1 if text is None else self._indices.get(text, -1) for text in texts]
         same = np.array([missing if text is None else code for code, text in enumerate(texts)] + [missing])
-        codes = same[np.asarray(encoded.indices.fill_null(missing) if encoded.indices.null_count else encoded.indices)]
-        outputs, at = np.full(count, _REFUSED, np.int64), np.zeros(count, np.int64)
-        outputs[rows] = np.array([*own, -1], np.int64)[codes]
-        at[rows] = codes
-        return Routed(outputs, [*texts, None], at)
+        return Routed(np.array([*own, -1], np.int64)[codes], [*texts, None], same[codes])
 
 
 def _read(value: bytes | str) -> str | None:

@@ -348,7 +348,7 @@ def _literal(buf: Array, at: int, end: int) -> int:
 
 
 @inner
-def _scalar(buf: Array, at: int, end: int) -> tuple[int, int]:
+def scalar(buf: Array, at: int, end: int) -> tuple[int, int]:
     """Any value that is no object or array: (next byte, code or kind), or (−1 − byte, code)."""
     b = byte(buf, at)
     if b == 0x22:
@@ -390,7 +390,7 @@ def skip(buf: Array, at: int, end: int, depth: int, nest: Array) -> tuple[int, i
             depth -= 1
             at += 1
         else:
-            at, code = _scalar(buf, at, end)
+            at, code = scalar(buf, at, end)
             if at < 0:
                 return at, code
         # a value ended before `at`

@@ -19,13 +19,14 @@ from sluice.pipelines.records.columns import builders
 from sluice.pipelines.records.columns.pieces import TypedPiece
 from sluice.pipelines.records.json import typer
 from sluice.pipelines.records.json.columns import REASONS
+from sluice.pipelines.records.json.member_values import NO_VALUE, number_values
 from sluice.pipelines.records.json.typer import Typer
 from sluice.pipelines.schema.layout import make_layout
 from sluice.pipelines.schema.schema import Schema, parse_schema
 from tests.fuzz.mutation import mutate_bytes, mutate_json
 from tests.fuzz.target import Target
 from tests.guarded import Guarded
-from tests.pipelines.records.json.oracle import judge
+from tests.pipelines.records.json.oracle import Pairs, judge, measure_depth, parse
 from tests.pipelines.records.json.rows import FIRST, by_offset, convert, parse_json
 from tests.pipelines.records.json.test_bounds import RECORD, SCHEMA
 from tests.pipelines.records.json.test_properties import EDGES, ODD_TIMES, is_same
@@ -58,6 +59,9 @@ SCHEMAS = (
         )
     ).reading,
 )
+
+PATHS = (("a",), ("größe",), ("zz",), ('quo"te',), ("s", "a", "b"), ("m", "k", "x"))
+"""Members by which records are split, some of them in none of the schemas."""
 
 
 # -- seeds
@@ -272,6 +276,8 @@ def _run(data: bytes) -> str:
     array = pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(room)])
     schema_typer = Typer(schema)
     try:
+        for path in PATHS:
+            number_values(array, path)
         return " ".join(
             sorted({word for piece in schema_typer.pieces(array) for word in _check_piece(schema_typer, piece)})
         )
@@ -325,7 +331,30 @@ def _compare_rows(schema: Schema, values: list[bytes], landed: pa.Table, quarant
         row: dict[str, Any] = rows[offset]
         assert all(is_same(f.type, row[f.name], verdict.row[f.name]) for f in schema.fields), (value, row, verdict.row)
         assert parse_json(row["_extra"]) == verdict.row["_extra"], value
+    for path in PATHS:
+        codes, texts = number_values(pa.array(values, pa.binary()), path)
+        for value, code in zip(values, codes.tolist(), strict=True):
+            _compare_member(value, path, None if code == NO_VALUE else texts[code])
     return f"{bool(rows)} {bool(refused)}"
+
+
+def _compare_member(value: bytes, path: tuple[str, ...], text: str | None) -> None:
+    """Compare the text of a member with the first one of its name as Python's own reader returns it."""
+    try:
+        member = parse(value)
+    except (ValueError, RecursionError):
+        return  # what follows the member may be no JSON
+    for name in path:
+        members = [v for k, v in member if k == name] if isinstance(member, Pairs) else []
+        if not members:
+            assert text is None, (value, path, text)
+            return
+        member = members[0]
+    if text is not None:
+        assert parse(text.encode()) == member, (value, path, text)
+    else:
+        is_lone = isinstance(member, str) and not member.isascii() and "\\u" in ascii(member)
+        assert is_lone or measure_depth(parse(value)) > 90, (value, path)
 
 
 TYPED = Target("typed", _make_seeds, _run, _mutate)

@@ -103,6 +103,28 @@ def test_values_of_fields_are_compared_as_json_writes_them() -> None:
     assert {output for output, _ in out["refused"]} == {""}
 
 
+def test_values_are_read_from_records_of_any_layout() -> None:
+    rule = SplitRule({"a": "one", "b": "two"}, path=("kind",))
+    long = "x" * 40
+    alike = [f'{{"n": {i}, "text": "{long[i:]}", "kind": "{"ab"[i % 2]}", "z": 1}}'.encode() for i in range(40)]
+    records: list[Record] = [(value, None) for value in alike]
+    strange = [
+        b'{"n": 1, "text": "a \\"kind\\": \\"b\\"", "kind": "a", "z": 1}',
+        b'{"n": {"kind": "b"}, "text": ["kind"], "kind": "a"}',
+        b'{"n": 1, "text": "\xc3\xa9", "k\\u0069nd": "a"}',
+        f'{{"{long}": 1, "kind": "a"}}'.encode(),
+        b'{"kind": "a", "kind": "b"}',
+        b'{"n": 1, "text": "x", "kind": "a", "z": ',
+        b"\xef\xbb\xbf{" + b'"n": 1, ' * 100 + b'"kind": "a"}',
+    ]
+    records += [(value, None) for value in strange]
+    records += [(b'{"n": 1, "text": "x", "z": "kind"}', None), (b'{"n": 1, "text": "x, "kind": "a"}', None)]
+    out = land(rule, records)
+    after = range(50, 50 + len(strange))
+    assert out["landed"] == {"one": [*range(10, 50, 2), *after], "two": [*range(11, 50, 2)]}
+    assert out["refused"] == {("", "no output"): [57], ("", "not_json"): [58]}
+
+
 @pytest.mark.parametrize("otherwise", Otherwise)
 def test_rule_decides_on_records_without_an_output(otherwise: Otherwise) -> None:
     rule = SplitRule({"a": "one"}, header="kind", otherwise=otherwise)
