@@ -16,6 +16,7 @@ from sluice.pipelines.feed.table_section import QUARANTINE_TABLE, WINDOWS_TABLE
 from sluice.pipelines.model.receipts import EngineKind, PartKind
 from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.pipelines.ports import Engine, Groups, Lake, Ports, Table
+from sluice.pipelines.util import extras
 from sluice.pipelines.util.extras import build_missing_error
 from sluice.resources.lake import open_lake
 from sluice.resources.liveness import LakeLiveness, now
@@ -26,6 +27,7 @@ from sluice.resources.spark.executor import Wiring
 from sluice.resources.zookeeper.zookeeper_group import BothGroup, BothGroups, ZooKeeperGroup, ZooKeeperGroups
 
 if TYPE_CHECKING:
+    from sluice.pipelines.tables.current import CurrentTable
     from sluice.pipelines.tables.table_windows import FeedTables
     from sluice.resources.kafka.cluster.cluster import KafkaCluster
     from sluice.resources.kafka.cluster.shared_cluster import SharedKafka
@@ -186,7 +188,25 @@ def open_tables(feed: Feed, lake: Lake) -> Iterator[FeedTables]:
         if refused:
             opened.enter_context(closing(refused))
         windows = opened.enter_context(closing(_open_windows_table(feed, lake)))
-        yield FeedTables(rows, refused, CompleteWindows(windows, feed.window))
+        current = _open_current_table(feed, lake)
+        if current:
+            opened.enter_context(closing(current.table))
+        yield FeedTables(rows, refused, CompleteWindows(windows, feed.window), current)
+
+
+def _open_current_table(feed: Feed, lake: Lake) -> CurrentTable | None:
+    from sluice.pipelines.tables.current import CurrentTable  # late: it takes pyarrow
+
+    if feed.table is None or feed.changes is None or not feed.table.current:
+        return None
+    extras.require("duckdb")
+    if feed.table.delta:
+        from sluice.resources.tables.delta import DeltaLakeTable
+
+        return CurrentTable(DeltaLakeTable.of_current(feed, lake), feed.changes, feed.landing)
+    from sluice.resources.tables.iceberg import IcebergTable
+
+    return CurrentTable(IcebergTable.of(feed, lake, name=str(feed.table.current)), feed.changes, feed.landing)
 
 
 def _open_windows_table(feed: Feed, lake: Lake) -> Table:

@@ -225,6 +225,7 @@ SECTIONS = {
     "registry",
     "key",
     "protect",
+    "changes",
     "split",
     "by",
     "into",
@@ -247,6 +248,7 @@ def test_feeds_page_lists_the_keys_of_every_section() -> None:
     sections = {
         "registry": "RegistrySettings",
         "key": "KeySettings",
+        "changes": "ChangesSettings",
         "split": "SplitSettings",
         "split.by": "SplitBy",
         "split.into": "OutputSettings",

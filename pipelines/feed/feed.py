@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from sluice.pipelines.contract.expectation import Contract
+from sluice.pipelines.feed.changes_section import ChangesSettings, UnusableChanges, check_changes
 from sluice.pipelines.feed.kafka_section import KafkaSettings, RegistrySettings
 from sluice.pipelines.feed.sections import (
     Alerts,
@@ -297,6 +298,7 @@ class Feed(Settings):
         default_factory=dict
     )
     """Rules by the paths of fields, for values before they are written."""
+    changes: ChangesSettings | None = None
     split: SplitSettings | None = None
     outputs: tuple[InstanceOf[Feed], ...] = Field(default=(), exclude=True)
     """Of a feed with `split`: the feed as each output sees it, in the order of its file."""
@@ -414,6 +416,19 @@ class Feed(Settings):
             raise ValueError("has `split` and `schema`; give each output its own")
         if self.policies.on_drift is OnDrift.EVOLVE:
             raise ValueError("has `split` and `on_drift: evolve`; name new fields in the schemas of its outputs")
+        return self
+
+    @model_validator(mode="after")
+    def _check_changes(self) -> Self:
+        if self.changes is None:
+            if self.table and self.table.current:
+                raise UnusableChanges(
+                    "has `table.current` without `changes`", "say how records change rows: changes: {format: upsert}"
+                )
+            return self
+        if self.split or self.output:
+            raise UnusableChanges("has `split` and `changes`", "land the changes as a feed of their own")
+        check_changes(self.changes, self.landed_columns)
         return self
 
     @model_validator(mode="after")

@@ -14,6 +14,7 @@ from typing import Any
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.suite import CONTRACT, ContractError, read_contract
 from sluice.pipelines.errors import FeedError, docs_command
+from sluice.pipelines.feed.changes_section import ChangeFormat, build_envelope
 from sluice.pipelines.feed.feed import LEVEL, Feed, Level, build_unmatched_error, is_of_raw
 from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.feed.problems import NAMES, problems_of, raise_problems
@@ -277,6 +278,11 @@ _OF_FIELDS = (RecordFormat.JSON, RecordFormat.JSON_SCHEMA)
 
 def _read_rows(data: dict[str, Any], root: Path, context: dict[str, Any]) -> Feed | tuple[FileProblem, ...]:
     """Returns a feed of one dataset, or the problems."""
+    changes, schema = data.get("changes"), data.get("schema")
+    if isinstance(changes, dict) and changes.get("format") == ChangeFormat.DEBEZIUM and isinstance(schema, dict):
+        data = {"format": RecordFormat.JSON} | data
+        if data["format"] == RecordFormat.JSON:
+            data["schema"] = build_envelope(schema, changes.get("key"))
     if str(data.get("format")) in READERS:
         reader = _with_reader(data, root)
         if isinstance(reader, FileProblem):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StrictBool, ValidationInfo, model_validator
 
 from sluice.pipelines.feed.sections import Duration, Settings, Text
 from sluice.pipelines.feed.stores import scheme
@@ -88,19 +88,33 @@ class TableSettings(Settings):
     iceberg: IcebergSettings | None = None
     delta: DeltaSettings | None = None
     quarantine: bool = False
+    current: Annotated[str, AfterValidator(_table_name)] | StrictBool = False
+    """The table of current rows of a feed with `changes`: its name in Iceberg, `true` in Delta."""
     keep_snapshots: Duration = 5 * DAY
 
     @model_validator(mode="after")
     def _check_one_format(self) -> TableSettings:
         if (self.iceberg is None) is (self.delta is None):
             raise ValueError(f"names {'no format' if self.iceberg is None else 'two formats'}")
+        if self.iceberg and self.current is True:
+            raise UnusableTable("has no name for the table of current rows", "such as `current: db.customers_now`")
+        if self.delta and isinstance(self.current, str):
+            raise UnusableTable("has a name for the table of current rows, which is a folder", "write `current: true`")
+        if self.iceberg and isinstance(self.current, str) and self.names.count(self.current) > 1:
+            raise UnusableTable(
+                "names another table of the feed for current rows", "such as `current: db.customers_now`"
+            )
         return self
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the feed's tables in an Iceberg catalog: of its rows, its windows, its quarantine."""
+        """The names of the feed's tables in an Iceberg catalog: of its rows, its windows, its quarantine, its current
+        rows."""
+        if not self.iceberg:
+            return ()
         suffixes = ("", WINDOWS_TABLE, *([QUARANTINE_TABLE] if self.quarantine else []))
-        return tuple(self.iceberg.name + suffix for suffix in suffixes) if self.iceberg else ()
+        current = [self.current] if isinstance(self.current, str) else []
+        return (*(self.iceberg.name + suffix for suffix in suffixes), *current)
 
     @property
     def format(self) -> str:

@@ -5,6 +5,8 @@
     quarantine/<feed>/[<output>/][<folder>/]<part>      records that broke the contract, with raw bytes
     reports/<report>/<folder>/<report>.parquet          a report's result for a window
     tables/<feed>[.<output>]_windows/<name>.parquet     the table of complete windows
+    tables/<feed>_current/<name>.parquet                a bucket of the table of current rows
+                          deleted/<name>.parquet        the deleted keys of that bucket
     _sluice/<feed>/log/<20 digits>.json                 the ledger, an entry a file
                    checkpoints/<20 digits>.json         a fold of the ledger up to that number
                    segments/<first>-<end>.json          copies of the entries from `first` up to, not including, `end`
@@ -240,6 +242,11 @@ def delta_root(feed: str, kind: PartKind = PartKind.LANDED, output: str = "") ->
 def windows_table_root(dataset: str) -> str:
     """Returns the folder of the files of the table of complete windows, by the feed's name or `feed.output`."""
     return f"tables/{dataset}_windows"
+
+
+def get_current_table_root(dataset: str) -> str:
+    """Returns the folder of the files of the table of current rows."""
+    return f"tables/{dataset}_current"
 
 
 def table_note_path(feed: str, output: str = "") -> str:

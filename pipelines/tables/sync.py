@@ -27,6 +27,7 @@ from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import published_files
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.tables.check import check_faults, check_owner, compare, differs, trusted_mark
+from sluice.pipelines.tables.current import CurrentSynced, CurrentTable
 from sluice.pipelines.tables.pending import (
     PendingBatch,
     PendingFiles,
@@ -66,6 +67,7 @@ class Synced:
     cleaned: tuple[str, ...] = ()
     windows: Mapping[str, int] = field(default_factory=dict)
     quarantine: Internal[Synced | None] = None
+    current: Internal[Synced | None] = None
 
 
 def sync(
@@ -86,7 +88,7 @@ def sync(
     CatalogUnavailable, EntriesLost, PartUnreadable; TableMoved or Unknown after too many tries.
     Guarantee: stopped anywhere, the table equals some state of the ledger, and the next call continues.
     """
-    table, quarantine, windows = tables
+    table, quarantine, windows, current = tables
     cleans = (PartKind.LANDED,) if quarantine else tuple(PartKind)
     done, state = _Publisher(ledger, lake, table, PartKind.LANDED, cleans, report, repair).bring_up(expire_before)
     if quarantine:
@@ -101,7 +103,32 @@ def sync(
         check_faults(t, columns(state, kind, t.output), ledger.feed)
     if windows is not None:
         check_faults(windows.table, COLUMNS, ledger.feed)
-    return done
+    return (
+        replace(done, current=_sync_current(ledger, lake, current, report, expire_before, repair)) if current else done
+    )
+
+
+def _sync_current(
+    ledger: Ledger, lake: Lake, current: CurrentTable, report: Reporter, expire_before: int | None, repair: bool
+) -> Synced:
+    state = ledger.read()
+
+    def decide() -> CurrentSynced:
+        nonlocal state
+        state = ledger.read()
+        return current.sync(ledger, lake, state, report, repair=repair)
+
+    done = retry_outdated(decide, lambda lost: lost.gone and ledger.read().number > state.number)
+    if done.head is None:
+        return Synced(None)
+    expired = 0
+    if (before := expire_before) is not None:
+        expired = retry_outdated(
+            lambda: current.table.expire(before) if current.table.look() else 0, lambda lost: False
+        )
+    cleaned = current.clean(lake, ledger.feed, done.head) if expired else ()
+    commits, head = int(done.snapshot is not None), current.table.look() if expired else done.head
+    return Synced(head, commits, done.added, done.removed, done.created, expired, cleaned)
 
 
 def rebuild(ledger: Ledger, lake: Lake, tables: FeedTables, report: Reporter = lambda progress: None) -> Synced:

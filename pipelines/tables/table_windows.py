@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,9 @@ from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing.manifest import is_retired
 from sluice.pipelines.schema.arrays import fixed_width
 from sluice.pipelines.tables.check import check_faults, check_owner
+
+if TYPE_CHECKING:
+    from sluice.pipelines.tables.current import CurrentTable
 
 COLUMNS = {"window_start": "timestamp(us)", "window_end": "timestamp(us)"}
 _FILE = re.compile(r"/([0-9a-f]{32})-([0-9]{20})\.parquet$")
@@ -96,15 +99,18 @@ class CompleteWindows:
 
 
 class FeedTables(NamedTuple):
-    """The tables of a feed, or of one output: of its rows, its quarantine if it asks for that, its complete windows."""
+    """The tables of a feed, or of one output: of its rows, its quarantine and its current rows if it
+    asks for them, its complete windows."""
 
     rows: Table
     quarantine: Table | None = None
     windows: CompleteWindows | None = None
+    current: CurrentTable | None = None
 
     @property
     def all(self) -> tuple[Table, ...]:
-        return tuple(t for t in (self.rows, self.quarantine, self.windows and self.windows.table) if t)
+        others = (t.table for t in (self.windows, self.current) if t)
+        return tuple(t for t in (self.rows, self.quarantine, *others) if t)
 
     @property
     def of_parts(self) -> tuple[tuple[PartKind, Table], ...]:

@@ -105,6 +105,13 @@ class DeltaLakeTable:
         root = paths.windows_table_root(feed.dataset)
         return cls(lake, root, _build_options(feed), feed.dataset, feed.output)
 
+    @classmethod
+    def of_current(cls, feed: Feed, lake: Lake) -> DeltaLakeTable:
+        """The table of the feed's current rows."""
+        extras.require("deltalake")
+        root = paths.get_current_table_root(feed.dataset)
+        return cls(lake, root, _build_options(feed), feed.dataset, feed.output)
+
     @property
     def name(self) -> str:
         return f"table {self._root}"

@@ -106,15 +106,15 @@ class IcebergTable:
         self._outcomes = Outcomes(self.name, "catalog", feed)
 
     @classmethod
-    def of(cls, feed: Feed, lake: Lake, suffix: str = "") -> IcebergTable:
-        """The table that the feed names, or the one that is called like it with a suffix. Its metadata lies in the
-        lake, below `tables`, unless the catalog says where. Raises SetupError."""
+    def of(cls, feed: Feed, lake: Lake, suffix: str = "", name: str = "") -> IcebergTable:
+        """The table that the feed names, or the one that is called like it with a suffix, or by `name`. Its metadata
+        lies in the lake, below `tables`, unless the catalog says where. Raises SetupError."""
         if feed.table is None or feed.table.iceberg is None:
             raise ValueError("the feed names no Iceberg table")
         extras.require("pyiceberg")
         settings = feed.table.iceberg
         defaults = {"warehouse": lake.locate("tables"), **_build_options(feed)}
-        return cls(settings.name + suffix, settings.properties(), defaults, feed.dataset, feed.output)
+        return cls(name or settings.name + suffix, settings.properties(), defaults, feed.dataset, feed.output)
 
     @property
     def name(self) -> str:

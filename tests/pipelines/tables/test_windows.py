@@ -30,7 +30,7 @@ class Windows:
 
     def read_starts(self) -> list[int]:
         """Returns the starts (ms) of the windows in the table."""
-        with open_tables(self.world.feed, self.world.lake) as (_, _, windows):
+        with open_tables(self.world.feed, self.world.lake) as (_, _, windows, _):
             if windows.table.look() is None:
                 return []
             rows = windows.table.rows(("window_start", "window_end")).to_pylist()
@@ -42,7 +42,7 @@ class Windows:
         return [p for p in paths if p.endswith(".parquet") and "_delta_log" not in p]
 
     def count_snapshots(self) -> int:
-        with open_tables(self.world.feed, self.world.lake) as (_, _, windows):
+        with open_tables(self.world.feed, self.world.lake) as (_, _, windows, _):
             head = windows.table.look()
         return head.snapshots if head else 0
 
@@ -89,7 +89,7 @@ def test_windows_table_survives_killed_and_overtaken_publishers(windows: Windows
     world.land(*split_offsets(A, 100), *split_offsets(B, 100, 0, 100))
     windows.sync()
     world.land(*split_offsets(B, 100, 100, 200))
-    with open_tables(world.feed, world.lake) as (rows, _, complete):
+    with open_tables(world.feed, world.lake) as (rows, _, complete, _):
         commit, calls = complete.table.commit, []
 
         def sync_and_commit(change: TableChange) -> int:
@@ -122,7 +122,7 @@ def test_commit_without_response_is_tried_three_times(windows: Windows, monkeypa
         calls.append(change)
         raise Unknown("nobody saw it", remedy="wait")
 
-    with open_tables(world.feed, world.lake) as (rows, _, complete):
+    with open_tables(world.feed, world.lake) as (rows, _, complete, _):
         monkeypatch.setattr(complete.table, "commit", fail_to_answer)
         with pytest.raises(Unknown):
             sync(world.reopen_ledger(), world.lake, FeedTables(rows, windows=complete))
@@ -134,7 +134,7 @@ def test_commit_without_response_is_tried_three_times(windows: Windows, monkeypa
 def test_windows_table_of_other_ledger_is_refused(windows: Windows) -> None:
     world = windows.world
     world.land(*split_offsets(A, 100), *split_offsets(B, 100))
-    with open_tables(world.feed, world.lake) as (_, _, complete):
+    with open_tables(world.feed, world.lake) as (_, _, complete, _):
         complete.table.create(
             {"window_start": "timestamp(ms)", "window_end": "timestamp(ms)"}, {"sluice.ledger": "other"}
         )
