@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from sluice.pipelines.errors import SluiceError
@@ -22,6 +22,7 @@ from sluice.pipelines.model.kafka import (
     OffsetAtTime,
     OpenTransaction,
     PartitionState,
+    Range,
     Tail,
     TopicPartition,
 )
@@ -524,7 +525,8 @@ class Job:
     """Everything that a task needs. Picklable.
 
     Executors build their own ports from `wiring`. Records become rows of `shape`. `fresh`: no run has worked on the
-    batch before, so the first try of a task finds nothing of it in staging.
+    batch before, so the first try of a task finds nothing of it in staging. `erased` are offsets whose records do not
+    land, by offset range; ranges without any are left out.
     """
 
     plan: Plan
@@ -533,6 +535,7 @@ class Job:
     wiring: Any
     shape: Shape = RAW
     fresh: bool = False
+    erased: Mapping[OffsetRange, tuple[Range, ...]] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -133,6 +133,7 @@ def view(proof: FeedProof, *, rescanned: bool, rounded: Sequence[str]) -> list[R
         "skipped",
         "retired",
         "dropped",
+        "erased",
         "holes",
     )
     columns = [n for n in names if n not in _OPTIONAL or any(r[names.index(n)] != "0" for r in rows)]
@@ -224,13 +225,13 @@ def _format_strict(more: Strict) -> list[RenderableType]:
     return out
 
 
-_OPTIONAL = {"quarantined", "lost", "skipped", "retired", "dropped", "holes"}
+_OPTIONAL = {"quarantined", "lost", "skipped", "retired", "dropped", "erased", "holes"}
 """Columns that are shown only if one of their cells is not zero."""
 
 
 def _build_row(name: str, a: AuditedPartition) -> list[str]:
     c, of = a.account.counts, a.account
-    numbers = (c.landed, c.quarantined, c.no_record, of.lost, of.skipped, of.retired, c.dropped)
+    numbers = (c.landed, c.quarantined, c.no_record, of.lost, of.skipped, of.retired, c.dropped, c.erased)
     holes = ", ".join(map(str, a.holes)) or "0"
     return [name, count(a.origin), count(a.frontier), *map(count, numbers), holes]
 

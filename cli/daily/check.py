@@ -118,6 +118,7 @@ def _list_figures(c: WindowCheck) -> Iterator[tuple[str, str | Text]]:
         ("aborted", counts.aborted),
         ("compacted away", counts.compacted),
         ("dropped", counts.dropped),
+        ("erased", counts.erased),
         ("lost", c.account.lost),
         ("skipped", c.account.skipped),
     )

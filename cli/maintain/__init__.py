@@ -1,1 +1,1 @@
-"""Commands that repair and maintain: accept, repair, unstick, compact, expire, prune."""
+"""Commands that repair and maintain: accept, repair, unstick, compact, expire, erase, prune."""

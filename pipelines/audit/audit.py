@@ -38,7 +38,7 @@ from sluice.pipelines.landing.proof import hash_file
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.account import OffsetAccount, build_account
 from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
-from sluice.pipelines.model.kafka import Key, Range, subtract, union
+from sluice.pipelines.model.kafka import Key, Range, intersect, subtract, union
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake, Stat
@@ -175,6 +175,14 @@ def audit(
         *_check_overlaps(state, everything),
         *(_check_landed(ledger.feed, state, everything) if not scope.settled else ()),  # else it tiles
         *_check_commits(state),
+        *(
+            AuditProblem(
+                19,
+                f"{key}: {sum(r.span for r in ranges)} records are to be erased, and may still be in files",
+                remedy=f"sluice erase {ledger.feed} --yes   finishes it",
+            )
+            for key, ranges in sorted(state.erasing.items())
+        ),
         *_check_strangers(ledger, lake, state, [path for path in strangers if path not in foreign]),
         *_check_copies(scope.log),
         *itertools.chain.from_iterable(checked),
@@ -385,6 +393,8 @@ def _check_sums(receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:
             rows = sum(p.rows for p in r.of(kind))
             if rows != count:
                 yield AuditProblem(5, f"{r.offset_range}: {count} records {kind}, {rows} rows in its parts")
+        if r.counts.erased != sum(x.span for x in intersect(r.erased, r.offset_range.range)):
+            yield AuditProblem(5, f"{r.offset_range}: {r.counts.erased} records are erased, its offsets are {r.erased}")
         yield from _check_relanded(r)
 
 
@@ -545,8 +555,10 @@ def _check_offsets(r: Receipt, part: Part, offsets: pa.ChunkedArray) -> Iterator
     first, last = values[0].as_py(), values[-1].as_py()
     if first < r.offset_range.start or last >= r.offset_range.end:
         yield AuditProblem(3, f"{part.path}: holds offsets {first}..{last}, its range is {r.offset_range.range}")
+    positions = int64s(values)
+    if len(stale := positions[inside(positions, r.erased)]):
+        yield AuditProblem(19, f"{part.path}: holds offset {stale[0]}, which was erased")
     if part.kind is PartKind.QUARANTINED and r.relanded:
-        positions = int64s(values)
         both = positions[inside(positions, r.relanded)]
         if len(both):
             yield AuditProblem(2, f"{part.path}: holds offset {both[0]}, which was re-landed")

@@ -17,7 +17,7 @@ from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.lake import parquet, paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.account import OffsetClass, list_unread
-from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ledger.entries import EraseEntry, PublishEntry
 from sluice.pipelines.model.kafka import Key, Range, TopicPartition
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.planning import windows
@@ -26,6 +26,7 @@ from sluice.pipelines.publishing import manifest
 from sluice.pipelines.records.rows.row_format import offset_column
 from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.util.documents import Flat
+from sluice.pipelines.util.units import show_instant
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int, cluster
 def _explain_offset(ledger: Ledger, lake: Lake, state: State, key: Key, offset: int) -> Explanation:
     if (publication := _publication_of(ledger, state, key, offset)) is None:
         return _explain_unlanded(ledger, state, key, offset)
-    explanation = _explain_landed(lake, ledger.feed, offset, *publication)
+    explanation = _explain_landed(ledger, lake, offset, *publication)
     if explanation.class_ is not OffsetClass.LANDED:
         return explanation
     return replace(explanation, text=explanation.text + _relanding_text(ledger, lake, key, offset, *publication[1:]))
@@ -92,10 +93,16 @@ def _candidates(state: State, key: Key, offset: int) -> Iterator[int]:
     yield from sorted(set(state.published_in.every()) - set(first), reverse=True)
 
 
-def _explain_landed(lake: Lake, feed: str, offset: int, batch: int, number: int, r: Receipt) -> Explanation:
+def _explain_landed(ledger: Ledger, lake: Lake, offset: int, batch: int, number: int, r: Receipt) -> Explanation:
     tp, rows = r.offset_range.tp, 0
+    if _among(offset, r.erased):
+        entries = (e for _, e in ledger.entries() if isinstance(e, EraseEntry))
+        here = (e for e in entries if any(x.key == r.offset_range.key and _among(offset, [x.range]) for x in e.ranges))
+        entry = next(here)
+        text = f"erased on {show_instant(entry.at)}{f' by {entry.run}' if entry.run else ''}: {entry.reason}"
+        return Explanation(tp, offset, OffsetClass.ERASED, text, batch=batch, published=number)
     for part in r.parts:
-        _check_own(lake, feed, part, r)
+        _check_own(lake, ledger.feed, part, r)
         position = _row(lake, part, offset)
         if position is not None:
             kind = OffsetClass.LANDED if part.kind is PartKind.LANDED else OffsetClass.QUARANTINED
@@ -107,7 +114,7 @@ def _explain_landed(lake: Lake, feed: str, offset: int, batch: int, number: int,
     counts = {k: getattr(r.counts, k) for k in _UNSEEN}
     possible = [k for k, n in counts.items() if n]
     if rows != r.counts.records or not possible:
-        raise _rows_missing(lake, feed, r, rows)
+        raise _rows_missing(lake, ledger.feed, r, rows)
     reasons = " or ".join(_UNSEEN[k] for k in possible)
     numbers = ", ".join(f"{counts[k]} {k}" for k in possible)
     text = f"read by batch {batch} and not landed: {reasons} (offset range {r.offset_range} has {numbers})"

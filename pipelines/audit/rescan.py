@@ -3,7 +3,7 @@
 Rows are decoded again with their original shape from the ledger, so the feed's schema and contract may have changed
 since. The quarantine has the rows that the contract refused; their bytes are compared with the log's. A re-landed row
 must match one of the shapes that its offset range has had. Rows with repaired bytes are not compared, nor are records
-that Kafka has deleted since: below the log start, or, in a compacted topic, anywhere.
+that Kafka has deleted since: below the log start, or, in a compacted topic, anywhere. Erased records are left out.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from sluice.pipelines.records.rows.row_format import (
     get_former_text,
     inside,
     offset_column,
+    without_offsets,
 )
 from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise
 from sluice.pipelines.records.rows.wire_format import WireFormat
@@ -251,12 +252,13 @@ def _compare_log(
 
     def find_problem() -> AuditProblem | None:
         form, s = makers[0].format, r.offset_range
-        for oversized, chunk in log:
+        for oversized, records in log:
+            chunk = without_offsets(records, r.erased) if r.erased else records
             shares: Iterable[tuple[str, pa.RecordBatch]] = [("", chunk)] if len(chunk) else ()
             if len(chunk) and isinstance(form, SplitFormat) and oversized is None:
                 shares = form.distribute(s, chunk)
-            for name, records in shares:
-                if problem := comparers[name].compare_chunk(records, readable=oversized is None):
+            for name, share in shares:
+                if problem := comparers[name].compare_chunk(share, readable=oversized is None):
                     return problem
         if problem := next(filter(None, (c.compare_rest() for c in comparers.values())), None):
             return problem

@@ -71,7 +71,9 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     report(Progress("start workers"))
     ports.engine.start()
     with report_progress(ports.lake, feed.name, batch.id, plan, report):
-        job = Job(plan, batch.id, owner.token, ports.wiring, shape, fresh=fresh)
+        state = ledger.read()
+        erased = {s: ranges for s in plan.offset_ranges if (ranges := state.list_erased(s))}
+        job = Job(plan, batch.id, owner.token, ports.wiring, shape, fresh=fresh, erased=erased)
         sent = ports.engine.run(job, [t.index for t in plan.tasks])
     # Another run may have taken the batch over while tasks ran: then its proof counts, not ours.
     check_owner(ledger, batch.id, owner)

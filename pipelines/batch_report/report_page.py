@@ -380,7 +380,7 @@ def _render_counts(caption: str, name: str, counts: Mapping[str, Counts], limit:
 
 
 def _render_row(name: str, c: Counts, longest: int) -> list[str]:
-    pieces = [(c.landed, ""), (c.quarantined, "reject"), (c.no_record + c.dropped, "hidden")]
+    pieces = [(c.landed, ""), (c.quarantined, "reject"), (c.no_record + c.dropped + c.erased, "hidden")]
     bar = tag("div", lying(pieces, longest), class_="w1") if longest else ""
     return [
         tag("span", name, class_="p"),
@@ -388,7 +388,7 @@ def _render_row(name: str, c: Counts, longest: int) -> list[str]:
         number(c.landed),
         number(c.quarantined),
         share(c.quarantined, c.records),
-        number(c.no_record + c.dropped),
+        number(c.no_record + c.dropped + c.erased),
     ]
 
 

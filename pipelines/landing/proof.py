@@ -22,7 +22,7 @@ from sluice.pipelines.errors import OffsetsLost, PartUnreadable, ProofFailed, Re
 from sluice.pipelines.lake import parquet, paths, receipt_files
 from sluice.pipelines.landing.writer import build_metadata, build_shared_metadata, split_shared_part
 from sluice.pipelines.ledger.fold import by_key
-from sluice.pipelines.model.kafka import Range, union
+from sluice.pipelines.model.kafka import Range, intersect, union
 from sluice.pipelines.model.plans import OffsetRange, Plan
 from sluice.pipelines.model.receipts import Outcome, Part, PartKind, RangeFailure, Receipt, group_by_sharing
 from sluice.pipelines.ports import Lake
@@ -153,6 +153,8 @@ def check_classes(r: Receipt) -> None:
         raise _build_proof_error(s, f"reading stopped at {r.position}, before the end")
     if counts.total != s.span or min(getattr(counts, name) for name in counts.__dataclass_fields__) < 0:
         raise _build_proof_error(s, f"{counts} adds up to {counts.total}, the range spans {s.span}")
+    if counts.erased != sum(x.span for x in intersect(r.erased, s.range)):
+        raise _build_proof_error(s, f"{counts.erased} records are erased, and its erased offsets are {r.erased}")
 
 
 def _check_names(claim: Claim, r: Receipt, parts: Sequence[Part]) -> None:

@@ -16,9 +16,9 @@ One thread does the work while the fetcher reads ahead in another. The engine ru
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -45,7 +45,7 @@ from sluice.pipelines.landing.proof import (
 )
 from sluice.pipelines.landing.sharing import SMALL_BYTES, WAITING_BYTES, Sharing, UnwrittenRange, may_share
 from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartRole, PartTarget, PartWriter
-from sluice.pipelines.model.kafka import FetchLimits, Isolation
+from sluice.pipelines.model.kafka import FetchLimits, Isolation, Range
 from sluice.pipelines.model.plans import OffsetRange, Task
 from sluice.pipelines.model.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally, group_by_sharing
 from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, Lake
@@ -56,6 +56,7 @@ from sluice.pipelines.records.rows.row_format import (
     RawFormat,
     quarantine_rows,
     refuse_oversized,
+    without_offsets,
 )
 from sluice.pipelines.validation.drift import Drifts
 
@@ -72,7 +73,7 @@ class Assignment:
     `attempt` names this one execution. `memory` is in bytes. `shape` is the name of the shape that rows get. `fresh`:
     no earlier attempt can have finished an offset range, so none is looked for. With `dropping`, the records of
     oversized batches are counted and kept nowhere. A feed has one output, or more by `split`: rows of a range wait for
-    a row group in each.
+    a row group in each. Records at the `erased` offsets of a range do not land.
     """
 
     feed: str
@@ -87,6 +88,7 @@ class Assignment:
     fresh: bool = False
     dropping: bool = False
     outputs: int = 1
+    erased: Mapping[OffsetRange, tuple[Range, ...]] = field(default_factory=dict)
 
     @property
     def batch_bytes(self) -> int:
@@ -312,6 +314,7 @@ class _Landing:
             max_batch_bytes=work.batch_bytes,
         )
         self._raw, self._oversized = RawFormat(), False
+        self._erased, self._left_out = work.erased.get(s, ()), 0
         self._decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, options)
         self._writers: dict[PartRole, PartWriter] = {}
         self._held: dict[PartRole, list[pa.RecordBatch]] | None = {} if shares_file else None
@@ -331,6 +334,9 @@ class _Landing:
         self._input_bytes += len(got.records)
         self._waited += got.waited_ns
         for batch, chunk in self._decoder.read(got.records, got.aborted):
+            chunk = self._leave_out_erased(chunk)
+            if not chunk.num_rows:
+                continue
             if batch is None:
                 self._sort_out(chunk)
             else:
@@ -339,8 +345,17 @@ class _Landing:
         if not got.last:
             return None
         for chunk in self._decoder.finish():
-            self._sort_out(chunk)
+            if (chunk := self._leave_out_erased(chunk)).num_rows:
+                self._sort_out(chunk)
         return self._finish(max(self._decoder.position, got.next_position))
+
+    def _leave_out_erased(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the records that no erasure removed, and counts the others."""
+        if not self._erased:
+            return chunk
+        retained = without_offsets(chunk, self._erased)
+        self._left_out += chunk.num_rows - retained.num_rows
+        return retained
 
     def _refuse(self, batch: OversizedBatch, chunk: pa.RecordBatch) -> None:
         """Quarantine or drop records of an oversized batch."""
@@ -411,7 +426,7 @@ class _Landing:
         tallies, drift = self._seen.tallies, self._seen.drift
         account_of = position, account, parts, work.attempt, self._input_bytes, timings, work.shape, tallies, drift
         limit = work.batch_bytes if self._oversized else 0
-        receipt = Receipt(s, *account_of, tail=self._decoder.tail, batch_bytes=limit)
+        receipt = Receipt(s, *account_of, erased=self._erased, tail=self._decoder.tail, batch_bytes=limit)
         if self._held is not None:
             check_classes(receipt)
             return UnwrittenRange(receipt, self._held)
@@ -424,12 +439,14 @@ class _Landing:
         records.
         """
         read_counts, counts = self._decoder.counts, self._counts
-        if counts.total != read_counts.records:
+        if counts.total + self._left_out != read_counts.records:
             raise ProofFailed(
                 f"{self._range}: {read_counts.records} records decoded, but {counts} of them accounted for",
                 remedy="this is a bug in the feed's format; nothing of this offset range was landed",
             )
-        counts += Counts(control=read_counts.control, aborted=read_counts.aborted)
+        # Also those that Kafka's compaction has removed since.
+        erased = sum(r.span for r in self._erased)
+        counts += Counts(control=read_counts.control, aborted=read_counts.aborted, erased=erased)
         return replace(counts, compacted=self._range.span - counts.total)
 
     def _timings(self) -> dict[str, int]:

@@ -23,6 +23,7 @@ class OffsetClass(StrEnum):
     QUARANTINED = "quarantined"
     NO_RECORD = "no record"
     DROPPED = "dropped by policy"
+    ERASED = "erased"
     LOST = "lost"
     SKIPPED = "skipped"
     RETIRED = "retired"

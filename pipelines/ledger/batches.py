@@ -60,7 +60,7 @@ class Batch:
     @property
     def rewrites(self) -> bool:
         """Returns whether it rewrites landed parts. It reads nothing from Kafka and adds nothing to the quarantine."""
-        return self.request.kind in (RequestKind.COMPACT, RequestKind.REPLAY)
+        return self.request.kind in (RequestKind.COMPACT, RequestKind.REPLAY, RequestKind.ERASE)
 
     @property
     def offsets(self) -> Derived[int]:

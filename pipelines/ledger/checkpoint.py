@@ -38,12 +38,14 @@ from sluice.pipelines.ledger.fold import NO_PINS, State
 from sluice.pipelines.model.kafka import Key, Range, Tail
 from sluice.pipelines.model.plans import Request
 
-FORMAT = 7
-"""A Sluice that knows another format only ignores it, and folds the log."""
+FORMAT, ERASED_FORMAT = 7, 8
+"""A Sluice that knows another format only ignores it, and folds the log. The second is that of a fold with erased
+offsets: an older Sluice that began there would not stop at the erasure's entry, and could land the records again."""
 
 _BATCHES: TypeAdapter[list[Batch]] = TypeAdapter(list[Batch])
 _REQUESTS: TypeAdapter[list[Request]] = TypeAdapter(list[Request])
 _ACCOUNTED = ("landed", "lost", "skipped", "retired")
+_ERASED = ("erased", "erasing")
 
 
 def dump(state: State) -> bytes:
@@ -57,7 +59,7 @@ def dump_state(state: State) -> bytes:
     index, times = {key: i for i, key in enumerate(keys)}, np.array(state.boundary_times, np.int64)
     return json.dumps(
         {
-            "format": FORMAT,
+            "format": ERASED_FORMAT if state.erased else FORMAT,
             "number": state.number,
             "head": state.head,
             "ledger_id": state.ledger_id,
@@ -80,7 +82,7 @@ def dump_state(state: State) -> bytes:
             "origins": [state.origins[k].model_dump(exclude={"key"}) for k in keys],
             "batches": _BATCHES.dump_python(list(state.batches.held.values()), mode="json", by_alias=True),
             "past": _dump_past(state.batches.past),
-            **{name: _by_index(getattr(state, name), index) for name in _ACCOUNTED},
+            **{name: _by_index(getattr(state, name), index) for name in (*_ACCOUNTED, *_ERASED)},
             "commits": _by_index(state.commits, index),
             "intents": _by_index(state.intents, index, sorted),
             "moved": _by_index(state.moved, index),
@@ -102,7 +104,7 @@ def load(data: bytes) -> State | None:
     """Returns the state in a checkpoint; None if the data is not a checkpoint of a known format."""
     try:
         raw = json.loads(data if data[:1] == b"{" else inflate(data, MOST))
-        return _state(raw) if raw["format"] == FORMAT else None
+        return _state(raw) if raw["format"] in (FORMAT, ERASED_FORMAT) else None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error):
         return None
 
@@ -138,6 +140,7 @@ def _state(raw: dict[str, Any]) -> State:
         current={keys[i].tp: keys[i] for i in raw["current"]},
         batches=Batches(_BATCHES.validate_python(raw["batches"]), _load_past(raw["past"])),
         **{name: _by_key(raw[name], keys, _load_ranges) for name in _ACCOUNTED},
+        **{name: _by_key(raw.get(name, []), keys, _load_ranges) for name in _ERASED},
         commits=_by_key(raw["commits"], keys, int),
         intents=_by_key(raw["intents"], keys, frozenset),
         moved=_by_key(raw["moved"], keys, int),

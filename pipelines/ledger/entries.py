@@ -207,6 +207,15 @@ class PublishEntry(_Entry):
     results: tuple[Result, ...] = ()
     traffic: Traffic = Traffic()
 
+    @model_serializer(mode="wrap")
+    def _without_erased(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what older readers do not know while nothing is erased."""
+        document: dict[str, Any] = serialize(self)
+        for receipt in document["receipts"]:
+            if not receipt["erased"]:
+                del receipt["erased"], receipt["counts"]["erased"]
+        return document
+
 
 def _parse_columns(value: Any) -> dict[Any, Any]:
     try:
@@ -431,6 +440,18 @@ class RetireEntry(_Entry):
     reason: str
 
 
+class EraseEntry(_Entry):
+    """The decision to erase the records at these offsets: from here on, no batch may publish rows of them.
+
+    `records` counts them. Conditions and keys that selected them are not stored: they may hold a person's data.
+    """
+
+    kind: Literal["erase"] = "erase"
+    ranges: tuple[KeyRange, ...]
+    records: int
+    reason: str
+
+
 class GapEntry(_Entry):
     """The decision to continue without the lost entries from this number on. Live plans end here.
 
@@ -462,6 +483,7 @@ Entry = (
     | MovedEntry
     | TakeEntry
     | RetireEntry
+    | EraseEntry
     | SchemaEntry
     | GapEntry
 )

@@ -24,6 +24,7 @@ from sluice.pipelines.ledger.entries import (
     BoundaryEntry,
     CommitEntry,
     Entry,
+    EraseEntry,
     GapEntry,
     IntentEntry,
     LossEntry,
@@ -75,6 +76,10 @@ class State:
     lost: Accounted = field(default_factory=dict)
     skipped: Accounted = field(default_factory=dict)
     retired: Accounted = field(default_factory=dict)
+    erased: Accounted = field(default_factory=dict)
+    """Offsets of erased records; they are landed or retired as well. No batch may publish rows of them."""
+    erasing: Accounted = field(default_factory=dict)
+    """Those of them whose rows may still be in parts that count."""
     replaced: dict[str, int] = field(default_factory=dict)
     """Lake paths of parts that were landed again, merged or retired, with the entry that replaced them. Old ones are
     forgotten; `Ledger.replaced` knows all of them."""
@@ -188,7 +193,8 @@ class State:
         return self._reserved.get(key, ())
 
     def may_publish(self, entry: PublishEntry) -> bool:
-        """Returns whether the entry counts: its plan is live, its token current, and its replaced parts still count."""
+        """Returns whether the entry counts: its plan is live, its token current, its replaced parts still count, and
+        it has no rows of erased records."""
         batch = self.batches.get(entry.batch)
         return (
             batch is not None
@@ -196,7 +202,16 @@ class State:
             and batch.status is BatchStatus.PLANNED
             and batch.owner.token == entry.token
             and not any(path in self.replaced for path in batch.plan.replaces)
+            and not any(self.find_unerased(r) for r in entry.receipts)
         )
+
+    def find_unerased(self, r: Receipt) -> tuple[Range, ...]:
+        """Returns the erased offsets of which the receipt may have rows."""
+        return tuple(rest for x in self.list_erased(r.offset_range) for rest in subtract(x, r.erased))
+
+    def list_erased(self, s: OffsetRange) -> tuple[Range, ...]:
+        """Returns the erased offsets in an offset range."""
+        return intersect(self.erased.get(s.key, ()), s.range)
 
     def receipts(self, number: int, entry: PublishEntry) -> list[Receipt]:
         """Returns the live receipts of the publish entry at `number`."""
@@ -317,6 +332,7 @@ class State:
         # A range without rows has no part to name.
         if batch.request.replace or (batch.plan and batch.plan.replaces):
             self._supersede((r.offset_range.key, r.offset_range.range) for r in entry.receipts)
+        self._settle_erased((r.offset_range.key, r.offset_range.range) for r in entry.receipts)
         for s in (r.offset_range for r in entry.receipts):
             key, furthest = s.key, (s.end, s.leader_epoch)
             self.epochs[key] = max(furthest, self.epochs.get(key, furthest))
@@ -411,6 +427,19 @@ class State:
         for key, over in by_key(ranges).items():
             self.superseded[key] = self._growing_superseded(key).cover(self.number, union(over))
         self._replace(entry.parts)
+        self._settle_erased(ranges)
+
+    def _erase(self, entry: EraseEntry) -> None:
+        for key, ranges in by_key((item.key, item.range) for item in entry.ranges).items():
+            self.erased[key] = union([*self.erased.get(key, ()), *ranges])
+            self.erasing[key] = union([*self.erasing.get(key, ()), *ranges])
+
+    def _settle_erased(self, ranges: Iterable[tuple[Key, Range]]) -> None:
+        """The rows of these ranges are without erased records, or gone."""
+        for key, over in by_key((key, r) for key, r in ranges if key in self.erasing).items():
+            rest = tuple(x for r in self.erasing[key] for x in subtract(r, union(over)))
+            self.erasing.pop(key)
+            self.erasing |= {key: rest} if rest else {}
 
     def _schema(self, entry: SchemaEntry) -> None:
         if not self.shapes:
@@ -470,6 +499,7 @@ _APPLY: dict[type[BaseModel], Callable[[State, Any], None]] = {
     MovedEntry: State._move,
     TakeEntry: State._take,
     RetireEntry: State._retire,
+    EraseEntry: State._erase,
     SchemaEntry: State._schema,
     GapEntry: State._gap,
 }

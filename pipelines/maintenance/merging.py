@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from threading import Event
@@ -19,13 +19,15 @@ import pyarrow as pa
 
 from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.landed_rows import Rows, check_source, compare_rows, in_order, read_part_at
 from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartRole, PartTarget, PartWriter
-from sluice.pipelines.model.kafka import union
+from sluice.pipelines.model.kafka import Key, Range, intersect, subtract, union
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Drift, DriftKind, Part, PartKind, Receipt, Tally, sum_counts
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.records.rows.row_format import without_offsets
 
 MERGE_BYTES = 128 << 20
 """What one merge takes, at most, of rows that are not huge."""
@@ -91,9 +93,10 @@ class RewriteContext:
 
 @dataclass(frozen=True, slots=True)
 class Merger:
-    """Carries out the merges of one batch."""
+    """Carries out the merges of one batch. Rows at `erased` offsets are left out."""
 
     context: RewriteContext
+    erased: Mapping[Key, tuple[Range, ...]] = field(default_factory=dict)
 
     def merge(self, m: Merge) -> Receipt:
         """Stage the parts of one offset range and return its receipt. A failure leaves none behind.
@@ -110,6 +113,9 @@ class Merger:
             receipt = self._receipt(m, tuple(p for w in writers for p in w.close()))
             for role in roles:
                 self._check_same(m, receipt, role)
+            if not receipt.parts:  # else no roll-forward would meet the batch, and hide the replaced parts
+                context = self.context
+                context.lake.put(paths.build_replaced_note_path(context.feed, context.batch), b"{}\n")
         except BaseException:
             for writer in writers:
                 with suppress(Exception):
@@ -119,16 +125,30 @@ class Merger:
 
     def _write(self, m: Merge, role: PartRole, writers: list[PartWriter]) -> None:
         writer: PartWriter | None = None
-        for rows in self.context.rows(m.receipts, role, visible_path):
+        for rows in self._read_sources(m, role):
             if writer is None:
                 writer = self.context.writer(m.offset_range, role, rows.schema.remove_metadata())
                 writers.append(writer)
             writer.write(rows)
 
+    def _read_sources(self, m: Merge, role: PartRole) -> Rows:
+        """The rows of the sources that stay."""
+        erased = self._list_erased(m)
+        for rows in self.context.rows(m.receipts, role, visible_path):
+            retained = without_offsets(rows, erased) if erased else rows
+            if retained.num_rows:
+                yield retained
+
+    def _list_erased(self, m: Merge) -> tuple[Range, ...]:
+        now = intersect(self.erased.get(m.offset_range.key, ()), m.offset_range.range)
+        return union((*now, *(x for r in m.receipts for x in r.erased)))
+
     def _receipt(self, m: Merge, parts: tuple[Part, ...]) -> Receipt:
         """The merged receipt: the sums of counts and input bytes, and the tallies and drift of all rows."""
         rs, last = m.receipts, m.receipts[-1]
-        counts = sum_counts(rs)
+        erased = self._list_erased(m)
+        landed, quarantined = (sum(p.rows for p in parts if p.kind is kind) for kind in PartKind)
+        counts = replace(sum_counts(rs), landed=landed, quarantined=quarantined, erased=sum(x.span for x in erased))
         tallies, drift = sum_tallies_and_drift(rs, count_landed(parts))
         receipt = Receipt(
             m.offset_range,
@@ -140,18 +160,16 @@ class Merger:
             format=last.format,
             tallies=tallies,
             drift=drift,
-            relanded=union(x for r in rs for x in r.relanded),
-            mended=union(x for r in rs for x in r.mended),
+            relanded=union(rest for r in rs for x in r.relanded for rest in subtract(x, erased)),
+            mended=union(rest for r in rs for x in r.mended for rest in subtract(x, erased)),
+            erased=erased,
             batch_bytes=min((r.batch_bytes for r in rs if r.batch_bytes), default=0),
         )
         check_account(receipt)
         return receipt
 
     def _check_same(self, m: Merge, receipt: Receipt, role: PartRole) -> None:
-        before, after = (
-            self.context.rows(m.receipts, role, visible_path),
-            self.context.rows((receipt,), role, staged_path),
-        )
+        before, after = self._read_sources(m, role), self.context.rows((receipt,), role, staged_path)
         if not compare_rows(before, after):
             raise ProofFailed(
                 f"{m.offset_range}: the {role.kind} rows of its merged parts are not those of its {len(m.parts)} parts",

@@ -22,6 +22,7 @@ from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.columns import NOTHING_SUPERSEDED
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.maintenance.merging import RewriteContext
+from sluice.pipelines.model.kafka import intersect
 from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Met, Owner, Part, Progress, Receipt, Reporter, Verdict, group_by_sharing
 from sluice.pipelines.ports import Liveness, Ports
@@ -49,12 +50,14 @@ P = TypeVar("P", bound=RewritePiece)
 
 @dataclass(frozen=True, slots=True)
 class RewriteMethod(Generic[P]):
-    """One way of writing again: the request, the name of the stage, what writes a piece, and how many at once."""
+    """One way of writing again: the request, the name of the stage, what writes a piece, and how many at once. With
+    `whole_windows`, the pieces of a window are in one batch, so that readers find it either old or new."""
 
     request: Request
     stage: str
     writer: Callable[[RewriteContext], Callable[[P], Receipt]]
     threads: int
+    whole_windows: bool = False
 
 
 def rewriting(state: State) -> list[Batch]:
@@ -111,6 +114,12 @@ def are_free(
     return all(free)
 
 
+def is_erasing(state: State, piece: RewritePiece) -> bool:
+    """Returns whether an erasure that is not finished has to remove rows of the piece."""
+    s = piece.offset_range
+    return bool(intersect(state.erasing.get(s.key, ()), s.range))
+
+
 class Rewriting(Generic[P]):
     """One call that rewrites parts that counted at one entry. Pieces that share files are written in one batch.
 
@@ -137,7 +146,10 @@ class Rewriting(Generic[P]):
         """Rewrite the pieces, which counted below entry `since`, batch by batch. A published batch stays."""
         self._since = since
         self._total = sum(p.offset_range.span for p in pieces)
-        for batch in _batches(pieces, self._feed.compaction.batch_bytes):
+        groups = group_by_sharing(pieces)
+        if self._how.whole_windows:
+            groups = _join_windows(groups)
+        for batch in _batches(groups, self._feed.compaction.batch_bytes):
             if (planned := self._plan_free(batch)) is not None:
                 self._carry_out(*planned)
 
@@ -152,6 +164,8 @@ class Rewriting(Generic[P]):
                 if batch.request.kind is kind:
                     raise _one_at_once(self._feed.name, batch, owners.NEW)
             free = [p for g in group_by_sharing(pieces) if are_free(state, g, self._since, self.busy) for p in g]
+            if kind is not RequestKind.ERASE:  # rows to be erased would be written again, and the batch void
+                free = [p for g in group_by_sharing(free) if not any(is_erasing(state, p) for p in g) for p in g]
             plan = self._plan(state, free)
             return PlanEntry(plan=plan, hash=plan.hash, owner=self._owner) if free else None
 
@@ -205,10 +219,19 @@ class Rewriting(Generic[P]):
         return out
 
 
-def _batches(pieces: Iterable[P], limit: int) -> Iterator[list[P]]:
-    """The pieces in order, in groups of at most `limit` bytes, or of one shared file."""
+def _join_windows(groups: Iterable[list[P]]) -> list[list[P]]:
+    """The groups, with those of one window in one. Offset ranges outside windows stay as they are."""
+    windows: dict[object, list[P]] = {}
+    for at, group in enumerate(groups):
+        window = group[0].offset_range.window
+        windows.setdefault((None, at) if window is None else window, []).extend(group)
+    return list(windows.values())
+
+
+def _batches(groups: Iterable[list[P]], limit: int) -> Iterator[list[P]]:
+    """The pieces in order, in batches of at most `limit` bytes, or of one group."""
     batch: list[P] = []
-    for group in group_by_sharing(list(pieces)):
+    for group in groups:
         size = sum(p.bytes for p in group)
         if batch and (len(batch) + len(group) > MAX_PIECES or sum(b.bytes for b in batch) + size > limit):
             yield batch

@@ -24,6 +24,7 @@ class RequestKind(StrEnum):
     WINDOW = "window"
     COMPACT = "compact"
     REPLAY = "replay"
+    ERASE = "erase"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ class Request:
                 return "compaction"
             case RequestKind.REPLAY:
                 return "replay of quarantined records"
+            case RequestKind.ERASE:
+                return "erasure"
             case _:
                 return "catch-up"
 

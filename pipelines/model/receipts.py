@@ -82,8 +82,9 @@ class Counts:
     """Where the offsets of a range went. The counts add up to its span.
 
     `control` and `aborted` are records of control batches and of aborted transactions. `compacted` are offsets that no
-    batch holds: log compaction leaves such gaps, and a broker that lost a segment. In the receipt of one output of a
-    split feed, `elsewhere` are records of the others; it is 0 in every receipt of a ledger.
+    batch holds: log compaction leaves such gaps, and a broker that lost a segment. `erased` are records whose rows an
+    erasure removed. In the receipt of one output of a split feed, `elsewhere` are records of the others; it is 0 in
+    every receipt of a ledger.
     """
 
     landed: int = 0
@@ -92,6 +93,7 @@ class Counts:
     control: int = 0
     aborted: int = 0
     compacted: int = 0
+    erased: int = 0
     elsewhere: Internal[Annotated[int, Exclude(exclude=True)]] = 0
 
     @property
@@ -110,7 +112,7 @@ class Counts:
 
     @property
     def total(self) -> int:
-        return self.records + self.dropped + self.no_record + self.elsewhere
+        return self.records + self.dropped + self.no_record + self.erased + self.elsewhere
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, f) + getattr(other, f) for f in self.__dataclass_fields__))
@@ -189,8 +191,9 @@ class Receipt:
     nanoseconds by activity: `wait`, `crc`, `decompress`, `decode`, `type`, `validate`, `encode`, `write`. `format` is
     the name of the shape that made the rows (`Shape.name`), with its `tallies` and `drift`. `relanded` are
     offsets that were quarantined first and landed later by a replay; `mended` are those of them whose bytes a fix
-    function changed. `tail` is the last batch read. `batch_bytes` is the bound above which a batch was
-    oversized; 0 if none was. `adopted` is set when an earlier attempt wrote the receipt.
+    function changed. `erased` are the offsets of records that an erasure removed. `tail` is the last batch read.
+    `batch_bytes` is the bound above which a batch was oversized; 0 if none was. `adopted` is set when an earlier
+    attempt wrote the receipt.
     """
 
     offset_range: OffsetRange
@@ -205,6 +208,7 @@ class Receipt:
     drift: tuple[Drift, ...] = ()
     relanded: tuple[Range, ...] = ()
     mended: tuple[Range, ...] = ()
+    erased: tuple[Range, ...] = ()
     tail: Tail | None = None
     batch_bytes: int = 0
     adopted: bool = field(default=False, compare=False)
@@ -222,13 +226,13 @@ class Receipt:
     def of_output(self, output: str) -> Receipt:
         """Returns the receipt of one output: its parts, with the records of all others counted as `elsewhere`.
 
-        Records that were dropped belong to the empty output.
+        Records that were dropped or erased belong to the empty output.
         """
         parts = tuple(p for p in self.parts if p.output == output)
         landed, quarantined = (sum(p.rows for p in parts if p.kind is kind) for kind in PartKind)
         counts = replace(self.counts, landed=landed, quarantined=quarantined)
         if output:
-            counts = replace(counts, dropped=0)
+            counts = replace(counts, dropped=0, erased=0)
         counts = replace(counts, elsewhere=self.counts.total - counts.total)
         own = f"{output}/"
         drift = tuple(replace(d, field=d.field.removeprefix(own)) for d in self.drift if d.field.startswith(own))

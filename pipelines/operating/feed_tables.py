@@ -15,6 +15,7 @@ from sluice.pipelines.tables.pending import since
 from sluice.pipelines.tables.sync import Synced, rebuild, sync
 from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.pipelines.util.documents import Derived, Flat, Internal
+from sluice.pipelines.util.units import DAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,12 @@ def sync_tables(
     done = sync(ledger, ports.lake, tables, report, expire_before=before, repair=repair)
     standing = [table for _, table in tables.of_parts if repair and table.look()]
     return done, tuple(address for table in standing for address in table.misread())
+
+
+def forget_snapshots(feed: Feed, ports: Ports, tables: FeedTables) -> Synced:
+    """Bring the tables up to the ledger, and let all older snapshots expire, with their files. Raises as `sync`."""
+    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    return sync(ledger, ports.lake, tables, expire_before=ports.clock() + DAY)
 
 
 def rebuild_tables(feed: Feed, ports: Ports, tables: FeedTables, report: Reporter = lambda progress: None) -> Synced:

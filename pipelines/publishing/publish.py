@@ -236,7 +236,11 @@ def _show(lake: Lake, part: Part) -> bool:
     return True
 
 
-AGAIN = {RequestKind.COMPACT: "sluice compact {feed}", RequestKind.REPLAY: "sluice quarantine replay {feed}"}
+AGAIN = {
+    RequestKind.COMPACT: "sluice compact {feed}",
+    RequestKind.REPLAY: "sluice quarantine replay {feed}",
+    RequestKind.ERASE: "sluice erase {feed} --yes",
+}
 """The commands for the requests that write parts again."""
 NEW = Verdict(Life.ALIVE, "it has just begun")
 """The verdict for an owner that appeared after the owners were judged."""

@@ -14,9 +14,9 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,8 +26,8 @@ from pydantic import TypeAdapter
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.sections import LandingSettings
-from sluice.pipelines.model.kafka import FetchLimits, Isolation
-from sluice.pipelines.model.plans import Task, to_json
+from sluice.pipelines.model.kafka import FetchLimits, Isolation, Range
+from sluice.pipelines.model.plans import OffsetRange, Task, to_json
 from sluice.pipelines.model.receipts import Outcome, RangeFailure, Receipt, TaskTime, TaskTraffic
 from sluice.pipelines.ports import Fetcher, Job, Lake
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
@@ -125,6 +125,8 @@ class TaskWork:
     """True if nothing has worked on the batch before."""
     salvage: str = ""
     """The reason why the tasks failed: then read nothing, and only report which offset ranges were finished before."""
+    erased: Mapping[OffsetRange, tuple[Range, ...]] = field(default_factory=dict)
+    """The offsets whose records do not land, by offset range."""
 
     @classmethod
     def of(
@@ -146,6 +148,7 @@ class TaskWork:
             tries,
             timed,
             job.fresh,
+            erased=job.erased,
         )
 
 
@@ -201,6 +204,7 @@ def _carried_out(work: TaskWork, task: Task, tried: int) -> list[Outcome | TaskT
         fresh=work.fresh and not tried,
         dropping=work.shape.dropping,
         outputs=work.shape.output_count,
+        erased=work.erased,
     )
     with wiring.open(work.isolation, work.shape) as tools:
         if work.salvage:

@@ -23,6 +23,8 @@
 15 teeth       `test_teeth.py`
 16 windows     no record in order is on the wrong side of a boundary that was looked up; a record that was planned
                before the boundary was pinned is in the window that was open then
+19 erased      no row that counts is of an erased record, unless the erasure is still under way; a receipt calls only
+               those records erased that an entry erased
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ NAMES = {
     13: "nothing beyond the last stable offset",
     14: "healed: everything that is stable landed",
     16: "in order, in its window",
+    19: "erased records stay erased",
 }
 EXAMPLES = 5
 """The number of counter-examples to keep of each kind in each place."""
@@ -268,6 +271,9 @@ class _Check:
                     other = self.rows[life][offset][0].part.path
                     yield Broken(2, f"{life}:{offset} is in {other} and in {f.part.path}", where)
                 self.rows[life][offset] = (f, i)
+                since = None if self.settings.healed else f.receipt.number
+                if self.book.is_erased(life, offset, since):
+                    yield Broken(19, f"{f.part.path}: row {i} is of offset {offset}, which was erased", where)
 
     def _check_folder_keys(self) -> Iterator[Broken]:
         """Check that the folders of all parts have the keys of the ledger's first schema (18)."""
@@ -318,7 +324,7 @@ class _Check:
             at = finder.find_index(offset)
             if at is not None:
                 self.verdict.counts["records compared with the log"] += 1
-                if offset not in self.rows[life]:
+                if offset not in self.rows[life] and not self.book.is_erased(life, offset):
                     missing[at].append(offset)
             elif (span := self.book.find_span(life, offset)) and span.kind == "landed":
                 text = f"{life}:{offset} landed by entry {span.number}, and nothing that counts holds it"
@@ -396,6 +402,9 @@ class _Check:
         for life in lives:
             if landed.get((life, sent.offset)) == sent.id:
                 return
+        if any(self.book.is_erased(life, sent.offset) for life in lives):
+            self.verdict.counts["acknowledged values that were erased"] += 1
+            return
         spans = [s for life in lives if (s := self.book.find_span(life, sent.offset))]
         if not lives or not spans or any(s.kind != "landed" for s in spans):
             self.verdict.counts["acknowledged values pending, passed over or named"] += 1
@@ -470,7 +479,7 @@ class _Check:
             return
         control, aborted = (sum(log.classes[o] == kind for o in offsets) for kind in ("control", "aborted"))
         aborted = aborted if self.committed_only else 0
-        placed = sum(r.counts[kind] for kind in ("landed", "quarantined", "dropped"))
+        placed = sum(r.counts.get(kind, 0) for kind in ("landed", "quarantined", "dropped", "erased"))
         for kind, counted, actual in (
             ("control", r.counts["control"], control),
             ("aborted", r.counts["aborted"], aborted),
@@ -677,7 +686,7 @@ class _Check:
 
     def _check_stable(self) -> Iterator[Broken]:
         for plan in self.book.plans.values():
-            if plan.kind not in ("compact", "replay"):
+            if plan.kind not in ("compact", "replay", "erase"):
                 for life, start, end in plan.offset_ranges:
                     yield from self._check_range_stable(plan.number, plan.at, life, start, end)
 

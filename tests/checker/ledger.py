@@ -32,6 +32,7 @@ _KINDS = {"origin", "boundary", "plan", "own", "publish", "intent", "commit", "m
     "schema",
     "gap",
     "take",
+    "erase",
 }
 
 
@@ -104,6 +105,7 @@ class Receipt:
     relanded: tuple[tuple[int, int], ...]
     mended: tuple[tuple[int, int], ...]
     format: str
+    erased: tuple[tuple[int, int], ...] = ()
     superseded_by: int | None = None
 
     def __str__(self) -> str:
@@ -177,6 +179,8 @@ class Book:
     """Columns that have another name in records → that name."""
     folder_prefix: str | None = None
     """The prefix of folders' keys, by the first schema entry; None without one."""
+    erased: dict[Life, list[tuple[int, int, int]]] = field(default_factory=dict)
+    """(start, end, entry) of each range of erased records."""
     outputs: set[str] = field(default_factory=set)
     """The folders of outputs that a schema entry names."""
 
@@ -196,6 +200,11 @@ class Book:
     def find_span(self, life: Life, offset: int) -> Span | None:
         """Returns the span that holds the offset."""
         return next((s for s in self.spans.get(life, ()) if s.start <= offset < s.end), None)
+
+    def is_erased(self, life: Life, offset: int, number: int | None = None) -> bool:
+        """Returns whether the record was erased, by an entry before `number`."""
+        erased = self.erased.get(life, ())
+        return any(start <= offset < end and (number is None or by < number) for start, end, by in erased)
 
     def is_planned(self, life: Life, offset: int, number: int) -> bool:
         """Returns whether a plan before entry `number` includes the offset: it is in the window that was open then."""
@@ -290,7 +299,7 @@ def _check_plan_lives(book: Book, plan: Plan) -> Iterator[Broken]:
     if plan.raw["cluster"] != book.cluster:
         message = f"plan {plan.number} is for cluster {plan.raw['cluster']!r}, the ledger's is {book.cluster!r}"
         yield Broken(12, message, {"number": plan.number})
-    if plan.kind in ("compact", "replay"):
+    if plan.kind in ("compact", "replay", "erase"):
         return
     for life, start, end in plan.offset_ranges:
         if book.current.get(life.tp) != life:
@@ -345,6 +354,10 @@ def _apply_publish(book: Book, number: int, entry: dict[str, Any]) -> None:
         book.void.add(number)
         return
     receipts = [_parse_receipt(number, plan.number, raw) for raw in entry["receipts"]]
+    book.broken += _check_erased(book, number, receipts)
+    if any(set(_list_erased(book, r)) - _list_offsets(r.erased) for r in receipts):
+        book.void.add(number)
+        return
     failed = [_parse_range(f["slice"]) for f in entry["failures"]]
     book.broken += _check_published_ranges(plan, number, receipts, failed)
     plan.status = "published"
@@ -356,6 +369,23 @@ def _apply_publish(book: Book, number: int, entry: dict[str, Any]) -> None:
     book.receipts += receipts
     for r in receipts:
         _put(book, r.life, Span(r.start, r.end, "landed", number))
+
+
+def _check_erased(book: Book, number: int, receipts: Iterable[Receipt]) -> Iterator[Broken]:
+    """Check that a receipt calls only those records erased that an entry before it erased (19)."""
+    for r in receipts:
+        for offset in sorted(_list_offsets(r.erased) - set(_list_erased(book, r))):
+            where = locate(r.life, offset, number=number)
+            yield Broken(19, f"entry {number}: {r.life}:{offset} is called erased, and no entry erased it", where)
+
+
+def _list_erased(book: Book, r: Receipt) -> Iterator[int]:
+    for start, end, _ in book.erased.get(r.life, ()):
+        yield from range(max(start, r.start), min(end, r.end))
+
+
+def _list_offsets(ranges: Iterable[tuple[int, int]]) -> set[int]:
+    return {offset for start, end in ranges for offset in range(start, end)}
 
 
 def _check_published_ranges(
@@ -448,6 +478,17 @@ def _apply_retire(book: Book, number: int, entry: dict[str, Any]) -> None:
     book.replaced |= set(entry["parts"])
 
 
+def _apply_erase(book: Book, number: int, entry: dict[str, Any]) -> None:
+    for item in entry["ranges"]:
+        life, (start, end) = Life(*item["key"]), item["range"]
+        book.erased.setdefault(life, []).append((start, end, number))
+        for plan in book.plans.values():
+            overlap = any(of == life and a < end and start < b for of, a, b in plan.offset_ranges)
+            if plan.status == "planned" and overlap:
+                text = f"entry {number} erases {life}:{start}-{end}, which the live plan {plan.number} reserves"
+                book.broken.append(Broken(19, text, locate(life, start, number=number)))
+
+
 def _apply_gap(book: Book, number: int, entry: dict[str, Any]) -> None:
     """Apply the loss of all entries from here on: it ends every plan; numbers continue above all that were used."""
     if entry["next"] <= number:
@@ -495,6 +536,7 @@ _APPLY = {
     "abandon": _apply_abandon,
     "accept": _apply_accept,
     "retire": _apply_retire,
+    "erase": _apply_erase,
     "schema": _apply_schema,
     "gap": _apply_gap,
     "take": _apply_take,
@@ -544,7 +586,8 @@ def _parse_receipt(number: int, batch: int, raw: dict[str, Any]) -> Receipt:
     life, start, end = _parse_range(raw["slice"])
     parts = tuple(_parse_part(p) for p in raw["parts"])
     relanded, mended = (tuple((a, b) for a, b in raw[n]) for n in ("relanded", "mended"))
-    return Receipt(number, batch, life, start, end, raw["counts"], parts, relanded, mended, raw["format"])
+    erased = tuple((a, b) for a, b in raw.get("erased", ()))
+    return Receipt(number, batch, life, start, end, raw["counts"], parts, relanded, mended, raw["format"], erased)
 
 
 def _parse_part(raw: dict[str, Any]) -> Part:

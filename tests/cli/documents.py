@@ -29,6 +29,7 @@ from sluice.pipelines.operating import (
     acceptance,
     check_window,
     describe_group,
+    erasure_search,
     feed_status,
     group_offsets,
     migrate_offsets,
@@ -146,6 +147,20 @@ DOCUMENTS = [
         },
     ),
     Document("expire --dry-run", expire.ExpiryResult, {"applied": bool}),
+    Document("erase", erasure_search.Matches, {"feed": str, "applied": bool}),
+    Document(
+        "erase --yes",
+        erasure_search.Matches,
+        {
+            "feed": str,
+            "applied": bool,
+            "entry": int | None,
+            "batches": tuple[int, ...],
+            "rewritten": int,
+            "removed_reports": int,
+            "other_batches": tuple[Met, ...],
+        },
+    ),
     Document(
         "explain",
         explain_offset.Explanation,

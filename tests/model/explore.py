@@ -75,6 +75,10 @@ class Scenario:
         return any(p[:2] == ("event", "the lake is removed") for p in self.prelude)
 
     @property
+    def erased(self) -> bool:
+        return any(a[0] == "erase" for a in (*self.actors, *self.prelude))
+
+    @property
     def retired(self) -> bool:
         return any(a[0] == "expire" for a in (*self.actors, *self.prelude))
 
@@ -190,7 +194,7 @@ class Explorer:
         outcome.broken = outcome.broken or self._find_false_alarm(run)
         if not outcome.broken and not outcome.converged:
             outcome.trace.append("-- every run that is left is dead; clean runs follow")
-            how = {"moved": s.moved, "retired": s.retired, "loses": s.loses, "removed": s.removed}
+            how = {"moved": s.moved, "retired": s.retired, "erased": s.erased, "loses": s.loses, "removed": s.removed}
             healed = heal(world, by_windows=s.by_windows, **how)
             outcome.broken = healed or watch.check_end_state(moved=s.moved, letters=s.letters)
         return outcome

@@ -21,10 +21,11 @@ from sluice.pipelines.errors import BatchIncomplete, NothingToAccept, OffsetsLos
 from sluice.pipelines.landing import task, writer
 from sluice.pipelines.ledger import Ledger, batches, segments
 from sluice.pipelines.ledger import log as ledger_log
-from sluice.pipelines.maintenance import rewrite
+from sluice.pipelines.maintenance import erasure, rewrite
 from sluice.pipelines.maintenance.compaction import compact
 from sluice.pipelines.maintenance.expiry import RetireRequest, expire, remove_retired
 from sluice.pipelines.maintenance.replay import replay
+from sluice.pipelines.model.kafka import Range
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Owner
 from sluice.pipelines.operating.acceptance import (
@@ -133,6 +134,15 @@ def _expire(world: World, name: str, hour: int) -> str:
     return f"retired {len(done.expiry.receipts)}"
 
 
+def _erase(world: World, name: str, partition: int, start: int, end: int) -> str:
+    """Erase the landed ones of these offsets, in the partition's current life, and finish other erasures."""
+    ports, ledger = world.open_ports(name), world.open_ledger(name)
+    state = ledger.read()
+    keys = [key for tp, key in state.current.items() if tp.partition == partition]
+    erasure.decide(ledger, ports.liveness, {k: (Range(start, end),) for k in keys}, "asked for", lambda p: None)
+    return f"rewrote {len(erasure.finish(world.feed, ports, make_owner(name), lambda p: None).done)}"
+
+
 def _accept_logs(world: World, name: str) -> str:
     """Accept the events for which runs are refused, as an operator does."""
     ports, accepted = world.open_ports(name), []
@@ -197,6 +207,7 @@ _PROGRAMS: dict[str, Callable[..., object]] = {
     "compact": _compact,
     "replay": _replay,
     "expire": _expire,
+    "erase": _erase,
     "accept": _accept_logs,
     "lost": _accept_lost,
     "moved": _accept_moved,
@@ -221,6 +232,7 @@ def heal(
     by_windows: bool = False,
     moved: bool = False,
     retired: bool = False,
+    erased: bool = False,
     loses: bool = False,
     removed: bool = False,
 ) -> str:
@@ -238,6 +250,8 @@ def heal(
         if world.slow_copies:
             world.now += LATE
             build_program(world, "healing-later", ("catch",))()
+        if erased:
+            build_program(world, "operator-erases", ("erase", 0, 0, 0))()
         if retired:
             remove_retired(world.open_ledger("operator"), world.open_ports("operator").lake)
         if wrong := _compare_audits(world) or _check_segments(world):

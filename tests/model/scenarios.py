@@ -179,6 +179,54 @@ SCENARIOS = (
         letters=True,
         prelude=(("land",),),
     ),
+    # -- erasure
+    _make("erased", (("erase", 0, 0, 1), ("catch",)), {"append": 1, "crash": 1}, hours=2, prelude=LANDED),
+    _make("erased twice", (("erase", 0, 0, 1), ("erase", 0, 1, 2)), {"wrongdead": 1, "crash": 1}, prelude=LANDED),
+    _make("erased, answers lost", (("erase", 0, 0, 1),), {"lost": 1, "arrive": 1, "crash": 1}, prelude=LANDED),
+    _make(
+        "erased and landed again", (("erase", 0, 0, 1), ("rep", 0, 0, 2)), {"wrongdead": 1, "crash": 1}, prelude=LANDED
+    ),
+    _make(
+        "erased and landed again, slow copies",
+        (("erase", 0, 0, 1), ("rep", 0, 0, 2)),
+        prelude=LANDED,
+        slow_copies=True,
+    ),
+    _make(
+        "erased, and landed again while compaction takes",
+        (("rep", 0, 0, 2),),
+        {"clean": 1, "crash": 1},
+        prelude=(*LANDED, ("erase", 0, 0, 1)),
+    ),
+    _make(
+        "erased and replayed",
+        (("erase", 0, 1, 2), ("replay",)),
+        {"wrongdead": 1, "crash": 1},
+        logs=("cb",),
+        hours=2,
+        prelude=LANDED,
+    ),
+    _make(
+        "replayed, then erased",
+        (("erase", 0, 1, 2),),
+        logs=("cbb",),
+        hours=2,
+        prelude=(*LANDED, ("replay",)),
+    ),
+    _make(
+        "erased and merged", (("erase", 0, 0, 1), ("compact",)), {"wrongdead": 1, "crash": 1}, hours=2, prelude=PIECES
+    ),
+    _make(
+        "erased and expired", (("erase", 0, 0, 1), ("expire", 1)), {"wrongdead": 1, "crash": 1}, hours=2, prelude=LANDED
+    ),
+    _make(
+        "expired, and landed again without the erased",
+        (("expire", 1), ("rep", 0, 0, 2)),
+        hours=2,
+        prelude=(*LANDED, ("erase", 0, 0, 1)),
+    ),
+    _make("erased and audited", (("erase", 0, 0, 1), ("audit",)), hours=2, prelude=(*LANDED, ("audit",))),
+    _make("side by side, erased", (("erase", 0, 0, 1), ("rep", 1, 0, 2)), logs=SIDE, shared=True, prelude=LANDED),
     # -- audits, and packing of old entries
     _make("audited and merged", (("audit",), ("compact",)), {"crash": 1}, hours=2, prelude=(*PIECES, ("audit",))),
     _make("audited and expired", (("expire", 1), ("audit",)), hours=2, prelude=(*LANDED, ("audit",))),
@@ -351,6 +399,7 @@ def _choose_actor(chance: random.Random, partitions: int) -> Spec:
             ("compact",),
             ("replay",),
             ("expire", chance.randint(1, 2)),
+            ("erase", where, start, start + 1),
             ("accept",),
             ("lost",),
             ("skip",),

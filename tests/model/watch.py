@@ -103,7 +103,7 @@ class Watch:
             return bad
         if entry["kind"] == "origin" and (bad := self._check_origins(book, entry)):
             return bad
-        if entry["kind"] == "plan" and entry["plan"]["request"]["kind"] not in ("compact", "replay"):
+        if entry["kind"] == "plan" and entry["plan"]["request"]["kind"] not in ("compact", "replay", "erase"):
             return self._check_stable(book.plans[number].offset_ranges)
         if entry["kind"] == "boundary" and (bad := self._check_boundary(book, number)):
             return bad
@@ -126,6 +126,8 @@ class Watch:
                 return f"I6: offsets of {part.path} do not increase"
             rows += mine
         values = sorted((row[2], row[3]) for row in rows)
+        if bad := next((o for o, _ in values if self.read_book().is_erased(r.life, o, r.number)), None):
+            return f"I19: {r} (entry {r.number}) has a row of offset {bad}, which was erased"
         if not self._list_versions(r, values):
             return f"I1/I3: the rows of {r} (entry {r.number}) are {values}, not the committed records of that range"
         return ""
@@ -133,7 +135,12 @@ class Watch:
     def _list_versions(self, r: Receipt, values: Sequence[tuple[int, bytes]]) -> set[int]:
         """Return the versions of the partition's log whose committed records in the offset range are these."""
         logs = [p for p in self.world.list_logs(_to_key(r.life)) if r.end <= p.end]
-        return {p.version for p in logs if list(values) == sorted(list_committed(p.records, r.start, r.end))}
+        erased = {offset for start, end in r.erased for offset in range(start, end)}
+        return {
+            p.version
+            for p in logs
+            if list(values) == sorted(x for x in list_committed(p.records, r.start, r.end) if x[0] not in erased)
+        }
 
     def _check_one_log(self, book: Book, lives: Collection[Life]) -> str:
         """Check 3: the live rows of an incarnation are of one log, not also of its truncated or restored form."""
@@ -168,7 +175,8 @@ class Watch:
     def _check_no_row_is_lost(self, book: Book, number: int) -> str:
         """Check 1: a batch that replaces parts has each of their offsets."""
         before = build_book(tuple((n, data) for n, data in self._read_entries() if n < number))
-        if missing := self._list_offsets(before) - self._list_offsets(book):
+        missing = {x for x in self._list_offsets(before) - self._list_offsets(book) if not book.is_erased(*x)}
+        if missing:
             return f"I1: entry {number} replaces parts, and has no rows for {sorted(missing)}"
         return ""
 
@@ -316,7 +324,7 @@ class Watch:
                 continue
             for at, _ in list_committed(p.records, book.origins[life], min(offset, p.end)):
                 span = book.find_span(life, at)
-                if at not in landed and (span is None or span.kind == "landed"):
+                if at not in landed and not book.is_erased(life, at) and (span is None or span.kind == "landed"):
                     return f"I1: {life}:{at} lies below the committed offset {offset}, and is nowhere"
         return ""
 
@@ -359,6 +367,7 @@ class Watch:
                 return f"I14: {p.tp} was never planned"
         return (
             self._check_listing(book)
+            or self._check_erased(book)
             or self._check_windows(book)
             or (self._check_letters(book) if letters and not moved else "")
         )
@@ -392,6 +401,17 @@ class Watch:
         live = {p.number for p in book.plans.values() if p.status == "planned"}
         orphans = [p for p in staged if int(p.split("/staging/")[1].split("/")[0]) not in live]
         return f"I10: left in staging: {orphans}" if orphans else ""
+
+    def _check_erased(self, book: Book) -> str:
+        """Check 19: no file has a row of an erased record."""
+        for path, data in self.world.files.items():
+            for _, partition, offset, _ in (
+                read_rows(data) if path.endswith(".parquet") and "relanded" not in path else ()
+            ):
+                lives = [life for life in book.erased if life.partition == partition]
+                if any(book.is_erased(life, offset) for life in lives):
+                    return f"I19: {path} has a row of offset {offset}, which was erased"
+        return ""
 
     def _check_windows(self, book: Book) -> str:
         """Check that parts lie between the boundaries of their windows, and that complete windows stay complete."""

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from sluice.pipelines.model.kafka import Range, intersect
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Drift, Tally
-from sluice.pipelines.schema.arrays import fixed_width, text_array
+from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Schema, arrow_type
 
 _OFFSETS = Range(0, (1 << 63) - 1)
@@ -130,6 +130,12 @@ def inside(offsets: np.ndarray, ranges: Iterable[Range]) -> np.ndarray:
     ports = np.array([edge for r in intersect(ranges, _OFFSETS) for edge in r], np.int64)
     is_inside: np.ndarray = np.searchsorted(ports, offsets, side="right") % 2 == 1
     return is_inside
+
+
+def without_offsets(rows: pa.RecordBatch, ranges: Iterable[Range]) -> pa.RecordBatch:
+    """The rows whose offset lies in none of the ranges."""
+    outside = ~inside(int64s(rows.column(rows.schema.get_field_index(offset_column(rows.schema)))), ranges)
+    return rows if outside.all() else rows.take(fixed_width(pa.int64(), np.flatnonzero(outside)))
 
 
 def offset_column(schema: pa.Schema) -> str:

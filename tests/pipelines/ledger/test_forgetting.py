@@ -100,7 +100,7 @@ def test_fold_is_the_same_from_any_checkpoint(short_memory: None) -> None:
         assert checkpoint.dump(loaded) == checkpoint.dump(state), number
 
 
-@pytest.mark.parametrize("format_", [None, *range(checkpoint.FORMAT), checkpoint.FORMAT + 1])
+@pytest.mark.parametrize("format_", [None, *range(checkpoint.FORMAT), checkpoint.ERASED_FORMAT + 1])
 def test_checkpoint_of_another_format_is_ignored(short_memory: None, format_: int | None) -> None:
     raw = json.loads(checkpoint.dump_state(fold_entries(LOG))) | {"format": format_}
     former = json.dumps(FORMER["checkpoint"] if format_ is None else raw).encode()

@@ -1,0 +1,169 @@
+"""Erasure: removes the rows of chosen records, first by an entry in the ledger, then from the files.
+
+    entry with the offsets → reports and notes with values go → plan → parts without the rows → prove → publish → swap
+
+Guarantees: from the entry on, no batch can publish rows of these offsets, whichever run wrote it: the fold calls such
+an entry void. Rewriting goes by whole windows, so a reader finds each window either old or new. The account stays
+closed: erased records are a class of their own. `finish` continues the work of a dead run; call it at any time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import parquet, paths
+from sluice.pipelines.ledger import Appended, Ledger, State
+from sluice.pipelines.ledger.entries import EraseEntry, KeyRange, PublishEntry
+from sluice.pipelines.maintenance.compaction import threads
+from sluice.pipelines.maintenance.merging import Merge, Merger
+from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, company, give_up_dead
+from sluice.pipelines.model.kafka import Key, Range, intersect, subtract, union
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.receipts import Met, Owner, Progress, Receipt, Reporter
+from sluice.pipelines.planning import windows
+from sluice.pipelines.ports import Lake, Liveness, Ports
+from sluice.pipelines.publishing import manifest, publish
+from sluice.pipelines.publishing.publish import roll_forward
+from sluice.pipelines.records.rows.row_format import inside
+from sluice.pipelines.schema.arrays import fixed_width, int64s
+
+REQUEST = Request(RequestKind.ERASE)
+Offsets = Mapping[Key, tuple[Range, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureRequest:
+    """The offsets of records to erase, with reason and author."""
+
+    offsets: Offsets
+    reason: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The rewritten offset ranges, each with its new receipt, and their `batches`.
+
+    `removed` are the lake paths of reports with values. `busy` has by window the other live batch that reserves parts;
+    `met` reports these. `number` is that of the entry; None without a new one.
+    """
+
+    done: tuple[tuple[Merge, Receipt], ...] = ()
+    batches: tuple[int, ...] = ()
+    removed: tuple[str, ...] = ()
+    busy: Mapping[int | None, int] | None = None
+    met: tuple[Met, ...] = ()
+    number: int | None = None
+
+
+def erase(feed: Feed, ports: Ports, request: ErasureRequest | None, owner: Owner, report: Reporter) -> Finished:
+    """Append the entry of the request, if there is one, and carry out all erasures. Raises as `decide` and `finish`."""
+    appended = None
+    if request is not None:
+        ledger = Ledger.offline(ports.lake, feed.name, ports.clock, request.by)
+        appended = decide(ledger, ports.liveness, request.offsets, request.reason, report)
+    return replace(finish(feed, ports, owner, report), number=appended.number if appended else None)
+
+
+def decide(ledger: Ledger, liveness: Liveness, offsets: Offsets, reason: str, report: Reporter) -> Appended | None:
+    """Append the entry that erases the landed ones of these offsets; None if all of them are erased already.
+
+    Raises PlanBusy while a live batch reserves one: it may have read the rows before.
+    """
+    give_up_dead(ledger, liveness, None, report)
+
+    def append(state: State) -> EraseEntry | None:
+        ranges = tuple(_list_new(state, offsets))
+        wanted = {item.key: offsets[item.key] for item in ranges}
+        for batch, s in state.list_live_ranges():
+            if any(r.meets(s.range) for r in wanted.get(s.key, ())):
+                verdict = publish.judge_batches(liveness, [batch])[batch.id]
+                raise publish.build_busy_error(ledger.feed, batch, s, verdict)
+        records = sum(item.range.span for item in ranges)
+        return EraseEntry(ranges=ranges, records=records, reason=reason) if ranges else None
+
+    return ledger.append(append)
+
+
+def _list_new(state: State, offsets: Offsets) -> Iterator[KeyRange]:
+    for key, ranges in sorted(offsets.items()):
+        landed = (x for r in ranges for x in intersect(state.landed.get(key, ()), r))
+        new = union(rest for x in landed for rest in subtract(x, state.erased.get(key, ())))
+        yield from (KeyRange(key=key, range=r) for r in new)
+
+
+def finish(feed: Feed, ports: Ports, owner: Owner, report: Reporter) -> Finished:
+    """Write the parts again that still have rows of erased records, and remove reports and notes with their values.
+
+    Raises PlanBusy while another run erases, OwnershipLost, ProofFailed for a part that differs from the ledger,
+    LakeFull, LakeUnavailable.
+    """
+    with ports.liveness.send_heartbeats(owner):
+        ledger = Ledger.offline(ports.lake, feed.name, ports.clock, owner.run)
+        report(Progress("roll forward"))
+        give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
+        roll_forward(ledger, ports.lake, feed.name)
+        state = ledger.read()
+        removed = _remove_values(ledger, ports.lake, state)
+        pending = [(key, r) for key, ranges in state.erasing.items() for r in ranges]
+        receipts = manifest.with_sharers(ledger, state, manifest.read_receipts_meeting(ledger, state, pending))
+        method: RewriteMethod[Merge] = RewriteMethod(
+            REQUEST,
+            "erase",
+            lambda context: Merger(context, state.erased).merge,
+            threads(feed.compaction, os.cpu_count() or 1),
+            whole_windows=True,
+        )
+        run = Rewriting(feed, ports, ledger, owner, report, method)
+        run.all([Merge((r,)) for r in receipts], state.number)
+        # Again: a report that was built in between is of the former rows.
+        removed = (*removed, *_remove_values(ledger, ports.lake, state))
+        met = company(feed.name, ledger, ports.liveness, run.busy.values())
+    return Finished(tuple(run.done), tuple(run.batches), tuple(dict.fromkeys(removed)), run.busy, met)
+
+
+def _remove_values(ledger: Ledger, lake: Lake, state: State) -> tuple[str, ...]:
+    """Remove the reports of batches that ever published an erased offset, and its rows in notes of replays. Returns the
+    paths of the reports."""
+    if not state.erased:
+        return ()
+    publishers = _list_publishers(ledger, state)
+    pages = [p for p in lake.list(paths.batch_page_folder(ledger.feed)) if paths.page_batch(p) in publishers]
+    for path in pages:
+        lake.remove(path)
+    for batch, receipts in publishers.items():
+        for s in (r.offset_range for r in receipts if r.relanded):
+            _clean_note(lake, paths.relanded_path(ledger.feed, batch, s), state.list_erased(s))
+    return tuple(pages)
+
+
+def _list_publishers(ledger: Ledger, state: State) -> dict[int, list[Receipt]]:
+    """Returns the batches that ever published an erased offset, with their receipts of such ranges."""
+    pieces = (p for key, rs in state.erased.items() for r in rs for p in windows.cut_at_boundaries(state, key, r))
+    lie_in = {None, *(p.window for p in pieces)}
+    out: dict[int, list[Receipt]] = {}
+    for number in sorted({n for w in lie_in for n in state.published_in.get(w, ())}):
+        if isinstance(entry := ledger.entry(number), PublishEntry):
+            receipts = [r for r in entry.receipts if state.list_erased(r.offset_range)]
+            out |= {entry.batch: receipts} if receipts else {}
+    return out
+
+
+def _clean_note(lake: Lake, path: str, erased: tuple[Range, ...]) -> None:
+    """Write the note of a replay again without the rows at these offsets: they have parts of values."""
+    if lake.size(path) is None:
+        return
+    with parquet.open_parquet(lake, path) as file:
+        rows = file.read()
+    outside = np.flatnonzero(~inside(int64s(rows.column("offset").combine_chunks()), erased))
+    if len(outside) < rows.num_rows:
+        out = pa.BufferOutputStream()
+        pq.write_table(rows.take(fixed_width(pa.int64(), outside)), out, compression="zstd", store_schema=False)
+        lake.put(path, out.getvalue().to_pybytes())

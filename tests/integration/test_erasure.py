@@ -1,0 +1,155 @@
+"""Erasure over a real Kafka: of two persons, one is in no byte of the lake afterwards, and the other is complete.
+
+Everything that is compressed is searched, too: columns, statistics, dictionaries, logs and manifests of tables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from kafka import KafkaProducer
+
+from sluice.resources.local.local_kafka import LocalKafka
+from tests.integration.conftest import Call
+from tests.integration.support import FeedProject
+from tests.integration.test_protection import Canaries, find_canaries, read_everything
+
+STAMP, WINDOWS = 1_700_000_000_000, ("2023-11-14T22", "2023-11-14T23")
+SCHEMA = {"id": "int64 not null", "email": "string", "tags": "map<string, string>"}
+TABLES = {
+    "no table": "",
+    "delta": "{delta: {}, quarantine: true}",
+    "iceberg": "{iceberg: {name: db.people}, quarantine: true}",
+}
+pytestmark = pytest.mark.usefixtures("default_engine")
+
+
+@pytest.fixture
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> FeedProject:
+    return FeedProject(tmp_path, kafka, fresh_topic(partitions=2))
+
+
+def produce_person(project: FeedProject, person: int, canaries: Canaries, hours: int = 2) -> int:
+    """Produce good records, some with unknown fields and headers, and ones that do not fit. Returns their number."""
+    producer, n = KafkaProducer(bootstrap_servers=project.kafka.bootstrap), 0
+    email = canaries.take()
+    for hour in range(hours):
+        for i in range(8):
+            value: dict[str, Any] = {"id": person, "email": email, "tags": {"a": canaries.take()}}
+            value |= {"more": canaries.take()} if i % 2 else {}
+            value |= {"tags": canaries.take()} if i == 7 else {}  # quarantined
+            headers = [("x", canaries.take().encode())]
+            key, stamp = f"person-{person}".encode(), STAMP + hour * 3_600_000 + i * 1000
+            producer.send(project.topic, json.dumps(value).encode(), key, headers, i % 2, stamp)
+            n += 1
+    producer.close()
+    return n
+
+
+def list_live_files(call: Call) -> list[str]:
+    listed = [call("files", "people", "--window", w, "--json")[1]["files"] for w in WINDOWS]
+    return [f["address"] for files in listed for f in files if f["kind"] == "landed"]
+
+
+def read_ids(call: Call) -> list[int]:
+    return [i for path in list_live_files(call) for i in pq.read_table(path).column("id").to_pylist()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", TABLES, ids=str)
+def test_one_person_is_erased_and_the_other_is_complete(
+    project: FeedProject, call: Call, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = Canaries(), Canaries()
+    sent = produce_person(project, 17, one)
+    assert produce_person(project, 18, other) == sent
+    lines: dict[str, Any] = {"format": "json", "schema": json.dumps(SCHEMA), "commit": "none"}
+    lines |= {"policies": "{quarantine_limit: {share: 1}}"} | ({"table": TABLES[table]} if TABLES[table] else {})
+    project.write_feed("people", **lines)
+    assert call("run", "people")[0] == 0
+    assert call("report", "people")[0] == 0
+
+    code, preview = call("erase", "people", "--where", "id = 17", "--json")
+    assert (code, preview["applied"], preview["landed"], preview["quarantined"]) == (0, False, sent - 2, 2)
+    assert read_ids(call).count(17) == sent - 2
+    refused, text = call("erase", "people", "--where", "id = 17", "--yes")
+    assert refused != 0
+    assert "--reason" in text
+    code, done = call("erase", "people", "--where", "id = 17", "--reason", "request 4711", "--yes", "--json")
+    assert (code, done["applied"], done["landed"]) == (0, True, sent - 2)
+
+    contents = [*read_everything(project.root), ("output", json.dumps([preview, done]).encode())]
+    assert find_canaries(contents, [*one.list_forms(), b"person-17", b"id = 17"]) == set()
+    assert find_canaries(contents, [*other.list_forms()]), "the search finds the other person"
+    assert read_ids(call) == [18] * (sent - 2)
+
+    code, audited = call("audit", "people", "--rescan", "--hashes", "--json")
+    assert (code, audited["problems"]) == (0, [])
+    assert sum(p["erased"] for p in audited["partitions"]) == sent
+    assert call("check", "people", "2023-11-14T22")[0] == 0
+    code, explained = call("explain", "people", f"{project.topic}:0:0", "--json")
+    assert (code, explained["class"]) == (0, "erased")
+    assert "request 4711" in explained["text"]
+    if TABLES[table]:
+        assert call("table", "check", "people")[0] == 0
+
+    # Nothing brings the person back.
+    assert call("run", "people", "--window", "2023-11-14T22", "--replace")[0] == 0
+    assert call("quarantine", "replay", "people")[0] == 0
+    assert call("compact", "people")[0] == 0
+    os.remove(list_live_files(call)[0])
+    code, broken = call("audit", "people", "--json")
+    assert code != 0
+    remedy = broken["problems"][0]["remedy"]
+    (command,) = re.findall(r"sluice (run people --offsets \S+ --replace)", remedy)
+    assert call(*command.split())[0] == 0
+    assert call("audit", "people", "--rescan", "--hashes")[0] == 0
+    assert sorted(read_ids(call)) == [18] * (sent - 2)
+    assert find_canaries([*read_everything(project.root)], [*one.list_forms(), b"person-17"]) == set()
+
+
+def test_keys_file_erases_by_key_or_column(project: FeedProject, call: Call, tmp_path: Path) -> None:
+    people = [Canaries() for _ in range(4)]
+    for n, person in enumerate(people):
+        produce_person(project, n, person, hours=1)
+    settings = {"format": "json", "schema": json.dumps(SCHEMA), "policies": "{quarantine_limit: {share: 1}}"}
+    project.write_feed("people", **settings)
+    assert call("run", "people")[0] == 0
+    (tmp_path / "keys").write_text("person-0\nperson-1\n\n")
+    (tmp_path / "emails").write_text(people[2].texts[0] + "\n")
+    by_key = ("erase", "people", "--keys-file", str(tmp_path / "keys"), "--reason", "r", "--yes", "--json")
+    code, done = call(*by_key)
+    assert (code, done["landed"], done["quarantined"]) == (0, 14, 2)
+    by_email = ("--keys-file", str(tmp_path / "emails"), "--column", "email", "--reason", "r", "--yes", "--json")
+    code, done = call("erase", "people", *by_email)
+    assert (code, done["landed"], done["quarantined"]) == (0, 7, 1)
+    assert read_ids(call) == [3] * 7
+    (tmp_path / "keys").unlink()
+    (tmp_path / "emails").unlink()
+    contents = [*read_everything(project.root)]
+    forms = [form for person in people[:3] for form in person.list_forms()]
+    assert find_canaries(contents, forms) == set()
+    (tmp_path / "ids").write_text("1\nx\n")
+    code, text = call("erase", "people", "--keys-file", str(tmp_path / "ids"), "--column", "id")
+    assert code == 2
+    assert "line 2 of the keys is no int64" in text
+    code, text = call("erase", "people", "--keys-file", str(tmp_path / "ids"), "--column", "idd")
+    assert code == 2
+    assert "columns: id, email" in text
+
+
+def test_bad_conditions_name_the_columns(project: FeedProject, call: Call) -> None:
+    produce_person(project, 17, Canaries(), hours=1)
+    project.write_feed("people", format="json", schema=json.dumps(SCHEMA), policies="{quarantine_limit: {share: 1}}")
+    assert call("run", "people")[0] == 0
+    for where in ("customer = 1", "id +", "id"):
+        code, text = call("erase", "people", "--where", where)
+        assert code == 2, text
+        assert "columns: id, email, tags" in " ".join(text.split())
