@@ -3,6 +3,7 @@
     kafka/<topic>  →  <feed>/landed  →  <feed>/committed
                       <feed>/quarantined      of feeds with a schema or a contract
                       <feed>/landed  →  <feed>/table      of feeds with a table
+                      <feed>/table  →  <feed>/current     of feeds with a table of current rows
 
 A topic that several feeds read is one asset. `land_<feed>` lands one window. `catch_up_<feed>` lands any request and
 reports the windows that it completes. The bodies are in `steps`. They read the feed's file when they run, so that
@@ -117,6 +118,8 @@ def feed_definitions(
     for output in (d.output for d in feed.table_feeds):
         rows = specs.outputs[output].key if output else specs.landed.key
         others.append(trace_columns(specs.tables[output], [rows]).replace_attributes(deps=[rows]))
+    if feed.table and feed.table.current:
+        others.append(specs.current.replace_attributes(deps=[specs.tables[""].key]))
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*observed, landed, *split, *others, committed]
     if not session.steps.lone and feed.schedule != OWN:
         return dg.Definitions(assets=assets)

@@ -18,10 +18,11 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
+from sluice.pipelines.feed.changes_section import get_row_columns
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import StartKind, WindowSettings
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
-from sluice.pipelines.schema.schema import EXTRA, KAFKA
+from sluice.pipelines.schema.schema import EXTRA, KAFKA, arrow_type
 from sluice.pipelines.util.units import DAY, HOUR, MINUTE, many
 
 
@@ -45,6 +46,10 @@ def table_key(feed: str, output: str = "") -> dg.AssetKey:
     return dg.AssetKey([feed, output, "table"] if output else [feed, "table"])
 
 
+def build_current_key(feed: str) -> dg.AssetKey:
+    return dg.AssetKey([feed, "current"])
+
+
 def build_output_key(feed: str, output: str) -> dg.AssetKey:
     return dg.AssetKey([feed, output])
 
@@ -61,6 +66,7 @@ class Keys:
     quarantined: dg.AssetKey
     committed: dg.AssetKey
     republished: dg.AssetKey
+    current: dg.AssetKey
     table: Callable[[str], dg.AssetKey]
     """By the output; the empty one in a feed without `split`."""
     topic: Callable[[str], dg.AssetKey]
@@ -70,7 +76,7 @@ class Keys:
     def of(cls, feed: str) -> Keys:
         """Returns the untranslated keys."""
         own = (landed_key(feed), quarantined_key(feed), committed_key(feed), republished_key(feed))
-        return cls(*own, partial(table_key, feed), topic_key, partial(build_output_key, feed))
+        return cls(*own, build_current_key(feed), partial(table_key, feed), topic_key, partial(build_output_key, feed))
 
 
 class AssetOf(StrEnum):
@@ -83,6 +89,7 @@ class AssetOf(StrEnum):
     COMMITTED = "committed"
     REPUBLISHED = "republished"
     TABLE = "table"
+    CURRENT = "current"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,7 @@ class AssetSpecs:
     quarantined: dg.AssetSpec
     committed: dg.AssetSpec
     republished: dg.AssetSpec
+    current: dg.AssetSpec
     tables: Mapping[str, dg.AssetSpec]
     """By output; under the empty one in a feed without `split`."""
     topic: Callable[[str], dg.AssetSpec]
@@ -131,6 +139,7 @@ class AssetSpecs:
             specs[AssetOf.QUARANTINED],
             specs[AssetOf.COMMITTED],
             specs[AssetOf.REPUBLISHED],
+            specs[AssetOf.CURRENT],
             {d.output: translate(FeedAsset(AssetOf.TABLE, feed.name, d, _build_table(d))) for d in feed.datasets},
             lambda topic: translate(FeedAsset(AssetOf.TOPIC, topic, None, _build_topic(topic))),
             {o.output: translate(FeedAsset(AssetOf.OUTPUT, feed.name, o, _build_output(o))) for o in split},
@@ -139,9 +148,13 @@ class AssetSpecs:
 
     @property
     def keys(self) -> Keys:
-        feed, new = (self.landed.key, self.quarantined.key, self.committed.key, self.republished.key), self.untranslated
+        new = self.untranslated
         return Keys(
-            *feed,
+            self.landed.key,
+            self.quarantined.key,
+            self.committed.key,
+            self.republished.key,
+            self.current.key,
             lambda output: self.tables[output].key if output in self.tables else new.table(output),
             lambda topic: self.topic(topic).key,
             lambda output: self.outputs[output].key if output in self.outputs else new.output(output),
@@ -264,6 +277,21 @@ def _build_table(feed: Feed) -> dg.AssetSpec:
     )
 
 
+def _build_current(feed: Feed) -> dg.AssetSpec:
+    name = feed.table.current if feed.table else False
+    landed = {f.name: f.type for f in feed.landed_columns.fields} if feed.landed_columns else {}
+    rows = get_row_columns(feed.changes, landed) if feed.changes and landed else landed
+    columns = columns_of(pa.schema([(n, arrow_type(t)) for n, t in rows.items()]), feed.descriptions)
+    return dg.AssetSpec(
+        build_current_key(feed.name),
+        **_describe_feed(feed),
+        description=f"The rows as of now: the last change of each key in {feed.name}. Each run brings it up to date; by"
+        f" hand: `sluice table sync {feed.dataset}`.",
+        kinds={feed.table.format.lower()} if feed.table else None,
+        metadata={"dagster/column_schema": columns} | ({"dagster/table_name": name} if isinstance(name, str) else {}),
+    )
+
+
 def _build_topic(topic: str) -> dg.AssetSpec:
     description = "A topic in Kafka. Observe it to see its partitions, ends and lag."
     return dg.AssetSpec(topic_key(topic), group_name="kafka", kinds={"kafka"}, description=description)
@@ -274,6 +302,7 @@ _SPECS: dict[AssetOf, Callable[[Feed], dg.AssetSpec]] = {
     AssetOf.QUARANTINED: _build_quarantined,
     AssetOf.COMMITTED: _build_committed,
     AssetOf.REPUBLISHED: _build_republished,
+    AssetOf.CURRENT: _build_current,
 }
 
 

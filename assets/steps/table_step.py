@@ -62,6 +62,9 @@ def _sync_one(
     quarantine = done.quarantine
     if done.commits or (quarantine and quarantine.commits) or internals.newest(context.instance, key) is None:
         yield dg.AssetMaterialization(key, metadata=_build_metadata(done.head, done))
+    current, current_key = done.current, session.keys(dataset.name).current
+    if current and current.head and (current.commits or internals.newest(context.instance, current_key) is None):
+        yield dg.AssetMaterialization(current_key, metadata=_build_metadata(current.head, current))
     newest = done.head.snapshot
     description = "it is empty: no row has landed" if newest is None else f"all landed rows are in snapshot {newest}"
     yield evaluate_feed(context.instance, key, MATCHES_LEDGER, {"passed": True, "description": description})
@@ -107,6 +110,8 @@ def _judge(tables: list[tuple[str, TableComparison]], feed: str) -> CheckResult:
 
 
 def _describe(result: TableComparison, feed: str) -> str:
+    if result.keys is not None and result.right:
+        return f"the rows of {many(result.keys, 'key')} by a new fold"
     if not result.sound or result.faults:
         return f"{result.describe()}: {result.find_remedy(feed)}"
     if result.misread:

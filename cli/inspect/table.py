@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -64,7 +64,8 @@ def sync(
     a split feed, FEED for those of all.
 
     Complete windows are listed in a second table: db.orders_windows, or tables/orders_windows. With the feed's
-    table.quarantine, quarantined records have a table, too: db.orders_quarantine, or quarantine/orders.
+    table.quarantine, quarantined records have a table, too: db.orders_quarantine, or quarantine/orders. With
+    table.current, the changes that have landed are folded into the table of current rows.
 
     Snapshots older than the feed's table.keep_snapshots expire, and their files are removed. Exit 3 if another client
     changed the table. With --repair, old files whose time bounds Spark misreads in Iceberg are rewritten, with the same
@@ -88,13 +89,15 @@ def sync(
         results = [(tables.rows.name, done)]
         if tables.quarantine and done.quarantine:
             results.append((tables.quarantine.name, done.quarantine))
+        if tables.current and done.current:
+            results.append((tables.current.table.name, done.current))
         for name, of_table in results:
             session.terminal.show(*_sync_view(name, of_table))
         if misread:
             text = _describe_misread(dataset.dataset, len(misread), "run it again when no other run is active")
             session.terminal.show(warn(text))
         all_misread.extend(misread)
-        return _build_result(dataset.dataset, results)
+        return _build_result(dataset.dataset, results, tables)
 
     with _open_tables(session, feed) as opened:
         _print_results(session, feed, _apply(session, opened, sync_one), misread=all_misread)
@@ -123,7 +126,8 @@ def rebuild(session: Session, feed: FeedName, dry_run: DryRun = False, yes: Yes 
 
     For tables that other clients changed in ways that no sync can undo: rows deleted, columns changed, metadata lost.
     It asks for confirmation on a terminal; elsewhere it needs --yes. The new table has all landed rows, and no older
-    snapshots. Landed files stay as they are. The tables of the quarantine and of complete windows are made again, too.
+    snapshots. Landed files stay as they are. The tables of the quarantine, of complete windows and of current rows are
+    made again, too.
     Runs may go on.
 
     $ sluice table rebuild orders --dry-run
@@ -136,7 +140,7 @@ def rebuild(session: Session, feed: FeedName, dry_run: DryRun = False, yes: Yes 
         with session.terminal.progress() as meter:
             done = rebuild_tables(dataset, ports, tables, meter)
         session.terminal.show(*_sync_view(tables.rows.name, done))
-        return _build_result(dataset.dataset, [(tables.rows.name, done)])
+        return _build_result(dataset.dataset, [(tables.rows.name, done)], tables)
 
     with _open_tables(session, feed) as opened:
         every = [(dataset, table) for dataset, _, tables in opened for table in tables.all]
@@ -167,7 +171,7 @@ def status(session: Session, feed: FeedName) -> None:
             statuses = read_table_statuses(dataset, ports, tables)
         for table in statuses:
             session.terminal.show(*_format_standing(name, table.name, table.head), *_format_lacking(name, table))
-        return _build_result(name, [(table.name, table) for table in statuses])
+        return _build_result(name, [(table.name, table) for table in statuses], tables)
 
     with _open_tables(session, feed) as opened:
         _print_results(session, feed, _apply(session, opened, show_one))
@@ -184,7 +188,7 @@ def _format_lacking(feed: str, table: TableStatus) -> Iterator[RenderableType]:
 
 @command(group)
 def check(session: Session, feed: FeedName) -> int:
-    """Compare the table with the ledger: files, rows, and column bounds.
+    """Compare the table with the ledger: files, rows, and column bounds. Current rows are folded again.
 
     Exit 1 if they differ, also if a sync is due. It reads the whole ledger, all manifests of the table, and the footers
     of all its files.
@@ -203,7 +207,7 @@ def check(session: Session, feed: FeedName) -> int:
             session.terminal.show(
                 *_format_standing(dataset.dataset, name, compared.head), *verdict(dataset.dataset, compared)
             )
-        return _build_result(dataset.dataset, results)
+        return _build_result(dataset.dataset, results, tables)
 
     with _open_tables(session, feed) as opened:
         _print_results(session, feed, _apply(session, opened, check_one))
@@ -296,7 +300,9 @@ def verdict(feed: str, comparison: TableComparison) -> Iterator[RenderableType]:
     """Describe a comparison."""
     if comparison.head is None and not comparison.pending:
         return
-    if comparison.same:
+    if comparison.same and comparison.keys is not None:
+        yield good(f"it has the rows of {many(comparison.keys, 'key')} that the landed changes give")
+    elif comparison.same:
         yield good(f"the ledger and the table have the same {many(len(comparison.live), 'file')} and rows")
     elif comparison.sound:
         yield _format_pending(feed, len(comparison.batches), len(comparison.pending), len(comparison.stale))
@@ -312,6 +318,7 @@ def verdict(feed: str, comparison: TableComparison) -> Iterator[RenderableType]:
         ("not in the ledger", comparison.foreign),
         ("with other numbers of rows", wrong),
         ("listed twice", comparison.twice),
+        ("keys with other rows", comparison.keys_differ),
     ):
         more = [f"… {len(files) - SHOWN} more"] if len(files) > SHOWN else []
         if files:
@@ -320,13 +327,14 @@ def verdict(feed: str, comparison: TableComparison) -> Iterator[RenderableType]:
 
 @dataclass(frozen=True, slots=True)
 class TableResult:
-    """The state or the changes of a table, and of the table of quarantined records."""
+    """The state or the changes of a table, and of the tables of quarantined records and of current rows."""
 
     feed: str
     table: str
     exists: bool
     result: Flat[Synced | TableStatus | TableComparison]
     quarantine: TableResult | None
+    current: TableResult | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,11 +346,10 @@ class OutputTables:
 
 
 def _build_result(
-    feed: str, results: Sequence[tuple[str, Synced | TableStatus | TableComparison]]
-) -> TableResult | None:
-    """Returns the result of the first table, with that of the next one in it. The result of none is None."""
-    if not results:
-        return None
-    (name, result), *others = results
-    quarantine = _build_result(feed, others)
-    return TableResult(feed, name.removeprefix("table "), result.head is not None, result, quarantine)
+    feed: str, results: Sequence[tuple[str, Synced | TableStatus | TableComparison]], tables: FeedTables
+) -> TableResult:
+    """Returns the result of the table of rows, with those of the feed's other tables in it."""
+    built = {name: TableResult(feed, name.removeprefix("table "), r.head is not None, r, None) for name, r in results}
+    quarantine = built.get(tables.quarantine.name) if tables.quarantine else None
+    current = built.get(tables.current.table.name) if tables.current else None
+    return replace(built[tables.rows.name], quarantine=quarantine, current=current)

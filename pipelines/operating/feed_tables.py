@@ -76,12 +76,15 @@ def rebuild_tables(feed: Feed, ports: Ports, tables: FeedTables, report: Reporte
 
 
 def compare_tables(feed: Feed, ports: Ports, tables: FeedTables) -> list[tuple[str, TableComparison]]:
-    """Compares the feed's table with its ledger, and the quarantine's table if there is one, by name. Opens all files.
+    """Compares the feed's tables of rows, quarantine and current rows with its ledger, by name. Opens all files.
 
     Raises TableDiffers, EntriesLost, CatalogUnavailable.
     """
     ledger = Ledger(ports.lake, feed.name, ports.clock)
-    return [(table.name, comparison(ledger, ports.lake, table, kind)) for kind, table in tables.of_parts]
+    compared = [(table.name, comparison(ledger, ports.lake, table, kind)) for kind, table in tables.of_parts]
+    if tables.current:
+        compared.append((tables.current.table.name, tables.current.compare(ledger, ports.lake)))
+    return compared
 
 
 def read_table_statuses(feed: Feed, ports: Ports, tables: FeedTables) -> list[TableStatus]:
@@ -100,4 +103,8 @@ def read_table_statuses(feed: Feed, ports: Ports, tables: FeedTables) -> list[Ta
             statuses.append(
                 TableStatus(table.name, head, c, PendingFiles(len(c.batches), len(c.pending), len(c.stale)))
             )
+    if tables.current:
+        c = tables.current.compare(ledger, ports.lake, folds=False)
+        counts = PendingFiles(len(c.batches), len(c.pending), 0)
+        statuses.append(TableStatus(tables.current.table.name, c.head, None if c.sound else c, counts))
     return statuses

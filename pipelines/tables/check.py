@@ -34,7 +34,9 @@ class TableComparison:
     both. `missing` ones were published before, and the table had them. `foreign` ones are no files of this feed that
     the ledger knows. `rows_differ` are files with other numbers of rows than by the ledger. `deletes` counts
     files that delete single rows. `twice` are files that the table lists more than once. `faults` are of the
-    table as a whole. `misread` files have bounds that an engine misreads; only `comparison` finds them.
+    table as a whole. `misread` files have bounds that an engine misreads; only `comparison` finds them. Of a table of
+    current rows, `pending` are landed files, and `keys` is the number of keys by a new fold: `keys_differ` have other
+    rows in the table.
     """
 
     head: Flat[TableHead | None]
@@ -48,6 +50,8 @@ class TableComparison:
     deletes: int = 0
     twice: tuple[str, ...] = ()
     misread: tuple[str, ...] = ()
+    keys_differ: tuple[str, ...] = ()
+    keys: int | None = None
     faults: tuple[TableFault, ...] = ()
 
     @property
@@ -63,7 +67,7 @@ class TableComparison:
     @property
     def sound(self) -> Derived[bool]:
         """Returns whether no other writer changed the table."""
-        changed = self.missing or self.foreign or self.rows_differ or self.twice or self.deletes
+        changed = self.missing or self.foreign or self.rows_differ or self.twice or self.deletes or self.keys_differ
         return not changed and not any(f.blocks and f.remedy > Remedy.SYNC for f in self.faults)
 
     @property
@@ -83,6 +87,7 @@ class TableComparison:
                 self.rows_differ,
                 f"{many(len(self.rows_differ), 'file')} {_are(self.rows_differ)} listed with other numbers of rows",
             ),
+            (self.keys_differ, f"{many(len(self.keys_differ), 'key')} with other rows than by the landed changes"),
             (self.deletes, f"{many(self.deletes, 'file')} in it {'deletes' if self.deletes == 1 else 'delete'} rows"),
         ]
         return ", ".join([text for present, text in differences if present] + [f.text for f in self.faults])

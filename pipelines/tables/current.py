@@ -16,14 +16,14 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.errors import TableDiffers, TableMoved, TableRefused
+from sluice.pipelines.errors import TableMoved, TableRefused
 from sluice.pipelines.feed.changes_section import ChangesSettings
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
@@ -32,9 +32,9 @@ from sluice.pipelines.landing.writer import choose_options
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.kafka import Range
 from sluice.pipelines.model.receipts import Progress, Reporter, name_dataset
-from sluice.pipelines.model.tables import FEED, LEDGER, Remedy, TableChange, TableHead, TableOperation
+from sluice.pipelines.model.tables import FEED, LEDGER, Remedy, TableChange, TableFault, TableHead, TableOperation
 from sluice.pipelines.ports import Lake, Table
-from sluice.pipelines.tables.check import check_faults, check_owner, trusted_mark
+from sluice.pipelines.tables.check import TableComparison, check_faults, check_owner, differs, load_both, trusted_mark
 from sluice.pipelines.tables.fold import Columns, Fold
 from sluice.pipelines.tables.pending import PendingBatch, PendingFiles, about, columns, complete_until, since
 
@@ -76,6 +76,22 @@ class CurrentTable:
         Guarantee: stopped anywhere, the table is the fold of some state of the ledger.
         """
         return _Publisher(self, ledger, lake, state, report, repair).bring_up()
+
+    def compare(self, ledger: Ledger, lake: Lake, *, folds: bool = True) -> TableComparison:
+        """Compare the table with the ledger: its files, and with `folds` the row of each key, by a new fold.
+
+        Raises TableDiffers for a table of another feed, EntriesLost, CatalogUnavailable, and as `sync` for changes.
+        """
+        head, state = load_both(ledger, self.table)
+        return _Publisher(self, ledger, lake, state, lambda progress: None, False).compare(head, folds=folds)
+
+    def check_foldable(self, state: State, head: TableHead | None) -> None:
+        """Raises TableRefused if some of the table's rows are in expired history alone."""
+        if state.retired and head and head.rows:
+            raise TableRefused(
+                f"{self.table.name} cannot be folded again: rows of its history have expired",
+                remedy="land them again; or drop it in its catalog, and the next sync folds the rows that are left",
+            )
 
     def clean(self, lake: Lake, feed: str, head: TableHead) -> tuple[str, ...]:
         """Remove files that no snapshot names, and that no publisher is about to add: those are of newer states."""
@@ -133,10 +149,9 @@ class _Publisher:
         buckets, foreign = self.list_buckets()
         is_sound = trusted_mark(self.ledger, state, head) and not foreign
         if not is_sound and not self.repair:
-            raise TableDiffers(
-                f"{table.name} was changed, and not by feed {self.dataset}",
-                remedy=Remedy.REPAIR.format_command(self.dataset),
-            )
+            raise differs(table, self.compare(head), self.ledger.feed)
+        if is_sound and self.repair and head.snapshot is not None:
+            is_sound = not self.compare(head).keys_differ
         if not is_sound or any(b.digest != self.digest for b in buckets):
             return self._fold_all(head, [*(b.address for b in buckets), *foreign], created)
         pending = since(self.ledger, state, head.mark)
@@ -155,11 +170,7 @@ class _Publisher:
 
     def _fold_all(self, head: TableHead, remove: list[str], created: bool) -> CurrentSynced:
         """Fold all that has landed, in place of all files."""
-        if self.state.retired and head.rows:
-            raise TableRefused(
-                f"{self.of.table.name} cannot be folded again: rows of {self.dataset} were retired",
-                remedy="land them again, or drop the table in its catalog for one of the rows that are left",
-            )
+        self.of.check_foldable(self.state, head)
         everything = since(self.ledger, self.state, 0)
         with Fold.create(self.columns) as fold:
             fold.add(self.lake, self._list_files(everything))
@@ -195,6 +206,45 @@ class _Publisher:
             operation, state.number, tuple(add), tuple(remove), self.columns.texts, summary, complete_until(state)
         )
         return self.of.table.commit(change)
+
+    def compare(self, head: TableHead | None, *, folds: bool = True) -> TableComparison:
+        """Compare the table of this head with a new fold of all that has landed, unless a sync is due."""
+        table, everything = self.of.table, since(self.ledger, self.state, 0)
+        if head is None or head.snapshot is None:
+            return TableComparison(head, {}, everything.batches, pending=tuple(self._list_files(everything)))
+        buckets, foreign = self.list_buckets()
+        later = since(self.ledger, self.state, head.mark)
+        is_trusted = trusted_mark(self.ledger, self.state, head)
+        pending = tuple(self._list_files(later)) if is_trusted else ()
+        faults = table.find_faults(self.columns.texts)
+        if not is_trusted:
+            faults += (TableFault("its newest snapshot is of another writer, or it was rolled back", Remedy.REPAIR),)
+        compared = TableComparison(
+            head,
+            {},
+            later.batches,
+            pending=pending,
+            foreign=tuple(sorted(foreign)),
+            deletes=head.deletes,
+            faults=faults,
+        )
+        if (
+            not folds
+            or not is_trusted
+            or pending
+            or foreign
+            or head.deletes
+            or any(b.digest != self.digest for b in buckets)
+        ):
+            return compared
+        names = [*self.columns.deleted.names]
+        with Fold.create(self.columns) as fold:
+            for key, ranges in self.state.retired.items():
+                for r in ranges:
+                    fold.exclude(key.topic, key.partition, r)
+            fold.add(self.lake, self._list_files(everything))
+            keys, differing = fold.compare(table.rows(names).select(names))
+        return replace(compared, keys=keys, keys_differ=tuple(differing))
 
     # -- landed files
 

@@ -277,6 +277,32 @@ class Fold:
         self._resized = 0 < buckets < self.buckets
         self.touches_all = self._resized or bool(self._ask("from cut union all select t, p, a, '' from void"))
 
+    def compare(self, rows: pa.Table) -> tuple[int, list[str]]:
+        """Returns the number of keys that have rows, and the keys that have other rows in a table.
+
+        `rows` are keys and positions of the table. Call it in place of `decide`.
+        """
+        keys = ", ".join(self._keys)
+        self._check_order("c", f"(from c where kind = {_TRUNCATE})")
+        self._db.register("live", self._place(rows))
+        change = "{'r': r, 't': t, 'p': p, 'o': o, 'kind': kind}"
+        self._db.execute(
+            f"""create temp table expected as select {keys}, unnest(last) from (
+                    select {keys}, max({change}) last, any_value(cut) cut
+                    from c, (select max({change}) cut from c where kind = {_TRUNCATE})
+                    where kind <> {_TRUNCATE} group by {keys})
+                where last.kind = {_ROW} and (cut is null or last > cut)"""
+        )
+        texts = ", ".join(f"coalesce(x.{k}, live.{k})::text" for k in self._keys)
+        same_key = " and ".join(f"x.{k} = live.{k}" for k in self._keys)
+        differing = self._ask(
+            f"""select concat_ws(', ', {texts}) key from expected x full join live on {same_key}
+                where (x.t, x.p, x.o) is distinct from (live.t, live.p, live.o) and not (x.o is null
+                    and exists (from void where void.t = live.t and void.p = live.p and live.o >= a and live.o < z))
+                order by key"""
+        )
+        return self._ask("select count(*) from expected")[0][0], [key for (key,) in differing]
+
     @property
     def touched(self) -> list[int]:
         """The buckets with changes."""

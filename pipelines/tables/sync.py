@@ -139,6 +139,8 @@ def rebuild(ledger: Ledger, lake: Lake, tables: FeedTables, report: Reporter = l
     for table in tables.all:
         if (head := look_or_none(table)) is not None:
             check_owner(table, head, state, ledger.feed)
+            if tables.current and table is tables.current.table:
+                tables.current.check_foldable(state, head)
             readable += [(kind, t) for kind, t in tables.of_parts if t is table and head.snapshot is not None]
     for kind, table in readable:  # files of other writers, which nothing names afterwards
         with suppress(TableDiffers):

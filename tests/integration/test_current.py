@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from kafka import KafkaProducer
 
 pytest.importorskip("pyiceberg")
 
+from dagster import AssetKey
+
+from sluice.assets.instance.instance import open_instance
+from sluice.pipelines.errors import TableRefused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.operating.feed_tables import sync_tables
 from sluice.pipelines.tables.sync import Synced
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.open_ports import open_tables
-from tests.integration.support import FeedProject, open_inline_ports, run
-from tests.table_readers import IcebergReader, Row, read_by_duckdb
+from sluice.resources.project import Project
+from tests.integration.conftest import Call
+from tests.integration.support import FeedProject, consume_topic, open_inline_ports, request_offsets, run
+from tests.table_readers import DeltaReader, IcebergReader, Row, read_by_duckdb
+
+pytestmark = pytest.mark.usefixtures("default_engine")
 
 COLUMNS = ("id", "name", "balance")
 SCHEMA = '{id: int64, name: string, balance: "decimal(18,2) from text"}'
@@ -53,11 +66,11 @@ class Customers:
         assert sorted(read_by_duckdb(self.reader.list_files(newest), columns), key=repr) == sorted(rows, key=repr)
         return rows
 
-    def produce(self, *records: tuple[Any, Any], partition: int = 0) -> None:
+    def produce(self, *records: tuple[Any, Any], partition: int = 0, stamp: int | None = None) -> None:
         producer = KafkaProducer(bootstrap_servers=self.project.kafka.bootstrap)
         for key, value in records:
             packed = [None if part is None else json.dumps(part).encode() for part in (key, value)]
-            producer.send(self.project.topic, packed[1], packed[0], partition=partition)
+            producer.send(self.project.topic, packed[1], packed[0], partition=partition, timestamp_ms=stamp)
         producer.close()
 
 
@@ -115,19 +128,217 @@ def test_debezium(project: FeedProject) -> None:
     assert customers.read() == []
 
 
-def apply_changes(
-    records: Iterable[Mapping[str, Any]], order: Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
-) -> dict[Any, Any]:
-    """Returns the rows after these raw records of Kafka, by key: applied in order, one after the other."""
-    changes = [(r, json.loads(r["value"]) if r["value"] else None) for r in records]
+def apply_changes(records: Iterable[Mapping[str, Any]], *, by_lsn: bool = False) -> dict[Any, Any]:
+    """Returns the name of each row after these records of Kafka, applied one after the other."""
+    parsed = [(r, json.loads(r["value"]) if r["value"] else None) for r in records]
+
+    def order(pair: tuple[Mapping[str, Any], Any]) -> Any:
+        record, value = pair
+        return value["source"]["lsn"] if by_lsn else (record["partition"], record["offset"])
+
     rows: dict[Any, Any] = {}
-    for record, value in sorted(changes, key=lambda c: order(*c)):
-        if value is None:
+    for record, value in sorted(parsed, key=order):
+        if value is None or value["op"] == "d":
             rows.pop(json.loads(record["key"])["id"], None)
         elif value["op"] == "t":
             rows.clear()
-        elif value["op"] == "d":
-            rows.pop(value["before"]["id"], None)
         else:
             rows[value["after"]["id"]] = value["after"]["name"]
     return rows
+
+
+def make_changes(chance: random.Random, count: int, truncations: bool = True) -> list[tuple[Any, Any]]:
+    """Returns random changes of few rows, with rising sequence numbers, as a source would send them."""
+    rows: dict[int, Any] = {}
+    out: list[tuple[Any, Any]] = []
+    for lsn in range(90, 90 + count):
+        id, new = chance.randrange(12), build_row(chance.randrange(12), f"n{lsn}")
+        new["id"] = id
+        if truncations and chance.random() < 0.03:
+            rows.clear()
+            out.append(build_change("t", None, None, lsn))
+        elif id in rows and chance.random() < 0.4:
+            out.append(build_change("d", rows.pop(id), None, lsn))
+        else:
+            out.append(build_change("u" if id in rows else chance.choice("cr"), rows.get(id), new, lsn))
+            rows[id] = new
+    return out
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_ranges_that_land_in_any_order_and_again_give_the_rows_of_the_log(project: FeedProject, seed: int) -> None:
+    chance = random.Random(seed)
+    customers = Customers(project, "{format: debezium, key: id}")
+    for change in make_changes(chance, 120):
+        customers.produce(change, *([(change[0], None)] if change[1]["op"] == "d" else []))
+    records = consume_topic(project.kafka, project.topic)
+    cuts = [0, *sorted(chance.sample(range(1, len(records)), 7)), len(records)]
+    ranges = list(pairwise(cuts))
+    chance.shuffle(ranges)
+    landed = list[Mapping[str, Any]]()
+    for number, (start, end) in enumerate(ranges):
+        run(customers.feed, request_offsets(project.topic, 0, start, end))
+        landed += records[start:end]
+        if number == 4:
+            run(customers.feed, replace(request_offsets(project.topic, 0, *ranges[1]), replace=True))
+        customers.sync()
+        assert map_names(customers.read()) == apply_changes(landed)
+
+
+def test_changes_of_two_partitions_are_ordered_by_a_field(tmp_path: Path, kafka: LocalKafka, fresh_topic: Any) -> None:
+    chance, project = random.Random(7), FeedProject(tmp_path, kafka, fresh_topic(partitions=2))
+    customers = Customers(project, "{format: debezium, key: id, order_by: source.lsn}")
+    for change in make_changes(chance, 60):
+        customers.produce(change, partition=chance.randrange(2))
+    records = consume_topic(project.kafka, project.topic)
+    ends = Counter(r["partition"] for r in records)
+    landed = list[Mapping[str, Any]]()
+    for partition, first in [(1, 15), (0, 20), (1, 0), (0, 0)]:
+        end = ends[partition] if first else {0: 20, 1: 15}[partition]
+        run(customers.feed, request_offsets(project.topic, partition, first, end))
+        landed += [r for r in records if r["partition"] == partition and first <= r["offset"] < end]
+        customers.sync()
+        assert map_names(customers.read()) == apply_changes(landed, by_lsn=True)
+
+
+def test_row_with_changes_in_two_partitions_needs_an_order(tmp_path: Path, kafka: LocalKafka, fresh_topic: Any) -> None:
+    project = FeedProject(tmp_path, kafka, fresh_topic(partitions=2))
+    customers = Customers(project, "{format: debezium, key: id}")
+    customers.produce(build_change("c", None, build_row(1, "Ada"), 1))
+    customers.produce(build_change("c", None, build_row(2, "Bea"), 2), partition=1)
+    run(customers.feed)
+    customers.sync()
+    customers.produce(build_change("u", build_row(1, "Ada"), build_row(1, "Ada L."), 3), partition=1)
+    run(customers.feed)
+    with pytest.raises(TableRefused, match="partitions 0 and 1") as refusal:
+        customers.sync()
+    assert "order_by: source.lsn" in refusal.value.remedy
+    assert map_names(customers.read()) == {1: "Ada", 2: "Bea"}
+    customers.settings["changes"] = "{format: debezium, key: id, order_by: source.lsn}"
+    customers.feed = project.write_feed("customers", **customers.settings)
+    customers.sync()
+    assert map_names(customers.read()) == {1: "Ada L.", 2: "Bea"}
+
+
+def test_row_that_lands_in_the_quarantine_the_second_time_is_undone(project: FeedProject) -> None:
+    settings = {"format": "json", "policies": "{quarantine_limit: {share: 1.0}}"}
+    customers = Customers(project, "{format: upsert}", **settings)
+    customers.produce((1, build_row(1, "Ada")), (2, build_row(2, "Bea")), (3, None))
+    run(customers.feed)
+    customers.produce((1, build_row(1, "Bad")), (3, build_row(3, "Bad")))
+    run(customers.feed)
+    customers.sync()
+    assert map_names(customers.read()) == {1: "Bad", 2: "Bea", 3: "Bad"}
+    rule = {"type": "expect_column_values_to_not_be_in_set", "kwargs": {"column": "name", "value_set": ["Bad"]}}
+    contract = project.root / "feeds" / "customers.contract.json"
+    contract.write_text(json.dumps({"name": "customers", "expectations": [rule]}))
+    customers.feed = project.write_feed("customers", **customers.settings)
+    run(customers.feed, replace(request_offsets(project.topic, 0, 3, 5), replace=True))
+    customers.sync()
+    assert map_names(customers.read()) == {1: "Ada", 2: "Bea"}
+
+
+def test_table_that_others_changed_is_reported_with_its_remedy(project: FeedProject, call: Call) -> None:
+    customers = Customers(project, "{format: upsert}", format="json")
+    customers.produce(*((n, build_row(n, f"n{n}")) for n in range(20)))
+    assert call("run", "customers", "--no-dagster")[0] == 0
+    rows = customers.read()
+    assert len(rows) == 20
+    code, printed = call("table", "check", "customers")
+    assert (code, "the rows of 20 keys" in printed) == (0, True), printed
+
+    (file,) = customers.reader.list_files(customers.reader.list_snapshots()[-1])
+    pq.write_table(pq.read_table(file).slice(1), file)  # a file that lost its first row
+    code, printed = call("table", "check", "customers", "--json")
+    assert (code, len(printed["current"]["keys_differ"])) == (1, 1), printed
+    remedy = "sluice table sync customers --repair"
+    assert remedy in call("table", "check", "customers")[1]
+    assert call(*remedy.split()[1:])[0] == 0
+    assert customers.read() == rows
+    assert call("table", "check", "customers")[0] == 0
+
+    customers.reader._load_table().delete("id = 3")
+    customers.produce((20, build_row(20, "n20")))
+    code, printed = call("run", "customers", "--no-dagster")
+    assert remedy in printed, printed
+    code, printed = call("table", "status", "customers")
+    assert remedy in printed, printed
+    assert call("table", "check", "customers")[0] == 1
+    assert call(*remedy.split()[1:])[0] == 0
+    assert len(customers.read()) == 21
+
+    customers.reader.drop()
+    code, printed = call("table", "rebuild", "customers", "--yes", "--json")
+    assert code == 0, printed
+    assert len(customers.read()) == 21
+    code, printed = call("table", "check", "customers")
+    assert code == 0, printed
+
+
+def test_expired_history_stays_in_the_table(project: FeedProject, call: Call) -> None:
+    customers = Customers(project, "{format: upsert}", format="json", window="1h")
+    for hour in range(2):
+        customers.produce((hour, build_row(hour, f"n{hour}")), stamp=1_700_000_000_000 + hour * 3_600_000)
+    assert call("run", "customers", "--no-dagster")[0] == 0
+    code, printed = call("expire", "customers", "--before", "2023-11-14T23:00", "--reason", "old", "--yes")
+    assert code == 0, printed
+    customers.produce((1, None))
+    assert call("run", "customers", "--no-dagster")[0] == 0
+    assert map_names(customers.read()) == {0: "n0"}
+    code, printed = call("table", "check", "customers")
+    assert code == 0, printed
+    code, printed = call("table", "rebuild", "customers", "--yes")
+    assert code != 0
+    assert "cannot be folded again" in printed
+    assert map_names(customers.read()) == {0: "n0"}
+
+
+def test_other_key_folds_history_again_and_old_files_are_removed(project: FeedProject) -> None:
+    customers = Customers(project, "{format: upsert}", format="json")
+    customers.produce((1, build_row(7, "Ada")), (2, build_row(7, "Bea")))
+    run(customers.feed)
+    customers.sync()
+    assert map_names(customers.read(("kafka_offset", "name"))) == {0: "Ada", 1: "Bea"}
+    customers.settings["changes"] = "{format: upsert, key: id}"
+    customers.feed = project.write_feed("customers", **customers.settings)
+    customers.produce((9, build_row(8, "Cyd")))
+    run(customers.feed)
+    customers.sync()
+    assert map_names(customers.read()) == {7: "Bea", 8: "Cyd"}
+    customers.settings["table"] = customers.settings["table"].replace("{", '{"keep_snapshots": "0s", ', 1)
+    customers.feed = project.write_feed("customers", **customers.settings)
+    customers.produce((9, build_row(9, "Dot")))
+    run(customers.feed)
+    assert customers.sync().cleaned != ()
+    assert len(customers.read()) == 3
+    folder = Path(customers.feed.lake, "tables", "customers_current")
+    assert len([*folder.glob("*.parquet")]) == len([*folder.glob("deleted/*.parquet")]) == 1
+
+
+def test_dagster_shows_the_table_of_current_rows(project: FeedProject, call: Call) -> None:
+    customers = Customers(project, "{format: debezium, key: id}")
+    customers.produce(build_change("c", None, build_row(1, "Ada")), build_change("c", None, build_row(2, "Bea")))
+    code, printed = call("run", "customers")
+    assert code == 0, printed
+    assert map_names(customers.read()) == {1: "Ada", 2: "Bea"}
+    with open_instance(Project(project.root)) as instance:
+        event = instance.get_latest_materialization_event(AssetKey(["customers", "current"]))
+        assert event is not None
+        assert event.asset_materialization is not None
+        assert event.asset_materialization.metadata["dagster/row_count"].value == 2
+
+
+def test_delta_table_of_current_rows(project: FeedProject, call: Call) -> None:
+    pytest.importorskip("deltalake")
+    customers = Customers(project, "{format: debezium, key: id}", table="{delta: {}, current: true}")
+    chance = random.Random(3)
+    reader = DeltaReader(f"{project.root}/.sluice/lake/tables/customers_current")
+    for _ in range(3):
+        customers.produce(*make_changes(chance, 40))
+        assert call("run", "customers", "--no-dagster")[0] == 0
+        newest = reader.list_snapshots()[-1]
+        rows = reader.read_rows(newest, COLUMNS)
+        assert map_names(rows) == apply_changes(consume_topic(project.kafka, project.topic))
+        assert read_by_duckdb(reader.list_files(newest), COLUMNS) == rows
+    code, printed = call("table", "check", "customers")
+    assert code == 0, printed

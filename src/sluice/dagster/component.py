@@ -67,10 +67,10 @@ class FeedsComponent(dg.Component, dg.Resolvable):
 
     `feeds` is the folder `feeds/` or its parent, relative to the folder of defs.yaml; the default is in the project's
     folder. `translation` changes the specs of the assets; in it, `kind` is topic, landed, output, quarantined,
-    committed or table, `name` is that of the feed or topic, and `output` that of a split feed. `schedules` land each
-    window when it closes. `sensor` is the name of the sensor that watches all feeds, or null for none. Both are off
-    until they are turned on in Dagster. `op` has the `tags` of the steps that land, and a `pool` in place of one for
-    each feed.
+    committed, table or current, `name` is that of the feed or topic, and `output` that of a split feed. `schedules`
+    land each window when it closes. `sensor` is the name of the sensor that watches all feeds, or null for none. Both
+    are off until they are turned on in Dagster. `op` has the `tags` of the steps that land, and a `pool` in place of
+    one for each feed.
     """
 
     feeds: str | None = None
