@@ -7,10 +7,12 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 from kafka import KafkaProducer
@@ -29,6 +31,7 @@ from sluice.resources.open_ports import open_tables
 from sluice.resources.project import Project
 from tests.integration.conftest import Call
 from tests.integration.support import FeedProject, consume_topic, open_inline_ports, request_offsets, run
+from tests.integration.test_protection import read_everything
 from tests.table_readers import DeltaReader, IcebergReader, Row, read_by_duckdb
 
 pytestmark = pytest.mark.usefixtures("default_engine")
@@ -342,3 +345,47 @@ def test_delta_table_of_current_rows(project: FeedProject, call: Call) -> None:
         assert read_by_duckdb(reader.list_files(newest), COLUMNS) == rows
     code, printed = call("table", "check", "customers")
     assert code == 0, printed
+
+
+def test_erased_records_leave_the_table_of_current_rows(project: FeedProject, call: Call) -> None:
+    customers = Customers(project, "{format: debezium, key: id}")
+    customers.produce(*(build_change("c", None, build_row(n, f"canary-{n}-x")) for n in range(4)))
+    customers.produce(build_change("d", build_row(3, "canary-3-x"), None))
+    assert call("run", "customers", "--no-dagster")[0] == 0
+    condition = "coalesce(after.id, before.id) in (2, 3)"
+    code, printed = call("erase", "customers", "--where", condition, "--reason", "asked", "--yes")
+    assert code == 0, printed
+    assert map_names(customers.read()) == {0: "canary-0-x", 1: "canary-1-x"}
+    written = [(name, data) for name, data in read_everything(project.root / ".sluice") if "current" in str(name)]
+    assert [name for name, data in written if b"canary-2" in data] == []
+    assert any(b"canary-1" in data for _, data in written)
+    deleted = Path(customers.feed.lake, "tables", "customers_current", "deleted")
+    assert [pq.read_table(p).num_rows for p in deleted.iterdir()] == [0]
+    assert call("table", "check", "customers")[0] == 0
+
+
+def test_example_of_the_page_about_tables(project: FeedProject, call: Call) -> None:
+    """The feed lands changes as Debezium sends them, and the queries read both tables."""
+    page = (Path(__file__).parents[2] / "docs/tables.md").read_text().partition("## Current rows")[2]
+    feed, queries = (page.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("yaml", "sql"))
+    lines = feed.replace("shop.public.customers", project.topic)
+    (project.root / "feeds").mkdir()
+    path = project.root / "feeds" / "customers.yaml"
+    path.write_text(f"kafka: {{bootstrap: '{project.kafka.bootstrap}'}}\n{lines}")
+    customers = Customers.__new__(Customers)
+    customers.project = project
+    rows = [build_row(41, "Ada", "3.00"), build_row(42, "Bea", "1.50"), build_row(42, "Bea B.", "4.25")]
+    customers.produce(build_change("r", None, rows[0]), build_change("c", None, rows[1]))
+    customers.produce(build_change("u", rows[1], rows[2]), build_change("d", rows[0], None), ({"id": 41}, None))
+    code, printed = call("run", "customers", "--no-dagster")
+    assert code == 0, printed
+    catalog = {"type": "sql", "uri": f"sqlite:///{project.root}/.sluice/catalog.db"}
+    with duckdb.connect() as db:
+        db.execute("create schema db")
+        for name in ("customers", "customers_now"):
+            reader = IcebergReader(f"db.{name}", catalog)
+            files = reader.list_files(reader.list_snapshots()[-1])
+            db.execute(f"create table db.{name} as from read_parquet({files}, hive_partitioning = false)")
+        current, changes = (db.execute(q).fetchall() for q in queries.strip().removesuffix(";").split(";"))
+    assert current == [(42, "Bea B.", Decimal("4.25"))]
+    assert changes == [("c", None), ("u", Decimal("2.75"))]
