@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
 from sluice.pipelines.feed.sections import Settings, Text
+from sluice.pipelines.schema.protection import RAW_KEY, Action, Rule
 from sluice.pipelines.schema.schema import KAFKA, Kind, Schema, Type
+from sluice.pipelines.schema.wider import RAW_TYPES, parse_type
 from sluice.pipelines.util.units import sanitize
 
 
@@ -91,11 +93,31 @@ def check_changes(changes: ChangesSettings, columns: Schema | None) -> None:
         if rows[name].kind not in KEY_KINDS:
             what = f"has {sanitize(name)} in its key, which is {rows[name]}"
             raise UnusableChanges(what, "a key has whole numbers, texts, bytes, decimals, dates and booleans")
+    kafka = {KAFKA + name if types else name: parse_type(text) for name, text in RAW_TYPES.items()}
     for path in changes.order_by:
-        name = path.partition(".")[0]
-        if name not in types and not name.startswith(KAFKA) and columns:
-            raise UnusableChanges(
-                f"orders by {sanitize(path)}, which is no column", "such as source.lsn, kafka_timestamp"
-            )
-    if clash := next((n for n in rows if n.casefold() == ORDER), ""):
-        raise UnusableChanges(f"has the column {clash}, which a current table has itself", "give it another name")
+        if not _has_values(path.split("."), types | kafka):
+            what = f"orders by {sanitize(path)}, where no column has a value"
+            raise UnusableChanges(what, "write such as source.lsn or kafka_timestamp")
+    own = (ORDER, KAFKA) if changes.format is ChangeFormat.DEBEZIUM else (ORDER,)
+    if clash := next((n for n in rows if n.casefold().startswith(own)), ""):
+        raise UnusableChanges(f"has the column {sanitize(clash)}, a name of Sluice's own", "give it another name")
+
+
+def _has_values(path: Sequence[str], types: Mapping[str, Type]) -> bool:
+    """Returns whether a column or a member of one, which may be JSON, is at the path."""
+    name, *steps = path
+    if name not in types or not steps:
+        return name in types and not types[name].fields
+    kind = types[name].kind
+    return kind is Kind.JSON or (
+        kind is Kind.STRUCT and _has_values(steps, {f.name: f.type for f in types[name].fields})
+    )
+
+
+def check_protection(changes: ChangesSettings, rules: Mapping[str, Rule]) -> None:
+    """Raises UnusableChanges for rules that change keys: Kafka's key would not name the same row, or name several."""
+    for path, rule in rules.items():
+        of_key = {f"{above}{name}" for name in changes.key for above in ("", "*.", f"{BEFORE}.", f"{AFTER}.")}
+        if path in of_key or (path == RAW_KEY and not changes.key and rule.action is not Action.HMAC):
+            what = f"has {sanitize(path)}, which names a row, under a rule of `protect`"
+            raise UnusableChanges(what, "use Kafka's key, under {hmac: …}, or leave the field as it is")

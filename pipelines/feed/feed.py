@@ -23,7 +23,13 @@ from pydantic import (
 )
 
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.feed.changes_section import ChangesSettings, UnusableChanges, check_changes
+from sluice.pipelines.feed.changes_section import (
+    ChangesSettings,
+    UnusableChanges,
+    check_changes,
+    check_protection,
+    get_row_columns,
+)
 from sluice.pipelines.feed.kafka_section import KafkaSettings, RegistrySettings
 from sluice.pipelines.feed.sections import (
     Alerts,
@@ -89,6 +95,7 @@ from sluice.pipelines.schema.protection import (
     protect_schema,
 )
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Schema, parse_schema
+from sluice.pipelines.schema.schema import Field as Column
 from sluice.pipelines.util.units import sanitize
 
 SHARED, OWN = "many", "own"
@@ -428,7 +435,11 @@ class Feed(Settings):
             return self
         if self.split or self.output:
             raise UnusableChanges("has `split` and `changes`", "land the changes as a feed of their own")
+        check_protection(self.changes, {path: of.rule for path, of in self.protect.items()})
         check_changes(self.changes, self.landed_columns)
+        if self.table and self.table.current and (columns := self.landed_columns):
+            rows = get_row_columns(self.changes, {f.name: f.type for f in columns.fields})
+            check_holds(self.table, Schema(tuple(Column(name, t) for name, t in rows.items())))
         return self
 
     @model_validator(mode="after")

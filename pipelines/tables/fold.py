@@ -48,6 +48,8 @@ BUCKET_ROWS = 250_000
 """The most rows of a bucket on average: beyond, there are twice as many buckets."""
 _SPILLED = 1 << 18
 """Rows that are taken from files before they are written to their buckets' spill files."""
+_BUCKET = f"{KAFKA}bucket"
+"""Added to rows; no feed has a column of such a name."""
 _ROW, _DELETE, _TRUNCATE = 0, 1, 2
 LATEST = "r desc, t desc, p desc, o desc"
 """The order of changes in SQL, the last one first."""
@@ -124,7 +126,7 @@ class Columns:
         return {name: _fetch_column(batch, name, t) for name, t in self._ordering.items()}
 
     def take(self, lake: Lake, path: str, chosen: pa.Table) -> pa.Table:
-        """Returns rows of a landed file as those of a current table, with the bucket `b` of each. `chosen` has the
+        """Returns rows of a landed file as those of a current table, with the bucket of each. `chosen` has the
         rows' numbers, ascending, buckets, and orders. Raises PartUnreadable."""
         of_row = [AFTER] if self.is_enveloped else [n for n in self.rows if n != ORDER]
         numbers, first, out = chosen["row"].to_numpy(), 0, []
@@ -136,7 +138,7 @@ class Columns:
         rows = pa.concat_tables(out)
         if self.changes.order_by:
             rows = rows.append_column(ORDER, chosen["r"].cast(pa.string()))
-        return rows.select(self.schema.names).append_column("b", chosen["b"])
+        return rows.select(self.schema.names).append_column(_BUCKET, chosen["b"])
 
     def _convert(self, batch: pa.RecordBatch) -> pa.Table:
         if self.is_enveloped:
@@ -209,12 +211,15 @@ class Fold:
         of, prefix = self._columns, self._columns.prefix
         columns = of.align(batch)
         is_null = columns[f"{KAFKA}tombstone"] if prefix else pc.is_null(columns["value"])
-        columns |= {"is_null": is_null, "row": pa.array(np.arange(first, first + batch.num_rows, dtype=np.int32))}
+        columns |= {
+            "kafka_is_null": is_null,
+            "kafka_row": pa.array(np.arange(first, first + batch.num_rows, dtype=np.int32)),
+        }
         if of.changes.key:  # a record without a value names its row by Kafka's key alone
-            columns["key_text"] = _decode(columns[f"{prefix}key"], is_null)
-        kind = f"case when is_null then {_DELETE} else {_ROW} end"
+            columns["kafka_key_text"] = _decode(columns[f"{prefix}key"], is_null)
+        kind = f"case when kafka_is_null then {_DELETE} else {_ROW} end"
         if of.is_enveloped:
-            kind = f"""case when is_null or op = 'd' then {_DELETE} when op = 't' then {_TRUNCATE}
+            kind = f"""case when kafka_is_null or op = 'd' then {_DELETE} when op = 't' then {_TRUNCATE}
                 when op in ('c', 'u', 'r') then {_ROW} end"""
         order = ", ".join(_order_sql(path, of.landed) for path in of.changes.order_by)
         keys = ", ".join(f"{self._build_key_sql(n)} {k}" for n, k in enumerate(self._keys))
@@ -222,7 +227,7 @@ class Fold:
         self._db.register("batch", pa.table(columns))
         self._db.execute(
             f"""insert into c select * from (select {keys}, {topic} t, {partition} p, {offset} o,
-                {f"concat_ws('/', {order})" if order else "''"} r, {kind} kind, {len(self._files) - 1} file, row
+                {f"concat_ws('/', {order})" if order else "''"} r, {kind} kind, {len(self._files) - 1} file, kafka_row
                 from batch) where kind is not null"""
         )
         self._db.unregister("batch")
@@ -233,11 +238,12 @@ class Fold:
         if not of.changes.key:
             return column
         paths = (_quote_text(f"$.{above}{_quote(name)}") for above in ('"payload".', ""))
-        in_key = f"coalesce({', '.join(f'json_extract_string(key_text, {path})' for path in paths)})"
-        plain = "key_text" if len(of.keys) == 1 else "null"
-        parsed = f"case when json_valid(key_text) and json_type(key_text) = 'OBJECT' then {in_key} else {plain} end"
-        value = f"coalesce({AFTER}.{column}, {BEFORE}.{column})" if of.is_enveloped else column
-        return f"case when is_null then try_cast({parsed} as {kind}) else {value} end"
+        in_key = f"coalesce({', '.join(f'json_extract_string(kafka_key_text, {path})' for path in paths)})"
+        plain = "kafka_key_text" if len(of.keys) == 1 else "null"
+        is_object = "json_valid(kafka_key_text) and json_type(kafka_key_text) = 'OBJECT'"
+        parsed = f"case when {is_object} then {in_key} else {plain} end"
+        own = f"{AFTER}.{column}, {BEFORE}.{column}" if of.is_enveloped else column
+        return f"coalesce({own}, case when kafka_is_null then try_cast({parsed} as {kind}) end)"
 
     def decide(self, buckets: int, rows: int) -> None:
         """Find the last change of each key, and the number of buckets that these need.
@@ -329,9 +335,9 @@ class Fold:
 
     def _spill(self, waiting: Sequence[pa.Table]) -> None:
         rows = pa.concat_tables(waiting)
-        buckets = rows["b"].to_numpy()
+        buckets = rows[_BUCKET].to_numpy()
         order = np.argsort(buckets, kind="stable")
-        rows, buckets = rows.drop_columns("b").take(order), buckets[order]
+        rows, buckets = rows.drop_columns(_BUCKET).take(order), buckets[order]
         starts = np.flatnonzero(np.diff(buckets, prepend=-1))
         for first, end in zip(starts, [*starts[1:], len(buckets)], strict=True):
             path = self._folder / f"{buckets[first]}-{self._parts}.arrow"

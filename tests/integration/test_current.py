@@ -54,6 +54,7 @@ class Customers:
         table = {"iceberg": {"name": "db.customers", "catalog": catalog}, "current": "db.customers_now"}
         self.settings = {"schema": SCHEMA, "table": json.dumps(table), "changes": changes} | settings
         self.reader = IcebergReader("db.customers_now", catalog)
+        self.settings = {k: v for k, v in self.settings.items() if v}
         self.feed: Feed = project.write_feed("customers", **self.settings)
 
     def sync(self, **options: Any) -> Synced:
@@ -104,6 +105,33 @@ def test_last_value_of_a_key_is_its_row(project: FeedProject) -> None:
     assert customers.sync().commits == 1
     assert map_names(customers.read()) == {1: "Ada again", 3: "Cyd"}
     assert customers.sync().commits == 0
+
+
+def test_fields_of_any_name_are_a_key_and_tombstones_name_it_by_kafkas_key(project: FeedProject) -> None:
+    schema = '{row: int64, b: string, is_null: "list<struct<a:int32>>", "key text": string}'
+    customers = Customers(project, '{format: upsert, key: [row, "key text"]}', format="json", schema=schema)
+    values = [{"row": n, "b": f"b{n}", "is_null": [{"a": n}], "key text": "é'"} for n in range(4)]
+    customers.produce(*((None, value) for value in values))
+    run(customers.feed)
+    customers.sync()
+    customers.produce(({"row": 1, "key text": "é'"}, None), ({"payload": values[2], "schema": {}}, None))
+    customers.produce((None, values[3] | {"b": "new"}))
+    run(customers.feed)
+    customers.sync()
+    assert customers.read(("row", "b")) == [(0, "b0"), (3, "new")]
+    assert [r[1] for r in customers.read(("row", "is_null"))] == [[{"a": 0}], [{"a": 3}]]
+    customers.produce((5, None))
+    run(customers.feed)
+    with pytest.raises(TableRefused, match=r"1 change has no key, such as topic.*:0:7"):
+        customers.sync()
+
+
+def test_raw_records_by_kafkas_key(project: FeedProject) -> None:
+    customers = Customers(project, "{format: upsert}", schema="")
+    customers.produce(("a", 1), ("b", 2), ("a", 3), ("b", None))
+    run(customers.feed)
+    customers.sync()
+    assert customers.read(("key", "value")) == [(b'"a"', b"3")]
 
 
 def test_debezium(project: FeedProject) -> None:
