@@ -48,9 +48,10 @@ def compact(
 ) -> None:
     """Merge the small files of complete windows.
 
-    Rows, their order, their offsets and the ledger's account stay the same. Kafka is not read. Each merged file is
-    compared with its sources before it replaces them. Without options, all windows are merged. Merged files have about
-    the size of the feed's tuning.compaction_file_bytes.
+    Files of a partition are merged; those that stay small share a file with the window's other partitions, unless
+    landing.shared_files is false. Rows, their order, their offsets and the ledger's account stay the same. Kafka is
+    not read. Each merged file is compared with its sources before it replaces them. Without options, all windows are
+    merged. Merged files have about the size of the feed's tuning.compaction_file_bytes.
 
     $ sluice compact orders --dry-run
     $ sluice compact orders
@@ -124,7 +125,7 @@ def _build_row(t: FileSums) -> list[str]:
 def _format_verdict(ran: CompactionRun) -> Iterator[Text]:
     t = FileSums.of(ran.done.merged)
     if not ran.done.merged:
-        yield good("nothing to merge: no adjacent small files")
+        yield good("nothing to merge: no small files")
     elif ran.dry_run:
         yield Text(f"  A dry run: nothing was changed. {many(t.files, 'file')} would become {count(t.files_after)}.")
     else:

@@ -11,6 +11,7 @@ from rich.text import Text
 from sluice.cli.app.invocation import Session
 from sluice.cli.terminal.output import good, warn
 from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.model.receipts import count_files
 from sluice.pipelines.util.documents import Flat
 from sluice.pipelines.util.units import many
 
@@ -33,11 +34,13 @@ class FileSums:
 
     @classmethod
     def of(cls, merged: Sequence[tuple[Merge, Receipt | None]]) -> FileSums:
+        from sluice.pipelines.maintenance.merging import count_files_after
+
         receipts = [r for _, r in merged if r is not None]
         return cls(
             len(merged),
             sum(len(m.parts) for m, _ in merged),
-            sum(m.files_after if r is None else len(r.parts) for m, r in merged),
+            count_files(receipts) + count_files_after(m for m, r in merged if r is None),
             sum(m.bytes for m, _ in merged),
             sum(p.bytes for r in receipts for p in r.parts) if len(receipts) == len(merged) else None,
         )

@@ -102,7 +102,7 @@ class Sharing:
         self._settings, self._lake, self._target = settings, lake, target
         self._waiting: dict[OffsetRange, UnwrittenRange | _OnDisk | None] = {}
         self._in_memory = 0
-        self._file: _SharedFile | None = None
+        self._file: SharedFiles | None = None
 
     def take(self, unwritten: UnwrittenRange) -> None:
         """Take an offset range that was read to its end."""
@@ -165,7 +165,7 @@ class Sharing:
             self._close()
         if self._file is None:
             target = replace(cast(PartTarget, self._target), offset_range=s)
-            self._file = _SharedFile(target, self._settings, self._lake)
+            self._file = SharedFiles(target, self._settings, self._lake)
         try:
             self._file.add(unwritten)
         except Exception as error:  # noqa: BLE001 - becomes the outcome of every offset range in the file
@@ -190,8 +190,8 @@ class Sharing:
             file.abandon()
 
 
-class _SharedFile:
-    """One shared file of each kind, of the same offset ranges."""
+class SharedFiles:
+    """One shared file of each kind, of the same offset ranges. End them with `close` or `abandon`."""
 
     def __init__(self, target: PartTarget, settings: LandingSettings, lake: Lake) -> None:
         self.first = target.offset_range
@@ -208,6 +208,7 @@ class _SharedFile:
         return max((w.bytes for w in self._writers.values()), default=0)
 
     def add(self, unwritten: UnwrittenRange) -> None:
+        """Add the rows of an offset range, in order of their offsets. Raises ProofFailed."""
         s = unwritten.receipt.offset_range
         self._receipts.append(unwritten.receipt)
         for role, batches in unwritten.rows.items():
@@ -236,6 +237,7 @@ class _SharedFile:
         return {r.offset_range: r for r in receipts}
 
     def abandon(self) -> None:
+        """Remove everything that was written."""
         for writer in self._writers.values():
             with suppress(Exception):
                 writer.abandon()

@@ -15,7 +15,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from sluice.pipelines.errors import SluiceError
@@ -25,8 +25,8 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import MAX_FOLDERS
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.fold import NO_PINS
-from sluice.pipelines.maintenance.merging import MERGE_BYTES, Merge, Merger
-from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, company, give_up_dead, is_free, rewriting
+from sluice.pipelines.maintenance.merging import MERGE_BYTES, Merge, Merger, count_files_after
+from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, are_free, company, give_up_dead, rewriting
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Met, Owner, Progress, Receipt, Reporter
 from sluice.pipelines.planning import windows
@@ -35,6 +35,8 @@ from sluice.pipelines.publishing import manifest, publish
 from sluice.pipelines.publishing.publish import roll_forward
 
 REQUEST = Request(RequestKind.COMPACT)
+SMALL_MERGE = 8 << 20
+"""The most bytes of files whose rows share a file with those of other partitions: they are in memory together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def _find(feed: Feed, ledger: Ledger, windows_wanted: Sequence[int] | None, prev
         lie_in = _lying_in(state, windows_wanted, window)
     else:
         lie_in = {*state.published_in} if previous is None else previous.new(state, window)
-    merges = list(_merges(state, manifest.read_receipts_in(ledger, state, lie_in), feed.compaction))
+    merges = list(_merges(state, manifest.read_receipts_in(ledger, state, lie_in), feed))
     starts = {window.start_of(m.offset_range.window) for m in merges if m.offset_range.window is not None}
     complete = {w for w in starts if windows.complete(state, w, window)}
     whole_merges = (
@@ -93,11 +95,13 @@ def _find(feed: Feed, ledger: Ledger, windows_wanted: Sequence[int] | None, prev
 
 class _Seen(NamedTuple):
     """The note of a compaction of everything: below entry `number`, only the windows in `left` (None: rows outside
-    windows) still had parts to merge into files of `target` bytes. Windows were of this `length` then (`grain`)."""
+    windows) still had parts to merge into files of `target` bytes, which partitions share if `sharing`. Windows were of
+    this `length` then (`grain`)."""
 
     ledger: str
     number: int
     target: int
+    sharing: bool
     length: int | str
     left: tuple[int | None, ...]
 
@@ -106,8 +110,8 @@ class _Seen(NamedTuple):
         """Returns None unless this is a note of this ledger and these settings."""
         try:
             previous = cls(**json.loads(lake.get(paths.compacted_path(feed.name)) or b""))
-            here = (state.ledger_id, feed.compaction.target_file_bytes, feed.window.grain)
-            same = (previous.ledger, previous.target, previous.length) == here and 0 <= previous.number <= state.number
+            here = (state.ledger_id, *_list_settings(feed))
+            same = (previous.ledger, *previous[2:5]) == here and 0 <= previous.number <= state.number
             unbroken = not any(after > previous.number for _, after in state.gaps)
             return previous._replace(left=tuple(previous.left)) if same and unbroken else None
         except (ValueError, TypeError, RecursionError):
@@ -122,24 +126,57 @@ class _Seen(NamedTuple):
         return state.published_in.since(self.number) | remaining | {w for w in self.left if w is None}
 
 
+def _list_settings(feed: Feed) -> tuple[int, bool, int | str]:
+    return feed.compaction.target_file_bytes, feed.landing.shared_files is not False, feed.window.grain
+
+
 def _lying_in(state: State, starts: Iterable[int], window: WindowSettings) -> set[int | None]:
     """The windows that lie in those asked for: themselves, and those of when windows were shorter."""
     return {t for w in starts for t in windows.list_windows_within(state, w, window)}
 
 
-def _merges(state: State, receipts: Iterable[Receipt], settings: CompactionSettings) -> Iterator[Merge]:
+def _merges(state: State, receipts: Iterable[Receipt], feed: Feed) -> Iterator[Merge]:
     """Runs of small receipts with the same key, window and folder that fit into one file and save files.
 
-    Files that offset ranges share are left alone: they are few already."""
+    Small ones of several partitions share a file, unless the feed forbids it. Files that offset ranges share are left
+    alone: they are few already.
+    """
+    target, sharing = feed.compaction.target_file_bytes, feed.landing.shared_files is not False
     alike: dict[tuple[object, ...], list[Receipt]] = {}
     for r in receipts:
         s = r.offset_range
         if state.current.get(s.tp) == s.key and not any(p.shared for p in r.parts):
             alike.setdefault((s.key, s.window, s.folder, s.by_time, r.format), []).append(r)
+    small: dict[tuple[object, ...], list[Merge]] = {}
     for group in alike.values():
         in_order = sorted(group, key=lambda r: r.offset_range.start)
-        runs = (Merge(run) for run in _runs(state, in_order, settings.target_file_bytes))
-        yield from (m for m in runs if len(m.receipts) > 1 and m.files_after < len(m.parts))
+        for m in (Merge(run) for run in _runs(state, in_order, target) if run):
+            s = m.offset_range
+            if sharing and 0 < m.bytes <= SMALL_MERGE and s.window is not None and not s.by_time:
+                small.setdefault((s.topic, s.incarnation, s.window, s.folder, m.receipts[0].format), []).append(m)
+            elif _saves_files([m]):
+                yield m
+    for merges in small.values():
+        merges.sort(key=lambda m: (m.offset_range.partition, m.offset_range.start))
+        for file in _fill_files(merges, target):
+            together = [replace(m, file=file[0].offset_range) for m in file] if len(file) > 1 else file
+            if _saves_files(together):
+                yield from together
+
+
+def _fill_files(merges: Sequence[Merge], target: int) -> Iterator[list[Merge]]:
+    """The merges in order, in files of at most `target` bytes."""
+    file: list[Merge] = []
+    for m in merges:
+        if file and sum(f.bytes for f in file) + m.bytes > target:
+            yield file
+            file = []
+        file.append(m)
+    yield file
+
+
+def _saves_files(merges: Sequence[Merge]) -> bool:
+    return count_files_after(merges) < sum(len(m.parts) for m in merges)
 
 
 def _runs(state: State, receipts: Sequence[Receipt], target: int) -> Iterator[tuple[Receipt, ...]]:
@@ -175,7 +212,8 @@ def foresee_compaction(feed: Feed, ports: Ports, windows_wanted: Sequence[int] |
     )
     state = ledger.read()
     dead = {i for i, verdict in publish.judge_batches(ports.liveness, rewriting(state)).items() if verdict.dead}
-    free = [m for m in merges.merges if is_free(state, m.offset_range, merges.number, busy, dead)]
+    groups = _build_method(1).group(merges.merges)
+    free = [m for g in groups if are_free(state, g, merges.number, busy, dead) for m in g]
     met = company(feed.name, ledger, ports.liveness, busy.values())
     return Compacted(tuple((m, None) for m in free), (), busy, merges.incomplete, met)
 
@@ -199,17 +237,20 @@ def compact(
         report(Progress("find"))
         merges = _find(feed, ledger, windows_wanted, _Seen.read(ports.lake, feed, ledger.read()))
         at_once = threads(feed.compaction, os.cpu_count() or 1)
-        how = RewriteMethod(REQUEST, "merge", lambda context: Merger(context).merge, at_once)
-        run = Rewriting(feed, ports, ledger, owner, report, how)
+        run = Rewriting(feed, ports, ledger, owner, report, _build_method(at_once))
         run.all(merges.merges, merges.number)
         if windows_wanted is None:
             unfinished = {*merges.incomplete, *(b if b is None else feed.window.start_of(b) for b in run.busy)}
-            of = (ledger.read().ledger_id, merges.number, feed.compaction.target_file_bytes, feed.window.grain)
+            of = (ledger.read().ledger_id, merges.number, *_list_settings(feed))
             with suppress(SluiceError):  # the next one checks more, and packs the rest
                 ports.lake.put(paths.compacted_path(feed.name), _Seen(*of, tuple(unfinished)).dump())
                 ledger.pack()
         met = company(feed.name, ledger, ports.liveness, run.busy.values())
     return Compacted(tuple(run.done), tuple(run.batches), run.busy, merges.incomplete, met)
+
+
+def _build_method(threads: int) -> RewriteMethod[Merge]:
+    return RewriteMethod(REQUEST, "merge", lambda context: Merger(context).write, threads, lambda m: m.file)
 
 
 def threads(settings: CompactionSettings, cores: int) -> int:
@@ -230,8 +271,7 @@ def renew(feed: Feed, ports: Ports, addresses: Collection[str], owner: Owner, re
         report(Progress("find"))
         state = ledger.read()
         at_once = threads(feed.compaction, os.cpu_count() or 1)
-        method = RewriteMethod(REQUEST, "merge", lambda context: Merger(context).merge, at_once)
-        run = Rewriting(feed, ports, ledger, owner, report, method)
+        run = Rewriting(feed, ports, ledger, owner, report, _build_method(at_once))
         run.all(_pieces(ledger, state, ports.lake, addresses), state.number)
         met = company(feed.name, ledger, ports.liveness, run.busy.values())
     return Compacted(tuple(run.done), tuple(run.batches), run.busy, (), met)

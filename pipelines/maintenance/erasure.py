@@ -117,7 +117,7 @@ def finish(feed: Feed, ports: Ports, owner: Owner, report: Reporter) -> Finished
         method: RewriteMethod[Merge] = RewriteMethod(
             REQUEST,
             "erase",
-            lambda context: Merger(context, state.erased).merge,
+            lambda context: Merger(context, state.erased).write,
             threads(feed.compaction, os.cpu_count() or 1),
             whole_windows=True,
         )

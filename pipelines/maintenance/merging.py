@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from threading import Event
+from typing import cast
 
 import pyarrow as pa
 
@@ -22,6 +23,7 @@ from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.landed_rows import Rows, check_source, compare_rows, in_order, read_part_at
 from sluice.pipelines.landing.proof import check_account
+from sluice.pipelines.landing.sharing import SharedFiles, UnwrittenRange
 from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartRole, PartTarget, PartWriter
 from sluice.pipelines.model.kafka import Key, Range, intersect, subtract, union
 from sluice.pipelines.model.plans import OffsetRange
@@ -35,9 +37,13 @@ MERGE_BYTES = 128 << 20
 
 @dataclass(frozen=True)
 class Merge:
-    """Receipts of offset ranges that follow each other without a gap. `offset_range` covers them all."""
+    """Receipts of offset ranges that follow each other without a gap. `offset_range` covers them all.
+
+    `file` is the first offset range of the file that its rows share with other merges; None: they have their own.
+    """
 
     receipts: tuple[Receipt, ...]
+    file: OffsetRange | None = None
 
     @cached_property
     def offset_range(self) -> OffsetRange:
@@ -52,10 +58,10 @@ class Merge:
     def bytes(self) -> int:
         return sum(p.bytes for p in self.parts)
 
-    @property
-    def files_after(self) -> int:
-        """The number of files afterwards: one of each kind in each folder."""
-        return len({(p.kind, p.path.rpartition("/")[0]) for p in self.parts})
+
+def count_files_after(merges: Iterable[Merge]) -> int:
+    """Returns the number of files afterwards: one of each kind in each folder, for each merge or for all that share."""
+    return len({(m.file or m.offset_range, p.kind, p.path.rpartition("/")[0]) for m in merges for p in m.parts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,33 @@ class Merger:
     context: RewriteContext
     erased: Mapping[Key, tuple[Range, ...]] = field(default_factory=dict)
 
+    def write(self, merges: Sequence[Merge]) -> list[Receipt]:
+        """Stage the parts of merges that share a file, or of one. Raises as `merge`."""
+        return [self.merge(m) for m in merges] if merges[0].file is None else self._gather(merges)
+
+    def _gather(self, merges: Sequence[Merge]) -> list[Receipt]:
+        """Stage the rows of several partitions in one file of each role, by partition and offset."""
+        context, first = self.context, cast(OffsetRange, merges[0].file)
+        target = PartTarget(context.feed, context.batch, context.plan_hash, context.attempt, first)
+        files = SharedFiles(target, context.settings, context.lake)
+        try:
+            for m in sorted(merges, key=lambda m: (m.offset_range.partition, m.offset_range.start)):
+                for part in m.parts:
+                    check_source(context.lake, context.feed, part)
+                rows = {
+                    role: [batch.replace_schema_metadata(None) for batch in self._read_sources(m, role)]
+                    for role in list_roles(m.parts)
+                }
+                files.add(UnwrittenRange(replace(self._receipt(m, m.parts), parts=()), rows))
+            receipts = files.close()
+            for m in merges:
+                for role in list_roles(m.parts):
+                    self._check_same(m, receipts[m.offset_range], role)
+        except BaseException:
+            files.abandon()
+            raise
+        return [receipts[m.offset_range] for m in merges]
+
     def merge(self, m: Merge) -> Receipt:
         """Stage the parts of one offset range and return its receipt. A failure leaves none behind.
 
@@ -106,11 +139,12 @@ class Merger:
         for part in m.parts:
             check_source(self.context.lake, self.context.feed, part)
         writers: list[PartWriter] = []
-        roles = sorted({PartRole(p.kind, p.output) for p in m.parts})
+        roles = list_roles(m.parts)
         try:
             for role in roles:
                 self._write(m, role, writers)
             receipt = self._receipt(m, tuple(p for w in writers for p in w.close()))
+            check_account(receipt)
             for role in roles:
                 self._check_same(m, receipt, role)
             if not receipt.parts:  # else no roll-forward would meet the batch, and hide the replaced parts
@@ -150,7 +184,7 @@ class Merger:
         landed, quarantined = (sum(p.rows for p in parts if p.kind is kind) for kind in PartKind)
         counts = replace(sum_counts(rs), landed=landed, quarantined=quarantined, erased=sum(x.span for x in erased))
         tallies, drift = sum_tallies_and_drift(rs, count_landed(parts))
-        receipt = Receipt(
+        return Receipt(
             m.offset_range,
             last.position,
             counts,
@@ -165,8 +199,6 @@ class Merger:
             erased=erased,
             batch_bytes=min((r.batch_bytes for r in rs if r.batch_bytes), default=0),
         )
-        check_account(receipt)
-        return receipt
 
     def _check_same(self, m: Merge, receipt: Receipt, role: PartRole) -> None:
         before, after = self._read_sources(m, role), self.context.rows((receipt,), role, staged_path)
@@ -175,6 +207,11 @@ class Merger:
                 f"{m.offset_range}: the {role.kind} rows of its merged parts are not those of its {len(m.parts)} parts",
                 remedy="nothing was changed; this is a bug in merging, or a disk that forgets: report it",
             )
+
+
+def list_roles(parts: Iterable[Part]) -> list[PartRole]:
+    """Returns the roles of the parts, sorted."""
+    return sorted({PartRole(p.kind, p.output) for p in parts})
 
 
 def count_landed(parts: Iterable[Part]) -> Mapping[str, int]:

@@ -261,7 +261,7 @@ def replay(feed: Feed, ports: Ports, wanted: Filter, fixer: Fixer | None, owner:
         how: RewriteMethod[Candidate] = RewriteMethod(
             REQUEST,
             "replay",
-            lambda context: Replayer(context, wanted, candidates.shape, fixer, ports.writers).replay,
+            lambda context: Replayer(context, wanted, candidates.shape, fixer, ports.writers).write,
             at_once,
         )
         run = Rewriting(feed, ports, ledger, owner, report, how)
@@ -288,6 +288,10 @@ class Replayer:
     shape: Shape
     fixer: Fixer | None
     writers: WriterSchemas | None
+
+    def write(self, candidates: Sequence[Candidate]) -> list[Receipt]:
+        """Stage the parts of each offset range. Raises as `replay`."""
+        return [*map(self.replay, candidates)]
 
     def replay(self, c: Candidate) -> Receipt:
         """Stage the parts of one offset range and return its receipt. A failure leaves none behind.

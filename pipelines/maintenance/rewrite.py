@@ -50,14 +50,25 @@ P = TypeVar("P", bound=RewritePiece)
 
 @dataclass(frozen=True, slots=True)
 class RewriteMethod(Generic[P]):
-    """One way of writing again: the request, the name of the stage, what writes a piece, and how many at once. With
-    `whole_windows`, the pieces of a window are in one batch, so that readers find it either old or new."""
+    """One way of writing again: the request, the name of the stage, what writes pieces, and how many at once.
+
+    A writer gets the pieces that are to share a file, whose first offset range is `file_of` each, or else one piece.
+    With `whole_windows`, the pieces of a window are in one batch, so that readers find it either old or new.
+    """
 
     request: Request
     stage: str
-    writer: Callable[[RewriteContext], Callable[[P], Receipt]]
+    writer: Callable[[RewriteContext], Callable[[Sequence[P]], list[Receipt]]]
     threads: int
+    file_of: Callable[[P], OffsetRange | None] = lambda piece: None
     whole_windows: bool = False
+
+    def group(self, pieces: Sequence[P]) -> list[list[P]]:
+        """The pieces in groups: those that share files, or are to share one, are in one."""
+        groups: dict[OffsetRange, list[P]] = {}
+        for group in group_by_sharing(pieces):
+            groups.setdefault(self.file_of(group[0]) or group[0].offset_range, []).extend(group)
+        return list(groups.values())
 
 
 def rewriting(state: State) -> list[Batch]:
@@ -146,7 +157,7 @@ class Rewriting(Generic[P]):
         """Rewrite the pieces, which counted below entry `since`, batch by batch. A published batch stays."""
         self._since = since
         self._total = sum(p.offset_range.span for p in pieces)
-        groups = group_by_sharing(pieces)
+        groups = self._how.group(pieces)
         if self._how.whole_windows:
             groups = _join_windows(groups)
         for batch in _batches(groups, self._feed.compaction.batch_bytes):
@@ -163,9 +174,9 @@ class Rewriting(Generic[P]):
             for batch in rewriting(state):
                 if batch.request.kind is kind:
                     raise _one_at_once(self._feed.name, batch, owners.NEW)
-            free = [p for g in group_by_sharing(pieces) if are_free(state, g, self._since, self.busy) for p in g]
+            free = [p for g in self._how.group(pieces) if are_free(state, g, self._since, self.busy) for p in g]
             if kind is not RequestKind.ERASE:  # rows to be erased would be written again, and the batch void
-                free = [p for g in group_by_sharing(free) if not any(is_erasing(state, p) for p in g) for p in g]
+                free = [p for g in self._how.group(free) if not any(is_erasing(state, p) for p in g) for p in g]
             plan = self._plan(state, free)
             return PlanEntry(plan=plan, hash=plan.hash, owner=self._owner) if free else None
 
@@ -206,11 +217,15 @@ class Rewriting(Generic[P]):
         write = self._how.writer(
             RewriteContext(self._edges.lake, feed.name, batch, plan.hash, self._owner.token, unbounded, stop)
         )
+        files: dict[OffsetRange, list[P]] = {}
+        for p in pieces:
+            files.setdefault(self._how.file_of(p) or p.offset_range, []).append(p)
         with ThreadPoolExecutor(self._how.threads, "sluice-rewrite") as pool:
             try:
-                for done in as_completed([pool.submit(write, p) for p in pieces]):
-                    out.append(done.result())
-                    self._written += out[-1].offset_range.span
+                for done in as_completed([pool.submit(write, of_file) for of_file in files.values()]):
+                    receipts = done.result()
+                    out += receipts
+                    self._written += sum(r.offset_range.span for r in receipts)
                     self._report(Progress(self._how.stage, self._written, self._total))
             except BaseException:
                 stop.set()

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import PartTarget, PartWriter
@@ -37,13 +38,22 @@ FEED = "kafka: {bootstrap: '127.0.0.1:9'}\ntopics: orders\nstart: earliest\n"
 A, B = Key("orders", 0, "id-1"), Key("orders", 1, "id-1")
 
 
-class World:
-    """Two partitions, two closed hours of 100 offsets each, landed in pieces of any size."""
+def set_sharing(feed: Feed, shares: bool) -> Feed:
+    landing = feed.landing.model_copy(update={"shared_files": None if shares else False})
+    return feed.model_copy(update={"landing": landing})
 
-    def __init__(self, root: Path, more: str = "", by_time: bool = False, lake: Lake | None = None) -> None:
+
+class World:
+    """Two partitions, two closed hours of 100 offsets each, landed in pieces of any size. If it `shares`, a compaction
+    puts the rows of both partitions into one file."""
+
+    def __init__(
+        self, root: Path, more: str = "", by_time: bool = False, lake: Lake | None = None, *, shares: bool = False
+    ) -> None:
         (root / "feeds").mkdir(parents=True, exist_ok=True)
         (root / "feeds" / "orders.yaml").write_text(FEED + more)
-        self.feed = load_feed(root / "feeds" / "orders.yaml", {})
+        feed = load_feed(root / "feeds" / "orders.yaml", {})
+        self.feed = set_sharing(feed, shares)
         self.lake = cast(MemoryLake, lake or MemoryLake())
         self.liveness, self.now = MemoryLiveness(), START + 9 * HOUR
         self.by_time = HOUR if by_time else 0
@@ -123,7 +133,8 @@ class World:
     ) -> pa.Table:
         """Returns the rows of the hours that readers see, by the ledger."""
         files = published_files.list_files(self.feed, self.lake, windows, kind)  # type: ignore[arg-type]
-        tables = [pq.read_table(self.lake.open(f.path)) for f in files if f.partition in partitions]
+        paths = dict.fromkeys(f.path for f in files if f.partition in partitions)
+        tables = [pq.read_table(self.lake.open(path)) for path in paths]
         return pa.concat_tables(tables).combine_chunks() if tables else pa.table({})
 
     def list_files(self) -> list[str]:

@@ -28,13 +28,13 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import CompactionSettings
 from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.writer import PartWriter
+from sluice.pipelines.landing.writer import PartWriter, SharedWriter
 from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry
 from sluice.pipelines.maintenance import compaction, merging, rewrite
 from sluice.pipelines.maintenance.compaction import Compacted, compact, find, foresee_compaction
-from sluice.pipelines.model.plans import Plan, RequestKind
-from sluice.pipelines.model.receipts import Counts, Fate, Life, Part, PartKind, Progress, Receipt
+from sluice.pipelines.model.plans import OffsetRange, Plan, RequestKind
+from sluice.pipelines.model.receipts import Counts, Fate, Life, Part, PartKind, Progress, Receipt, count_files
 from sluice.pipelines.publishing import published_files as reading
 from sluice.pipelines.publishing.publish import abandon, publish, roll_forward
 from sluice.pipelines.records.rows.row_format import quarantine_rows
@@ -42,7 +42,19 @@ from sluice.pipelines.records.shape import Shape
 from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
 from tests.examples import scale_examples
-from tests.pipelines.landed_world import FEED, HOUR, START, A, B, Died, World, crash_after, make_records, split_offsets
+from tests.pipelines.landed_world import (
+    FEED,
+    HOUR,
+    START,
+    A,
+    B,
+    Died,
+    World,
+    crash_after,
+    make_records,
+    set_sharing,
+    split_offsets,
+)
 from tests.pipelines.records.avro.rows import encode
 from tests.pipelines.validation import test_drift
 
@@ -68,6 +80,58 @@ def test_small_parts_of_a_window_are_merged_without_losing_rows(world: World) ->
     assert world.state().frontiers() == {A: 200, B: 200}
     explanation = explain(world.ledger, world.lake, A.tp, 44)  # type: ignore[arg-type]
     assert (explanation.class_, explanation.row) == (OffsetClass.LANDED, 14)
+
+
+def test_small_partitions_of_a_window_share_a_file(tmp_path: Path) -> None:
+    world = World(tmp_path, shares=True)
+    world.land(*split_offsets(A, 10, end=100), (B, 0, 100), bad=2)
+    before = {kind: _sort_rows(world.read_rows(kind, (START,))) for kind in PartKind}
+    foreseen = foresee_compaction(world.feed, world.ports)
+    done = world.compact()
+    assert [m for m, _ in foreseen.merged] == [m for m, _ in done.merged]
+    assert {kind: _sort_rows(world.read_rows(kind, (START,))) for kind in PartKind} == before
+    (first, second) = (m for m, _ in done.merged)
+    assert (str(first.offset_range), str(second.offset_range)) == ("orders:0:0-100", "orders:1:0-100")
+    folder, batch = first.offset_range.folder, done.batches[0]
+    shared = [f"{root}/orders/{folder}/orders-0-0-100-b{batch}-shared.parquet" for root in ("data", "quarantine")]
+    assert {p.path for _, r in done.merged if r for p in r.parts} == {*shared}
+    assert [p for p in world.list_files() if folder in p] == shared
+    world.check()
+    explanation = explain(world.ledger, world.lake, B.tp, 44)  # type: ignore[arg-type]
+    assert (explanation.class_, explanation.row) == (OffsetClass.LANDED, 80 + 44)
+    world.land(*split_offsets(B, 50, start=100))
+    world.land((A, 100, 200))
+    assert [str(m.offset_range) for m, _ in world.compact().merged] == ["orders:0:100-200", "orders:1:100-200"]
+    assert world.compact() == Compacted()
+
+
+def test_window_that_was_compacted_by_partition_is_compacted_again_once_partitions_share(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.land(*split_offsets(A, 10), *split_offsets(B, 10))
+    world.compact()
+    assert len(world.list_files()) == 4
+    world.feed = set_sharing(world.feed, True)
+    world.compact()
+    assert len(world.list_files()) == 2
+    world.check()
+
+
+def test_shared_file_that_reads_back_differently_is_never_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, shares=True)
+    world.land(*split_offsets(A, 50), *split_offsets(B, 50))
+    before, add = world.list_files(), SharedWriter.add
+
+    def add_wrong_types(self: SharedWriter, s: OffsetRange, batches: list[pa.RecordBatch]) -> None:
+        at = batches[0].schema.get_field_index("timestampType")
+        wrong = [b.set_column(at, b.schema.field(at), pa.array([1] * b.num_rows, pa.int32())) for b in batches]
+        add(self, s, wrong)
+
+    monkeypatch.setattr(SharedWriter, "add", add_wrong_types)
+    with pytest.raises(ProofFailed, match="are not those of its 2 parts"):
+        world.compact()
+    assert (world.list_files(), list(world.lake.list(paths.staging_root("orders")))) == (before, [])
 
 
 def test_rows_with_nan_are_merged_and_match_the_log(tmp_path: Path) -> None:
@@ -317,32 +381,33 @@ def test_batch_abandoned_meanwhile_publishes_nothing(world: World, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_a_crash_at_any_write_leaves_every_row_exactly_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_crash_at_any_write_leaves_every_row_exactly_once(shares: bool, tmp_path: Path) -> None:
     crashed, at = 0, 0
     while crashed == at:
-        world = World(tmp_path / str(at))
+        world = World(tmp_path / str(at), shares=shares)
         world.land(*split_offsets(A, 50), *split_offsets(B, 100), bad=1)
-        before = world.read_rows()
+        before = _sort_rows(world.read_rows())
         with contextlib.suppress(Died), crash_after(world.lake, at):
             world.compact()
             at -= 1
         crashed, at = crashed + 1, at + 1
         _check_readable(world, before)
         roll_forward(world.reopen_ledger(), world.lake, "orders")  # type: ignore[arg-type]
-        assert world.read_rows().equals(before), at
+        assert _sort_rows(world.read_rows()) == before, at
         world.check()
         world.compact(by="next")
-        assert world.read_rows().equals(before)
-        assert len(world.list_files()) == 8
+        assert _sort_rows(world.read_rows()) == before
+        assert len(world.list_files()) == (4 if shares else 8)
         assert list(world.lake.list(paths.staging_root("orders"))) == []
         world.check()
     assert crashed > 20, "every write was tried"
 
 
-def _check_readable(world: World, before: pa.Table) -> None:
+def _check_readable(world: World, before: list[dict[str, Any]]) -> None:
     """Check that readers get the same rows, or an error while files are not in place yet."""
     with contextlib.suppress(reading.WindowIncomplete):
-        assert world.read_rows().equals(before)
+        assert _sort_rows(world.read_rows()) == before
 
 
 def test_failing_lake_ends_the_compaction_cleanly(world: World) -> None:
@@ -412,7 +477,8 @@ def test_interrupt_ends_running_merges() -> None:
 def test_any_landed_rows_are_unchanged_by_compaction(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    world = World(tmp_path_factory.mktemp("any"), by_time=data.draw(st.booleans(), label="by time"))
+    by_time, shares = data.draw(st.booleans(), label="by time"), data.draw(st.booleans(), label="shares")
+    world = World(tmp_path_factory.mktemp("any"), by_time=by_time, shares=shares)
     for key in (A, B):
         cuts = sorted(data.draw(st.sets(st.integers(1, 199), max_size=8), label=f"cuts of {key}") | {0, 100, 200})
         ranges = [(key, a, b) for a, b in itertools.pairwise(cuts)]
@@ -425,9 +491,12 @@ def test_any_landed_rows_are_unchanged_by_compaction(
     files = len(world.list_files())
     done = world.compact()
     assert {kind: _sort_rows(world.read_rows(kind)) for kind in PartKind} == before
-    assert len(world.list_files()) == files - sum(len(m.parts) - len(r.parts) for m, r in done.merged if r)
-    assert all(len(r.parts) < len(m.parts) for m, r in done.merged if r)
+    fewer = count_files(m for m, _ in done.merged) - count_files(r for _, r in done.merged if r)
+    assert len(world.list_files()) == files - fewer
+    assert fewer > 0 or not done.merged
+    assert shares or all(len(r.parts) < len(m.parts) for m, r in done.merged if r)
     world.check()
+    assert world.compact() == Compacted()
 
 
 def _sort_rows(rows: pa.Table) -> list[dict[str, Any]]:
