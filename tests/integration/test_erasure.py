@@ -59,7 +59,7 @@ def list_live_files(call: Call) -> list[str]:
 
 
 def read_ids(call: Call) -> list[int]:
-    return [i for path in list_live_files(call) for i in pq.read_table(path).column("id").to_pylist()]
+    return [i for path in dict.fromkeys(list_live_files(call)) for i in pq.read_table(path).column("id").to_pylist()]
 
 
 @pytest.mark.slow
