@@ -81,7 +81,7 @@ def _find(feed: Feed, ledger: Ledger, windows_wanted: Sequence[int] | None, prev
         lie_in = _lying_in(state, windows_wanted, window)
     else:
         lie_in = {*state.published_in} if previous is None else previous.new(state, window)
-    merges = list(_merges(state, manifest.read_receipts_in(ledger, state, lie_in), feed))
+    merges = list(_list_merges(state, manifest.read_receipts_in(ledger, state, lie_in), feed))
     starts = {window.start_of(m.offset_range.window) for m in merges if m.offset_range.window is not None}
     complete = {w for w in starts if windows.complete(state, w, window)}
     whole_merges = (
@@ -135,7 +135,7 @@ def _lying_in(state: State, starts: Iterable[int], window: WindowSettings) -> se
     return {t for w in starts for t in windows.list_windows_within(state, w, window)}
 
 
-def _merges(state: State, receipts: Iterable[Receipt], feed: Feed) -> Iterator[Merge]:
+def _list_merges(state: State, receipts: Iterable[Receipt], feed: Feed) -> Iterator[Merge]:
     """Runs of small receipts with the same key, window and folder that fit into one file and save files.
 
     Small ones of several partitions share a file, unless the feed forbids it. Files that offset ranges share are left
@@ -150,17 +150,17 @@ def _merges(state: State, receipts: Iterable[Receipt], feed: Feed) -> Iterator[M
     small: dict[tuple[object, ...], list[Merge]] = {}
     for group in alike.values():
         in_order = sorted(group, key=lambda r: r.offset_range.start)
-        for m in (Merge(run) for run in _runs(state, in_order, target) if run):
+        for m in (Merge(run) for run in _split_runs(state, in_order, target) if run):
             s = m.offset_range
             if sharing and 0 < m.bytes <= SMALL_MERGE and s.window is not None and not s.by_time:
                 small.setdefault((s.topic, s.incarnation, s.window, s.folder, m.receipts[0].format), []).append(m)
-            elif _saves_files([m]):
+            elif _is_saving_files([m]):
                 yield m
     for merges in small.values():
         merges.sort(key=lambda m: (m.offset_range.partition, m.offset_range.start))
         for file in _fill_files(merges, target):
             together = [replace(m, file=file[0].offset_range) for m in file] if len(file) > 1 else file
-            if _saves_files(together):
+            if _is_saving_files(together):
                 yield from together
 
 
@@ -175,11 +175,11 @@ def _fill_files(merges: Sequence[Merge], target: int) -> Iterator[list[Merge]]:
     yield file
 
 
-def _saves_files(merges: Sequence[Merge]) -> bool:
+def _is_saving_files(merges: Sequence[Merge]) -> bool:
     return count_files_after(merges) < sum(len(m.parts) for m in merges)
 
 
-def _runs(state: State, receipts: Sequence[Receipt], target: int) -> Iterator[tuple[Receipt, ...]]:
+def _split_runs(state: State, receipts: Sequence[Receipt], target: int) -> Iterator[tuple[Receipt, ...]]:
     """Neighbours that fit into one file. Receipts of half a file or more are left alone, so that rewriting ends."""
     run: list[Receipt] = []
     run_bytes, folders = 0, frozenset[str]()
