@@ -166,7 +166,7 @@ class _Publisher:
             for topic, partition, r in replaced:
                 fold.exclude(topic, partition, r)
             fold.add(self.lake, self._list_files(since(self.ledger, state, 0) if replaced else pending))
-            return self._merge(fold, buckets, head.rows, pending.batches, created)
+            return self._merge(fold, buckets, head, pending.batches, created)
 
     def _fold_all(self, head: TableHead, remove: list[str], created: bool) -> CurrentSynced:
         """Fold all that has landed, in place of all files."""
@@ -174,18 +174,19 @@ class _Publisher:
         everything = since(self.ledger, self.state, 0)
         with Fold.create(self.columns) as fold:
             fold.add(self.lake, self._list_files(everything))
-            return self._merge(fold, [], 0, everything.batches, created, remove)
+            return self._merge(fold, [], None, everything.batches, created, remove)
 
     def _merge(
         self,
         fold: Fold,
         buckets: list[Bucket],
-        rows: int,
+        head: TableHead | None,
         batches: tuple[PendingBatch, ...],
         created: bool,
         remove: Iterable[str] = (),
     ) -> CurrentSynced:
-        fold.decide(buckets[0].buckets if buckets else 0, rows)
+        size = sum(f.bytes for f in self.of.table.files().values()) if head else 0
+        fold.decide(buckets[0].buckets if buckets else 0, head.rows if head else 0, size)
         fold.take(self.lake)
         files = {b.number: b for b in buckets}
         touched, add, removed = fold.touched, list[str](), {*remove}
@@ -318,7 +319,7 @@ class _Publisher:
 
 def split_files(lake: Lake, root: str, addresses: Iterable[str]) -> tuple[list[Bucket], list[str]]:
     """Returns the buckets among the addresses, and the addresses of other files."""
-    folder, buckets, foreign = lake.locate(f"{root}/x").removesuffix("x"), [], []
+    folder, buckets, foreign = lake.locate(f"{root}/x").removesuffix("x"), list[Bucket](), list[str]()
     for address in addresses:
         match = _FILE.fullmatch(address.removeprefix(folder)) if address.startswith(folder) else None
         if match:

@@ -44,8 +44,10 @@ if TYPE_CHECKING:
 MEMORY = 512 << 20
 """What DuckDB may take, in bytes; beyond, it spills."""
 _AT_ONCE = 1 << 16
-BUCKET_ROWS = 250_000
-"""The most rows of a bucket on average: beyond, there are twice as many buckets."""
+BUCKET_ROWS, BUCKET_BYTES = 250_000, 128 << 20
+"""The most rows and bytes of a bucket on average, uncompressed. With more, there are twice as many buckets."""
+_COMPRESSION = 3
+"""Estimated bytes of rows in a byte of a file."""
 _SPILLED = 1 << 18
 """Rows that are taken from files before they are written to their buckets' spill files."""
 _BUCKET = f"{KAFKA}bucket"
@@ -173,6 +175,7 @@ class Fold:
         db.execute(f"create temp table c ({typed}, t text, p int, o bigint, r text, kind int, file int, row int)")
         db.execute("create temp table void (t text, p int, a bigint, z bigint)")
         self.buckets, self._resized, self._parts = 1, False, 0
+        self._bytes, self._rows = 0, 0
 
     @classmethod
     @contextmanager
@@ -199,6 +202,9 @@ class Fold:
             self._files.append(path)
             row = 0
             with open_parquet(lake, path) as file:
+                footer = file.metadata
+                self._bytes += sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups))
+                self._rows += footer.num_rows
                 for batch in file.iter_batches(_AT_ONCE, columns=self._columns.needed):
                     self._insert(batch, row)
                     row += batch.num_rows
@@ -245,10 +251,10 @@ class Fold:
         own = f"{AFTER}.{column}, {BEFORE}.{column}" if of.is_enveloped else column
         return f"coalesce({own}, case when kafka_is_null then try_cast({parsed} as {kind}) end)"
 
-    def decide(self, buckets: int, rows: int) -> None:
+    def decide(self, buckets: int, rows: int, size: int) -> None:
         """Find the last change of each key, and the number of buckets that these need.
 
-        The table has `rows` rows in `buckets` buckets (0: none).
+        The table has `rows` rows and `size` bytes, compressed, in `buckets` buckets (0: none).
 
         Raises TableRefused for changes without a key, and for keys without an order.
         """
@@ -277,8 +283,10 @@ class Fold:
             f"create temp table cut as select t, p, o, r from c where kind = {_TRUNCATE} order by {LATEST} limit 1"
         )
         self._db.execute("drop table c")
-        self.buckets, rows = max(buckets, 1), rows + self._ask(f"select count(*) from won where kind = {_ROW}")[0][0]
-        while rows > self.buckets * BUCKET_ROWS:
+        (more,) = self._ask(f"select count(*) from won where kind = {_ROW}")[0]
+        self.buckets = max(buckets, 1)
+        size = size * _COMPRESSION + more * self._bytes // max(self._rows, 1)
+        while rows + more > self.buckets * BUCKET_ROWS or size > self.buckets * BUCKET_BYTES:
             self.buckets *= 2
         self._resized = 0 < buckets < self.buckets
         self.touches_all = self._resized or bool(self._ask("from cut union all select t, p, a, '' from void"))

@@ -25,6 +25,7 @@ from sluice.assets.instance.instance import open_instance
 from sluice.pipelines.errors import TableRefused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.operating.feed_tables import sync_tables
+from sluice.pipelines.tables import fold
 from sluice.pipelines.tables.sync import Synced
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.open_ports import open_tables
@@ -196,8 +197,11 @@ def make_changes(chance: random.Random, count: int, truncations: bool = True) ->
     return out
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_ranges_that_land_in_any_order_and_again_give_the_rows_of_the_log(project: FeedProject, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "bucket_rows"), [(0, fold.BUCKET_ROWS), (1, 2)])
+def test_ranges_that_land_in_any_order_and_again_give_the_rows_of_the_log(
+    project: FeedProject, seed: int, bucket_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "BUCKET_ROWS", bucket_rows)
     chance = random.Random(seed)
     customers = Customers(project, "{format: debezium, key: id}")
     for change in make_changes(chance, 120):
@@ -214,6 +218,8 @@ def test_ranges_that_land_in_any_order_and_again_give_the_rows_of_the_log(projec
             run(customers.feed, replace(request_offsets(project.topic, 0, *ranges[1]), replace=True))
         customers.sync()
         assert map_names(customers.read()) == apply_changes(landed)
+    files = customers.reader.list_files(customers.reader.list_snapshots()[-1])
+    assert (len(files) > 1) == (bucket_rows == 2)
 
 
 def test_changes_of_two_partitions_are_ordered_by_a_field(tmp_path: Path, kafka: LocalKafka, fresh_topic: Any) -> None:
