@@ -87,7 +87,7 @@ def build_change(
     op: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, lsn: int = 0
 ) -> tuple[Any, Any]:
     key = {"id": (after or before or {}).get("id")} if op != "t" else None
-    source = {"lsn": lsn, "db": "shop", "table": "customers"}
+    source = {"lsn": lsn, "file": f"mysql-bin.{lsn // 20:06}", "pos": lsn % 20 * 60, "table": "customers"}
     return key, {"op": op, "before": before, "after": after, "source": source, "ts_ms": 1_700_000_000_000}
 
 
@@ -222,11 +222,15 @@ def test_ranges_that_land_in_any_order_and_again_give_the_rows_of_the_log(
     assert (len(files) > 1) == (bucket_rows == 2)
 
 
-def test_changes_of_two_partitions_are_ordered_by_a_field(tmp_path: Path, kafka: LocalKafka, fresh_topic: Any) -> None:
+@pytest.mark.parametrize("fields", ["source.lsn", "kafka_timestamp", "[source.file, source.pos]"])
+def test_changes_of_two_partitions_are_ordered_by_a_field(
+    fields: str, tmp_path: Path, kafka: LocalKafka, fresh_topic: Any
+) -> None:
     chance, project = random.Random(7), FeedProject(tmp_path, kafka, fresh_topic(partitions=2))
-    customers = Customers(project, "{format: debezium, key: id, order_by: source.lsn}")
+    customers = Customers(project, "{format: debezium, key: id, order_by: " + fields + "}")
     for change in make_changes(chance, 60):
-        customers.produce(change, partition=chance.randrange(2))
+        stamp = 1_700_000_000_000 + change[1]["source"]["lsn"]
+        customers.produce(change, partition=chance.randrange(2), stamp=stamp)
     records = consume_topic(project.kafka, project.topic)
     ends = Counter(r["partition"] for r in records)
     landed = list[Mapping[str, Any]]()
