@@ -513,6 +513,14 @@ class Table(Protocol):
         """Those of the addresses that any snapshot names."""
         ...
 
+    def list_metadata(self) -> frozenset[str]:
+        """The addresses of files outside the log that describe the files of any snapshot; none where the log does."""
+        ...
+
+    def remove_metadata(self, addresses: Iterable[str]) -> None:
+        """Remove such files, which no snapshot may name any longer. A missing one is no error."""
+        ...
+
     def expire(self, before: int) -> int:
         """Expire the snapshots from before that time (ms), except the newest and those of branches and tags.
 

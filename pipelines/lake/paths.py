@@ -272,6 +272,11 @@ def build_removals_path(feed: str, name: str) -> str:
     return f"{get_removals_folder(feed)}/{name}.json"
 
 
+def get_forgetting_path(feed: str, output: str) -> str:
+    """The path of the note of files of metadata that go once no snapshot of the tables names them."""
+    return f"_sluice/{feed}/forgetting{f'-{output}' if output else ''}.json"
+
+
 def relanded_folder(feed: str) -> str:
     return f"_sluice/{feed}/relanded"
 

@@ -190,6 +190,11 @@ class DeltaLakeTable:
                 raise self._outcomes.make_moved()
             return wanted & {self._address(path) for path in before | later}
 
+    def list_metadata(self) -> frozenset[str]:
+        return frozenset()  # `expire` removes the log's own files
+
+    def remove_metadata(self, addresses: Iterable[str]) -> None: ...
+
     # -- changed
 
     def create(self, columns: Mapping[str, str], about: Mapping[str, str]) -> None:

@@ -172,6 +172,23 @@ class IcebergTable:
             live = (e for m in manifests.values() for e in m.fetch_manifest_entry(table.io, discard_deleted=True))
             return wanted & {e.data_file.file_path for e in live}
 
+    def list_metadata(self) -> frozenset[str]:
+        table = self._known
+        with self._asking():
+            snapshots = table.metadata.snapshots
+            manifests = {m.manifest_path for s in snapshots for m in s.manifests(table.io)}
+            return frozenset(manifests | {s.manifest_list for s in snapshots if s.manifest_list})
+
+    def remove_metadata(self, addresses: Iterable[str]) -> None:
+        io = self._known.io
+
+        def remove(address: str) -> None:
+            with suppress(FileNotFoundError):
+                io.delete(address)
+
+        with self._asking():
+            map_parallel(remove, [*addresses])
+
     # -- changed
 
     def create(self, columns: Mapping[str, str], about: Mapping[str, str]) -> None:

@@ -355,8 +355,12 @@ def _apply_publish(book: Book, number: int, entry: dict[str, Any]) -> None:
         return
     receipts = [_parse_receipt(number, plan.number, raw) for raw in entry["receipts"]]
     book.broken += _check_erased(book, number, receipts)
-    if any(set(_list_erased(book, r)) - _list_offsets(r.erased) for r in receipts):
-        book.void.add(number)
+    for r in receipts:
+        if rows := set(_list_erased(book, r)) - _list_offsets(r.erased):
+            text = f"entry {number} publishes {r}, and offset {min(rows)} of it was erased"
+            book.broken.append(Broken(19, text, locate(r.life, min(rows), number=number)))
+            book.void.add(number)
+    if number in book.void:
         return
     failed = [_parse_range(f["slice"]) for f in entry["failures"]]
     book.broken += _check_published_ranges(plan, number, receipts, failed)

@@ -8,6 +8,7 @@ republish, reports, rescans, tables, Dagster's record of the run, and the output
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import hashlib
 import hmac
@@ -196,6 +197,8 @@ def read_everything(folder: Path) -> Iterator[tuple[str, bytes]]:
                 continue
         if data.startswith(b"PAR1"):
             yield f"{path} rows", read_parquet(data)
+        if data.startswith(b"Obj\x01"):
+            yield f"{path} entries", read_avro(data)
         if data.startswith(b"SQLite format 3"):
             yield from read_cells(path)
 
@@ -205,6 +208,17 @@ def read_parquet(data: bytes) -> bytes:
     file = pq.ParquetFile(io.BytesIO(data))
     texts = [repr(file.metadata.to_dict()), repr(file.schema), repr(file.read().to_pylist())]
     return "\n".join(texts).encode()
+
+
+def read_avro(data: bytes) -> bytes:
+    """The inflated blocks of an Avro file. Each ends with the marker at the file's end, and begins with two numbers."""
+    out = []
+    for block in data.split(data[-16:]):
+        for first in range(2, min(len(block), 20)):
+            with contextlib.suppress(zlib.error):
+                out.append(zlib.decompress(block[first:], -zlib.MAX_WBITS))
+                break
+    return b"\n".join(out)
 
 
 def read_cells(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -26,6 +26,10 @@ violation.
 | – | windows count as declared although their manifests were never written | complete windows are not declared |
 | – | records that are ahead end windows | records outside of their window |
 | – | records are written to another output than theirs | rows in another output |
+| – | landings do not leave erased records out, and the fold does not refuse them | erased records are back |
+| – | an erasure does not wait for live plans of its offsets, and the fold does not refuse them | a plan reserves them |
+| – | compaction writes rows again that an erasure is about to remove, and the fold does not refuse them | rows stay |
+| – | an erasure takes its offset ranges, not those that share a file with them | rows without a range |
 | – | look-ups by time take markers for records, as Kafka's do (a port's rule) | records outside of their window |
 
 The model's other rules live in ports (`link`, `generation`, `tidcheck`), or hold by construction and cannot be removed
@@ -46,7 +50,8 @@ import pytest
 from sluice.pipelines.batch import carry_out, land, survey
 from sluice.pipelines.committing import commit
 from sluice.pipelines.ledger import Appended, Ledger, State
-from sluice.pipelines.ledger.entries import dump
+from sluice.pipelines.ledger.entries import EraseEntry, dump
+from sluice.pipelines.maintenance import erasure, rewrite
 from sluice.pipelines.model.kafka import Key, OffsetAtTime, find_contiguous_end
 from sluice.pipelines.operating import acceptance
 from sluice.pipelines.planning import plan, windows
@@ -241,6 +246,33 @@ def declare_nothing(patch: Patch) -> None:
     patch.setattr(manifest._Declared, "since", lambda self, state, settings: set())
 
 
+def believe_any_rows(patch: Patch) -> None:
+    patch.setattr(State, "find_unerased", lambda self, r: ())
+
+
+def land_erased(patch: Patch) -> None:
+    believe_any_rows(patch)
+    patch.setattr(State, "list_erased", lambda self, s: ())
+
+
+def erase_at_once(patch: Patch) -> None:
+    believe_any_rows(patch)
+
+    def append(ledger: Ledger, liveness: Any, offsets: Any, reason: str, report: Any) -> Appended | None:
+        def decide(state: State) -> EraseEntry | None:
+            ranges = tuple(erasure._list_new(state, offsets))
+            return EraseEntry(ranges=ranges, records=len(ranges), reason=reason) if ranges else None
+
+        return ledger.append(decide)
+
+    patch.setattr(erasure, "decide", append)
+
+
+def merge_erased(patch: Patch) -> None:
+    believe_any_rows(patch)
+    patch.setattr(rewrite, "is_erasing", lambda state, piece: False)
+
+
 def take_markers(patch: Patch) -> None:
     def find_first(self: Kafka, tp: Any, time: int) -> OffsetAtTime | None:
         records = p.records if (p := self._world.get_partition(tp)) else ()
@@ -294,6 +326,10 @@ TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (believe, "fast clocks", "I16"),
     (trust_copies, "restored from a copy", "I3"),
     (swap_outputs, "outputs, two runs", "I1|I6"),
+    (land_erased, "erased and landed again", "I19"),
+    (erase_at_once, "erased and landed again", "I19"),
+    (merge_erased, "erased and merged", "I19"),
+    (replay_alone, "side by side, erased", "I1|I2"),
     (replay_alone, "outputs, side by side, replayed and landed again", "I1|I2"),
 )
 
