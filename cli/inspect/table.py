@@ -308,6 +308,8 @@ def verdict(feed: str, comparison: TableComparison) -> Iterator[RenderableType]:
         yield _format_pending(feed, len(comparison.batches), len(comparison.pending), len(comparison.stale))
     else:
         yield bad(f"{comparison.describe()}: {comparison.find_remedy(feed)}")
+        if first := comparison.find_erasure(feed):
+            yield indent(first)
     if comparison.sound and comparison.faults:
         yield bad(f"{comparison.describe()}: {comparison.find_remedy(feed)}")
     if comparison.misread:

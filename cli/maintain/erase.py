@@ -154,7 +154,7 @@ def _clean_tables(session: Session, dataset: Feed) -> tuple[list[Text], list[Tex
                 done = forget_snapshots(tabled, ports, tables)
         except SluiceError as error:
             again = f"sluice erase {dataset.name} --yes"
-            unclean.append(warn(f"the table still has the rows: {error.message}; when that is fixed: {again}"))
+            unclean.append(warn(f"the table may still have the rows: {error.message}: {error.remedy}; then: {again}"))
             continue
         text = f"{many(done.expired, 'snapshot')} and {many(len(done.cleaned), 'file')} removed"
         cleaned.append(good(f"{tables.rows.name}: {text}"))

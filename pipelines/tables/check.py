@@ -92,6 +92,12 @@ class TableComparison:
         ]
         return ", ".join([text for present, text in differences if present] + [f.text for f in self.faults])
 
+    def find_erasure(self, feed: str) -> str:
+        """Returns what to do first if rows were deleted on purpose; empty if none are missing."""
+        if not (self.missing or self.rows_differ or self.deletes):
+            return ""
+        return f"rows deleted on purpose come back by that, unless erased first: sluice erase {feed} --where …"
+
     def find_remedy(self, feed: str) -> str:
         """Returns the command after which the table is right."""
         return self.remedy.format_command(feed)
@@ -206,5 +212,5 @@ def differs(table: Table, comparison: TableComparison, feed: str) -> TableDiffer
     """The error for a table that somebody else changed."""
     dataset = name_dataset(feed, table.output)
     remedy = f"to see the files: sluice table check {dataset}; to make the table match the ledger: "
-    remedy += comparison.find_remedy(dataset)
+    remedy += "; ".join(filter(None, [comparison.find_remedy(dataset), comparison.find_erasure(dataset)]))
     return TableDiffers(f"{table.name} was changed, and not by feed {feed}: {comparison.describe()}", remedy=remedy)

@@ -5,6 +5,7 @@ Everything that is compressed is searched, too: columns, statistics, dictionarie
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -164,3 +165,66 @@ def test_bad_conditions_name_the_columns(project: FeedProject, call: Call) -> No
         code, text = call("erase", "people", "--where", where)
         assert code == 2, text
         assert "columns: id, email, tags" in " ".join(text.split())
+
+
+@pytest.mark.slow
+def test_rows_that_another_client_deleted_are_erased_or_come_back(project: FeedProject, call: Call) -> None:
+    """The remedy has both ways: after the erasure, the repair brings the other person's rows alone."""
+    pyiceberg = pytest.importorskip("pyiceberg.catalog")
+    for person in (ONE, OTHER):
+        produce_person(project, person, Canaries(), hours=1)
+    catalog = {"type": "sql", "uri": f"sqlite:///{project.root}/catalog.db"}
+    lines = {"format": "json", "schema": json.dumps(SCHEMA), "policies": "{quarantine_limit: {share: 1}}"}
+    table = json.dumps({"iceberg": {"name": "db.people", "catalog": catalog}})
+    project.write_feed("people", commit="none", table=table, **lines)
+    assert call("run", "people")[0] == 0
+    warehouse = f"file://{project.root}/.sluice/lake/tables"
+
+    def read_table() -> list[int]:
+        with contextlib.closing(pyiceberg.load_catalog("sluice", **catalog, warehouse=warehouse)) as opened:
+            return sorted(opened.load_table("db.people").scan().to_arrow().column("id").to_pylist())
+
+    with contextlib.closing(pyiceberg.load_catalog("sluice", **catalog, warehouse=warehouse)) as opened:
+        opened.load_table("db.people").delete(f"id == {ONE}")
+    assert read_table() == [OTHER] * 7
+    for command in (("table", "check", "people"), ("table", "sync", "people")):
+        code, text = call(*command)
+        assert code != 0
+        assert "sluice table sync people --repair" in " ".join(text.split())
+        assert "sluice erase people --where" in " ".join(text.split())
+    code, text = call("erase", "people", "--where", f"id = {ONE}", "--reason", "r", "--yes")
+    assert code == 1
+    assert "sluice table sync people --repair" in " ".join(text.split())
+    assert call("table", "sync", "people", "--repair")[0] == 0
+    assert read_table() == [OTHER] * 7
+    assert call("erase", "people", "--yes")[0] == 0
+    assert call("table", "check", "people")[0] == 0
+    assert find_canaries([*read_everything(project.root)], [*list_id_forms(ONE)]) == set()
+
+
+def test_outputs_are_erased_one_by_one_or_together(project: FeedProject, call: Call) -> None:
+    people = [Canaries() for _ in range(2)]
+    producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap)
+    for n, person in enumerate(people):
+        for kind in ("a", "b", "c"):
+            value = json.dumps({"id": n, "email": person.take()}).encode()
+            producer.send(project.topic, value, None, [("kind", kind.encode())], 0, STAMP)
+    producer.close()
+    into = {"a": {"schema": {"id": "int64", "email": "string"}}, "b": {"schema": {"id": "int64", "email": "string"}}}
+    split = json.dumps({"by": {"header": "kind"}, "into": into, "otherwise": "quarantine"})
+    project.write_feed("people", format="json", split=split, policies="{quarantine_limit: {share: 1}}")
+    assert call("run", "people")[0] == 0
+    code, done = call("erase", "people.a", "--where", "id = 0", "--reason", "r", "--yes", "--json")
+    assert (code, done["landed"], done["quarantined"]) == (0, 1, 0)
+    assert [text in _read_all(project) for text in people[0].texts] == [False, True, True]
+    code, done = call("erase", "people", "--where", "id = 0", "--reason", "r", "--yes", "--json")
+    assert (code, done["landed"], done["quarantined"]) == (0, 1, 1)
+    assert [text in _read_all(project) for text in people[0].texts] == [False, False, False]
+    assert [text in _read_all(project) for text in people[1].texts] == [True, True, True]
+    assert call("audit", "people", "--rescan", "--hashes")[0] == 0
+    for dataset in ("people", "people.a"):
+        assert call("check", dataset, WINDOWS[0])[0] == 0
+
+
+def _read_all(project: FeedProject) -> str:
+    return "\n".join(data.decode("latin-1") for _, data in read_everything(project.root))
