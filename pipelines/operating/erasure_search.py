@@ -19,6 +19,7 @@ import pyarrow as pa
 from sluice.pipelines.audit.audit import list_live_receipts
 from sluice.pipelines.errors import PartUnreadable, UsageError
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.landed_rows import get_offsets, read_part_at
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import Key, Range, union
@@ -99,7 +100,9 @@ def _search(dataset: Feed, lake: Lake, ledger: Ledger, criteria: Criteria, repor
                 if not part.output and dataset.split:  # a record that no output takes
                     chosen = [*matchers.values()]
                 if chosen and part.kind is PartKind.LANDED:
-                    findings.add(r, part, (chosen[0].match(rows) for rows in read_part_at(lake, part, part.path)))
+                    findings.add(
+                        r, part, (chosen[0].match(rows) for rows in read_part_at(lake, part, parquet.place(lake, part)))
+                    )
                 elif chosen:
                     findings.add(r, part, _match_refused(lake, part, chosen, findings))
             done += r.offset_range.span
@@ -194,7 +197,7 @@ class _Matcher:
 
 
 def _match_refused(lake: Lake, part: Part, matchers: Sequence[_Matcher], findings: _Findings) -> Iterator[Any]:
-    for rows in read_part_at(lake, part, part.path):
+    for rows in read_part_at(lake, part, parquet.place(lake, part)):
         met, unread = np.empty(0, np.int64), np.ones(rows.num_rows, np.bool_)
         for matcher in matchers:
             decoded, readable = matcher.decode(rows)
