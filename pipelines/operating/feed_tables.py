@@ -11,7 +11,7 @@ from sluice.pipelines.model.receipts import Reporter
 from sluice.pipelines.model.tables import TableHead
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.tables.check import TableComparison, compare, comparison, load_both, trusted_mark
-from sluice.pipelines.tables.forget import forget
+from sluice.pipelines.tables.drop_history import drop_history
 from sluice.pipelines.tables.pending import since
 from sluice.pipelines.tables.sync import Synced, rebuild, sync
 from sluice.pipelines.tables.table_windows import FeedTables
@@ -67,7 +67,7 @@ def sync_tables(
 def forget_snapshots(feed: Feed, ports: Ports, tables: FeedTables) -> Synced:
     """Bring the tables up to the ledger, and let all older snapshots expire, with their files. Raises as `sync`."""
     ledger = Ledger(ports.lake, feed.name, ports.clock)
-    return forget(ledger, ports.lake, tables, ports.clock())
+    return drop_history(ledger, ports.lake, tables, ports.clock())
 
 
 def rebuild_tables(feed: Feed, ports: Ports, tables: FeedTables, report: Reporter = lambda progress: None) -> Synced:

@@ -58,7 +58,9 @@ def _run(path: Path, person: int, effect: int) -> None:
 
         return wrapper
 
-    effects = [(LocalLake, name) for name in ("put_if_absent", "put", "create", "show", "remove")]
+    effects: list[tuple[Any, str]] = [
+        (LocalLake, name) for name in ("put_if_absent", "put", "create", "show", "remove")
+    ]
     effects += [(DeltaTable, "create_write_transaction"), (SqlCatalog, "commit_table"), (PyArrowFileIO, "delete")]
     for owner, name in effects:
         setattr(owner, name, wrap(getattr(owner, name)))

@@ -246,17 +246,17 @@ def declare_nothing(patch: Patch) -> None:
     patch.setattr(manifest._Declared, "since", lambda self, state, settings: set())
 
 
-def believe_any_rows(patch: Patch) -> None:
+def accept_any_rows(patch: Patch) -> None:
     patch.setattr(State, "find_unerased", lambda self, r: ())
 
 
 def land_erased(patch: Patch) -> None:
-    believe_any_rows(patch)
+    accept_any_rows(patch)
     patch.setattr(State, "list_erased", lambda self, s: ())
 
 
 def erase_at_once(patch: Patch) -> None:
-    believe_any_rows(patch)
+    accept_any_rows(patch)
 
     def append(ledger: Ledger, liveness: Any, offsets: Any, reason: str, report: Any) -> Appended | None:
         def decide(state: State) -> EraseEntry | None:
@@ -269,7 +269,7 @@ def erase_at_once(patch: Patch) -> None:
 
 
 def merge_erased(patch: Patch) -> None:
-    believe_any_rows(patch)
+    accept_any_rows(patch)
     patch.setattr(rewrite, "is_erasing", lambda state, piece: False)
 
 

@@ -19,7 +19,7 @@ from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.pipelines.util.units import DAY
 
 
-def forget(
+def drop_history(
     ledger: Ledger, lake: Lake, tables: FeedTables, now: int, report: Reporter = lambda progress: None
 ) -> Synced:
     """Bring the tables up to the ledger, and let all snapshots but the newest expire, with their files.
@@ -38,7 +38,7 @@ def forget(
     done = sync(ledger, lake, tables, report, expire_before=now + DAY)
     if pending:
         existing = [table for table in tables.all if table.look() is not None]
-        named = {address for table in existing for address in table.list_metadata()}
-        existing[0].remove_metadata(pending - named)
+        retained = {address for table in existing for address in table.list_metadata()}
+        existing[0].remove_metadata(pending - retained)
         lake.remove(note)
     return done
