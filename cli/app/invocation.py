@@ -24,6 +24,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sluice.cli.app import completers
+from sluice.cli.app.feed_choice import All, FeedNames, run_each
 from sluice.cli.terminal.output import CommandOutput, safe
 from sluice.cli.terminal.process import fast_imports
 from sluice.pipelines.errors import UsageError
@@ -78,6 +79,11 @@ FeedName = Annotated[
         autocompletion=completers.complete_feeds,
     ),
 ]
+
+SomeFeeds = Annotated[str, "names or patterns"]
+"""The name of a feed in a command that takes several, by names and patterns, and is called for each."""
+EachFeed = Annotated[str, "names, patterns or --all"]
+"""As SomeFeeds, or all feeds of the project by --all."""
 
 
 @dataclass(frozen=True)
@@ -223,8 +229,17 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]
             **options: Any,
         ) -> int | None:
             _log(debug, log_format)
-            return body(Session(context.obj, project, debug), **build_arguments(body, options))
+            session = Session(context.obj, project, debug)
+            if not takes_each:
+                return body(session, **build_arguments(body, options))
 
+            def run_one(feed: str) -> int | None:
+                return body(session, **build_arguments(body, options | {"feed": feed}))
+
+            everything, names = options.pop("every_feed", None), options["feed"] or ()
+            return run_each(session.files, names, run_one, session.terminal, everything=everything)
+
+        takes_each = any(p.annotation in (EachFeed, SomeFeeds) for p in _list_parameters(body))
         signature = _build_signature(_list_parameters(body))
         run.__signature__ = signature  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
@@ -246,6 +261,11 @@ def _build_signature(parameters: Iterable[inspect.Parameter]) -> inspect.Signatu
 
 def _expand(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
     """The parameter, or if its type is a dataclass, those of the fields."""
+    if parameter.annotation in (EachFeed, SomeFeeds):
+        yield parameter.replace(annotation=FeedNames, default=None)
+        if parameter.annotation == EachFeed:
+            yield parameter.replace(name="every_feed", annotation=All, default=False)
+        return
     if not is_dataclass(parameter.annotation):
         yield parameter
         return

@@ -15,7 +15,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.invocation import Session, SomeFeeds, command
 from sluice.cli.terminal.output import bad, facts, good, heading, indent, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions
 from sluice.pipelines.errors import UsageError
@@ -56,7 +56,7 @@ class AuditOptions:
 
 def audit(
     session: Session,
-    feed: FeedName,
+    feed: SomeFeeds,
     *,
     options: AuditOptions,
     republished_as: Annotated[
@@ -84,6 +84,7 @@ def audit(
 
     $ sluice audit orders
     $ sluice audit orders --all
+    $ sluice audit "*"
     $ sluice audit orders --rescan --json
     $ sluice audit orders --rescan --strict
     $ sluice audit orders --republished 1f0c2a9b77de

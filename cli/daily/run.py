@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import partial
 from itertools import zip_longest
 from threading import Lock
@@ -16,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.cli.app import completers
+from sluice.cli.app.feed_choice import All, FeedNames, choose_feeds
 from sluice.cli.app.invocation import Session, command
-from sluice.cli.app.usage import is_window
 from sluice.cli.daily import run_view
 from sluice.cli.daily.run_view import FeedRuns, TimedRun
 from sluice.cli.options import window_options
@@ -27,7 +25,7 @@ from sluice.cli.shared import run_profile
 from sluice.cli.shared.other_batches import MetRecorder
 from sluice.cli.terminal.output import heading
 from sluice.cli.terminal.process import fast_imports
-from sluice.pipelines.errors import FeedError, SluiceError, UsageError, WindowHeld, WindowOpen, choose_exit_code
+from sluice.pipelines.errors import SluiceError, UsageError, WindowHeld, WindowOpen, choose_exit_code
 from sluice.pipelines.feed.sections import ENGINE
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import EngineKind, Progress, Reporter, Scheduler
@@ -36,7 +34,6 @@ from sluice.pipelines.util.units import many
 from sluice.resources.local import process
 
 if TYPE_CHECKING:
-    from sluice.assets.specs.feed_files import FeedFiles
     from sluice.pipelines.batch.result import Skip
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.status.window_state import WindowStanding
@@ -50,16 +47,6 @@ _LAST_STAGE = "finish"
 _FEEDS_SHOWN = 4
 """Maximum number of feeds that the progress meter names."""
 
-FeedNames = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="FEED",
-        help="Names of feeds, as in feeds/FEED.yaml, or patterns.",
-        show_default=False,
-        autocompletion=completers.complete_feeds,
-    ),
-]
-All = Annotated[bool, typer.Option("--all", metavar=" ", help="All feeds of the project, in one run.")]
 Profile = Annotated[
     bool, typer.Option("--profile", help="Show the time spent: by stage, by activity of tasks, by broker.")
 ]
@@ -188,29 +175,6 @@ def run(
     )
     archive_classes()
     return code
-
-
-def choose_feeds(files: FeedFiles, names: Sequence[str], *, everything: bool) -> list[str]:
-    """Returns the names of the requested feeds, sorted; with `everything` those whose files are valid.
-
-    Raises UsageError for no feed, or both; FeedError for an unknown name or an invalid file.
-    """
-    if everything and names:
-        raise UsageError("--all together with feeds", remedy="use either --all or names")
-    if not everything and not names:
-        raise UsageError("no feed", remedy="add names of feeds, or --all")
-    chosen = set(files.feeds) if everything else set[str]()
-    if windows := [name for name in names if is_window(name)]:
-        raise UsageError(f"a window in place of a feed: {windows[0]}", remedy=f"write it as --window {windows[0]}")
-    for name in names:
-        is_pattern = any(c in name for c in "*?[")
-        matching = {n for n in files.feeds if fnmatchcase(n, name)} if is_pattern else {files.feed(name).name}
-        if not matching:
-            raise FeedError(f"no feed matches {name}", remedy=files.instead_of(name))
-        chosen |= matching
-    if not chosen:
-        raise FeedError("no feed can be loaded", remedy="sluice feeds check")
-    return sorted(chosen)
 
 
 def _make_requests(session: Session, names: Sequence[str], options: WorkOptions) -> list[FeedRuns]:

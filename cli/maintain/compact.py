@@ -12,7 +12,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.invocation import EachFeed, Session, command
 from sluice.cli.options import window_options
 from sluice.cli.options.request_options import DryRun
 from sluice.cli.options.window_options import WindowOptions
@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
 
 def compact(
     session: Session,
-    feed: FeedName,
+    feed: EachFeed,
     windows: WindowOptions,
     dry_run: DryRun = False,
 ) -> None:
@@ -56,6 +56,7 @@ def compact(
     $ sluice compact orders --dry-run
     $ sluice compact orders
     $ sluice compact orders --from 2026-11-20 --to 2026-11-21
+    $ sluice compact --all
     """
     definition = session.feed(feed)
     chosen = windows.choose(session, definition)

@@ -12,7 +12,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.invocation import EachFeed, Session, command
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun, Yes
 from sluice.cli.shared import other_batches
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 def expire(
     session: Session,
-    feed: FeedName,
+    feed: EachFeed,
     before: Annotated[
         str,
         typer.Option(
@@ -65,6 +65,7 @@ def expire(
 
     $ sluice expire orders --before 2026-08-01 --dry-run
     $ sluice expire orders --before 90d --reason "kept for 90 days" --yes
+    $ sluice expire --all --before 90d --reason "kept for 90 days" --yes
     """
     definition = session.feed(feed)
     with session.open_ports(definition) as ports:

@@ -12,7 +12,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.app.invocation import FeedName, Session, command, make_group
+from sluice.cli.app.invocation import EachFeed, FeedName, Session, command, make_group
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun
 from sluice.cli.options.window_options import WindowOptions
@@ -93,7 +93,7 @@ class RecordOptions:
 
 
 @command(group, name="list")
-def list_(session: Session, feed: FeedName, windows: WindowOptions) -> None:
+def list_(session: Session, feed: EachFeed, windows: WindowOptions) -> None:
     """Count quarantined records by reason and by window.
 
     It reads the ledger and the files, not Kafka. Records that a replay landed since are counted separately, and so are
@@ -101,6 +101,7 @@ def list_(session: Session, feed: FeedName, windows: WindowOptions) -> None:
 
     $ sluice quarantine list orders
     $ sluice quarantine list orders --from 2026-11-20 --json
+    $ sluice quarantine list --all
     """
     from sluice.pipelines.quarantine.listing import list_all
 

@@ -64,6 +64,24 @@ def test_grouped_options_are_fields_of_their_dataclass() -> None:
         build_arguments(plan, {"other": 1})
 
 
+EACH = [["compact"], ["quarantine", "list"], ["audit"]]
+
+
+@pytest.mark.parametrize("command", EACH, ids=" ".join)
+def test_command_is_carried_out_for_each_feed(command: list[str], sluice: Sluice, project: Path) -> None:
+    (project / "feeds" / "payments.yaml").write_text(FEED.replace("topics: orders", "topics: payments"))
+    (project / "feeds" / "broken.yaml").write_text("topics: []")
+    every = ["*s"] if command == ["audit"] else ["--all"]
+    answer = sluice(*command, *every, "--json")
+    assert [json.loads(line)["feed"] for line in answer.out.splitlines()] == ["orders", "payments"]
+    broken = "broken.yaml" in answer.err
+    assert (answer.code == 0, broken) == ((True, False) if command == ["audit"] else (False, True))
+    nothing = sluice(*command)
+    assert (nothing.code, "no feed" in nothing.err) == (2, True)
+    one = sluice(*command, "payments", "--json")
+    assert (one.code, one.document["feed"]) == (0, "payments")
+
+
 @pytest.mark.parametrize("command", [["run", "orders"], ["check", "orders"], ["wait", "orders", "--timeout", "0s"]])
 def test_open_window_has_a_separate_exit_code(command: list[str], sluice: Sluice, project: Path) -> None:
     """Exit code 75 is neither wrong usage nor a refusal: schedulers retry. No request goes to Kafka."""
