@@ -32,8 +32,8 @@ _PATTERN = 'a pattern, such as "*" for all'
 
 
 def choose_feeds(files: FeedFiles, names: Sequence[str], *, everything: bool | None) -> list[str]:
-    """Returns the names of the requested feeds, sorted; with `everything` (None: the command has no such option) those
-    whose files are valid.
+    """Returns the names of the requested feeds, sorted; with `everything` those whose files are valid. It is None in
+    commands without --all.
 
     Raises UsageError for no feed, or both; FeedError for an unknown name or an invalid file.
     """
