@@ -76,6 +76,6 @@ def run_each(
             codes.append(run(name) or 0)
         except SluiceError as error:
             errors.append(error)
-    for error in errors:
-        terminal.fail(error)
+    for problem in errors:
+        terminal.fail(problem)
     return max(*codes, choose_exit_code(errors))

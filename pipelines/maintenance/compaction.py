@@ -164,15 +164,17 @@ def _list_merges(state: State, receipts: Iterable[Receipt], feed: Feed) -> Itera
                 yield from together
 
 
-def _fill_files(merges: Sequence[Merge], target: int) -> Iterator[list[Merge]]:
-    """The merges in order, in files of at most `target` bytes."""
-    file: list[Merge] = []
+def _fill_files(merges: Sequence[Merge], target: int) -> list[list[Merge]]:
+    """The merges in files of at most `target` bytes, each in the first file with room for it, in order."""
+    files, room = list[list[Merge]](), list[int]()
     for m in merges:
-        if file and sum(f.bytes for f in file) + m.bytes > target:
-            yield file
-            file = []
-        file.append(m)
-    yield file
+        at = next((i for i, left in enumerate(room) if m.bytes <= left), len(files))
+        if at == len(files):
+            files.append([])
+            room.append(target)
+        files[at].append(m)
+        room[at] -= m.bytes
+    return files
 
 
 def _is_saving_files(merges: Sequence[Merge]) -> bool:

@@ -496,7 +496,10 @@ def test_any_landed_rows_are_unchanged_by_compaction(
     assert fewer > 0 or not done.merged
     assert shares or all(len(r.parts) < len(m.parts) for m, r in done.merged if r)
     world.check()
-    assert world.compact() == Compacted()
+    # Merged files are smaller than their sources, so a later compaction may find room for one more.
+    rounds = list(itertools.takewhile(lambda again: again.merged, (world.compact() for _ in range(files))))
+    assert len(rounds) < files
+    assert {kind: _sort_rows(world.read_rows(kind)) for kind in PartKind} == before
 
 
 def _sort_rows(rows: pa.Table) -> list[dict[str, Any]]:
