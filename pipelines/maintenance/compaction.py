@@ -168,7 +168,7 @@ def _fill_files(merges: Sequence[Merge], target: int) -> list[list[Merge]]:
     """The merges in files of at most `target` bytes, each in the first file with room for it, in order."""
     files, room = list[list[Merge]](), list[int]()
     for m in merges:
-        at = next((i for i, left in enumerate(room) if m.bytes <= left), len(files))
+        at = next((i for i, free in enumerate(room) if m.bytes <= free), len(files))
         if at == len(files):
             files.append([])
             room.append(target)
