@@ -1,4 +1,4 @@
-"""The table of a feed's current rows: the changes that have landed, folded by key (`tables/fold.py`).
+"""The table of a feed's current rows: the changes that have landed, folded by key (`tables/key_fold.py`).
 
 Its files are its own. Each is a bucket: the rows of the keys with one hash, in the order of keys. The keys of a bucket
 that are deleted are in a file next to it, which readers of the table do not see, so that a change that lands late
@@ -35,7 +35,7 @@ from sluice.pipelines.model.receipts import Progress, Reporter, name_dataset
 from sluice.pipelines.model.tables import FEED, LEDGER, Remedy, TableChange, TableFault, TableHead, TableOperation
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.tables.check import TableComparison, check_faults, check_owner, differs, load_both, trusted_mark
-from sluice.pipelines.tables.fold import Columns, Fold
+from sluice.pipelines.tables.key_fold import Columns, Fold
 from sluice.pipelines.tables.pending import PendingBatch, PendingFiles, about, columns, complete_until, since
 
 ROW_GROUP = 1 << 15
@@ -75,7 +75,7 @@ class CurrentTable:
         TableRefused for changes without a key or an order, PartUnreadable, and as `Table.commit`.
         Guarantee: stopped anywhere, the table is the fold of some state of the ledger.
         """
-        return _Publisher(self, ledger, lake, state, report, repair).bring_up()
+        return _FoldPublisher(self, ledger, lake, state, report, repair).bring_up()
 
     def compare(self, ledger: Ledger, lake: Lake, *, folds: bool = True) -> TableComparison:
         """Compare the table with the ledger: its files, and with `folds` the row of each key, by a new fold.
@@ -83,7 +83,7 @@ class CurrentTable:
         Raises TableDiffers for a table of another feed, EntriesLost, CatalogUnavailable, and as `sync` for changes.
         """
         head, state = load_both(ledger, self.table)
-        return _Publisher(self, ledger, lake, state, lambda progress: None, False).compare(head, folds=folds)
+        return _FoldPublisher(self, ledger, lake, state, lambda progress: None, False).compare(head, folds=folds)
 
     def check_foldable(self, state: State, head: TableHead | None) -> None:
         """Raises TableRefused if some of the table's rows are in expired history alone."""
@@ -121,7 +121,7 @@ class CurrentSynced:
 
 
 @dataclass(frozen=True)
-class _Publisher:
+class _FoldPublisher:
     of: CurrentTable
     ledger: Ledger
     lake: Lake
@@ -189,7 +189,7 @@ class _Publisher:
         fold.decide(buckets[0].buckets if buckets else 0, head.rows if head else 0, size)
         fold.take(self.lake)
         files = {b.number: b for b in buckets}
-        touched, add, removed = fold.touched, list[str](), {*remove}
+        touched, add, removed = fold.changed_buckets, list[str](), {*remove}
         for done, number in enumerate(touched):
             self.report(Progress("fold changes", done, len(touched)))
             before = files.get(number % buckets[0].buckets) if buckets else None
@@ -238,7 +238,7 @@ class _Publisher:
             or any(b.digest != self.digest for b in buckets)
         ):
             return compared
-        names = [*self.columns.deleted.names]
+        names = [*self.columns.deletion_schema.names]
         with Fold.create(self.columns) as fold:
             for key, ranges in self.state.retired.items():
                 for r in ranges:
@@ -286,7 +286,7 @@ class _Publisher:
     def _read(self, bucket: Bucket | None) -> tuple[pa.Table, pa.Table]:
         """Returns the rows of a bucket, and its deleted keys."""
         of, out = self.columns, []
-        for schema, folder in ((of.schema, ""), (of.deleted, "deleted")):
+        for schema, folder in ((of.schema, ""), (of.deletion_schema, "deleted")):
             if bucket is None:
                 out.append(schema.empty_table())
                 continue

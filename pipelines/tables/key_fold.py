@@ -92,7 +92,7 @@ class Columns:
         return pa.schema([(name, arrow_type(t)) for name, t in self.rows.items()])
 
     @property
-    def deleted(self) -> pa.Schema:
+    def deletion_schema(self) -> pa.Schema:
         """The columns of deleted keys. A row without a key stands for a truncation."""
         names = [
             *self.keys,
@@ -118,7 +118,7 @@ class Columns:
         return types | {field.name: field.type for field in keys}
 
     @property
-    def needed(self) -> list[str]:
+    def source_columns(self) -> list[str]:
         """The columns and members to read from a landed file for `align`."""
         rows = (BEFORE, AFTER) if self.is_enveloped else ()
         return [*(n for n in self._ordering if n not in rows), *(f"{row}.{key}" for row in rows for key in self.keys)]
@@ -205,7 +205,7 @@ class Fold:
                 footer = file.metadata
                 self._bytes += sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups))
                 self._rows += footer.num_rows
-                for batch in file.iter_batches(_AT_ONCE, columns=self._columns.needed):
+                for batch in file.iter_batches(_AT_ONCE, columns=self._columns.source_columns):
                     self._insert(batch, row)
                     row += batch.num_rows
 
@@ -318,7 +318,7 @@ class Fold:
         return self._ask("select count(*) from expected")[0][0], [key for (key,) in differing]
 
     @property
-    def touched(self) -> list[int]:
+    def changed_buckets(self) -> list[int]:
         """The buckets with changes."""
         if self.touches_all:
             return [*range(self.buckets)]
@@ -394,7 +394,9 @@ class Fold:
             return None
         of = self._columns
         names = [*of.keys, *(of.prefix + name for name in _PLACE[:3]), ORDER]
-        return live.take(rows_after["row"]), after.rename_columns(names).select(of.deleted.names).cast(of.deleted)
+        return live.take(rows_after["row"]), after.rename_columns(names).select(of.deletion_schema.names).cast(
+            of.deletion_schema
+        )
 
     @property
     def _names(self) -> list[str]:
