@@ -25,7 +25,7 @@ from sluice.assets.instance.instance import open_instance
 from sluice.pipelines.errors import TableRefused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.operating.feed_tables import sync_tables
-from sluice.pipelines.tables import fold
+from sluice.pipelines.tables import key_fold
 from sluice.pipelines.tables.sync import Synced
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.open_ports import open_tables
@@ -197,11 +197,11 @@ def make_changes(chance: random.Random, count: int, truncations: bool = True) ->
     return out
 
 
-@pytest.mark.parametrize(("seed", "bucket_rows"), [(0, fold.BUCKET_ROWS), (1, 2)])
+@pytest.mark.parametrize(("seed", "bucket_rows"), [(0, key_fold.BUCKET_ROWS), (1, 2)])
 def test_ranges_that_land_in_any_order_and_again_give_the_rows_of_the_log(
     project: FeedProject, seed: int, bucket_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fold, "BUCKET_ROWS", bucket_rows)
+    monkeypatch.setattr(key_fold, "BUCKET_ROWS", bucket_rows)
     chance = random.Random(seed)
     customers = Customers(project, "{format: debezium, key: id}")
     for change in make_changes(chance, 120):
