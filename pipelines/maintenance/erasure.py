@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet, paths
-from sluice.pipelines.ledger import Appended, Ledger, State
+from sluice.pipelines.ledger import Appended, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import EraseEntry, KeyRange, PublishEntry
 from sluice.pipelines.maintenance.compaction import threads
 from sluice.pipelines.maintenance.merging import Merge, Merger
@@ -125,8 +125,23 @@ def finish(feed: Feed, ports: Ports, owner: Owner, report: Reporter) -> Finished
         run.all([Merge((r,)) for r in receipts], state.number)
         # Again: a report that was built in between is of the former rows.
         removed = (*removed, *_remove_values(ledger, ports.lake, state))
+        _discard_writes(ports.lake, feed.name, ledger.read())
         met = company(feed.name, ledger, ports.liveness, run.busy.values())
     return Finished(tuple(run.done), tuple(run.batches), tuple(dict.fromkeys(removed)), run.busy, met)
+
+
+def _discard_writes(lake: Lake, feed: str, state: State) -> None:
+    """Remove what killed processes wrote of a file: it may have rows of erased records. Staging of live batches stays.
+
+    A table's publisher that is still writing fails, and the next sync repeats its work.
+    """
+    if not state.erased:
+        return
+    for root in (paths.staging_root(feed), *paths.visible_roots(feed), paths.get_current_table_root(feed)):
+        for name, _ in [*lake.list_unfinished(root)]:
+            batch = state.batches.get(paths.staged_batch(name) or 0)
+            if batch is None or batch.status is not BatchStatus.PLANNED:
+                lake.discard(name)
 
 
 def _remove_values(ledger: Ledger, lake: Lake, state: State) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def test_current_rows_match_a_dictionary_while_writers_are_killed(
         names = ["land", "bring_up", chance.choice(["land", "land_again", "merge", "bring_up"])]
         processes = [start_writer(tmp_path, writer) for writer in names]
         for writer, process in zip(names, processes, strict=True):
-            process.join(chance.uniform(0.0, 1.5) if chance.random() < 0.6 else 60)
+            process.join(chance.uniform(0.0, chance.choice([0.2, 1.5])) if chance.random() < 0.6 else 60)
             if process.is_alive():
                 process.kill()
                 process.join()
