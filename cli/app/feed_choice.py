@@ -26,8 +26,6 @@ FeedNames = Annotated[
     ),
 ]
 All = Annotated[bool, typer.Option("--all", metavar=" ", help="All feeds of the project.")]
-
-
 _PATTERN = 'a pattern, such as "*" for all'
 
 

@@ -214,7 +214,7 @@ def foresee_compaction(feed: Feed, ports: Ports, windows_wanted: Sequence[int] |
     )
     state = ledger.read()
     dead = {i for i, verdict in publish.judge_batches(ports.liveness, rewriting(state)).items() if verdict.dead}
-    groups = _build_method(1).group(merges.merges)
+    groups = _build_method(feed).group(merges.merges)
     free = [m for g in groups if are_free(state, g, merges.number, busy, dead) for m in g]
     met = company(feed.name, ledger, ports.liveness, busy.values())
     return Compacted(tuple((m, None) for m in free), (), busy, merges.incomplete, met)
@@ -238,8 +238,7 @@ def compact(
         roll_forward(ledger, ports.lake, feed.name)
         report(Progress("find"))
         merges = _find(feed, ledger, windows_wanted, _Seen.read(ports.lake, feed, ledger.read()))
-        at_once = threads(feed.compaction, os.cpu_count() or 1)
-        run = Rewriting(feed, ports, ledger, owner, report, _build_method(at_once))
+        run = Rewriting(feed, ports, ledger, owner, report, _build_method(feed))
         run.all(merges.merges, merges.number)
         if windows_wanted is None:
             unfinished = {*merges.incomplete, *(b if b is None else feed.window.start_of(b) for b in run.busy)}
@@ -251,8 +250,9 @@ def compact(
     return Compacted(tuple(run.done), tuple(run.batches), run.busy, merges.incomplete, met)
 
 
-def _build_method(threads: int) -> RewriteMethod[Merge]:
-    return RewriteMethod(REQUEST, "merge", lambda context: Merger(context).write, threads, lambda m: m.file)
+def _build_method(feed: Feed) -> RewriteMethod[Merge]:
+    at_once = threads(feed.compaction, os.cpu_count() or 1)
+    return RewriteMethod(REQUEST, "merge", lambda context: Merger(context).write, at_once, lambda m: m.file)
 
 
 def threads(settings: CompactionSettings, cores: int) -> int:
@@ -272,8 +272,7 @@ def renew(feed: Feed, ports: Ports, addresses: Collection[str], owner: Owner, re
         roll_forward(ledger, ports.lake, feed.name)
         report(Progress("find"))
         state = ledger.read()
-        at_once = threads(feed.compaction, os.cpu_count() or 1)
-        run = Rewriting(feed, ports, ledger, owner, report, _build_method(at_once))
+        run = Rewriting(feed, ports, ledger, owner, report, _build_method(feed))
         run.all(_pieces(ledger, state, ports.lake, addresses), state.number)
         met = company(feed.name, ledger, ports.liveness, run.busy.values())
     return Compacted(tuple(run.done), tuple(run.batches), run.busy, (), met)

@@ -174,9 +174,10 @@ class Rewriting(Generic[P]):
             for batch in rewriting(state):
                 if batch.request.kind is kind:
                     raise _one_at_once(self._feed.name, batch, owners.NEW)
-            free = [p for g in self._how.group(pieces) if are_free(state, g, self._since, self.busy) for p in g]
+            groups = [g for g in self._how.group(pieces) if are_free(state, g, self._since, self.busy)]
             if kind is not RequestKind.ERASE:  # rows to be erased would be written again, and the batch void
-                free = [p for g in self._how.group(free) if not any(is_erasing(state, p) for p in g) for p in g]
+                groups = [g for g in groups if not any(is_erasing(state, p) for p in g)]
+            free = [p for g in groups for p in g]
             plan = self._plan(state, free)
             return PlanEntry(plan=plan, hash=plan.hash, owner=self._owner) if free else None
 
