@@ -41,7 +41,7 @@ from sluice.pipelines.records.rows.row_format import (
 )
 from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise
 from sluice.pipelines.records.rows.wire_format import WireFormat
-from sluice.pipelines.records.rows.writer_schema_lookup import Opener, without_prefix
+from sluice.pipelines.records.rows.writer_schema_lookup import Opened, Opener, without_prefix, without_wrapper
 from sluice.pipelines.records.shape import Shape, Split
 from sluice.pipelines.records.split_format import SplitFormat
 from sluice.pipelines.schema.arrays import as_mask, find_equal, fixed_width, int64s
@@ -423,7 +423,7 @@ def json_values(shape: Shape, chunk: pa.RecordBatch) -> pa.Array | None:
     if shape.columns is None or (shape.reader is not None and shape.reader.format != JsonSchemaReader.format):
         return None
     if shape.reader is None or shape.reader.wire is WireFormat.BARE:
-        return chunk.column(chunk.schema.get_field_index("value"))
+        return without_wrapper(Opened(chunk.column(chunk.schema.get_field_index("value"))), shape.columns).values
     return pa.concat_arrays([without_prefix(opened) for _, opened in Opener(shape.reader.wire).open(chunk)])
 
 

@@ -25,14 +25,27 @@ from sluice.assets.instance.instance import open_instance
 from sluice.pipelines.errors import TableRefused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.operating.feed_tables import sync_tables
+from sluice.pipelines.records.protobuf.reader_schema import from_file
 from sluice.pipelines.tables import key_fold
 from sluice.pipelines.tables.sync import Synced
 from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local.local_registry import LocalRegistry
 from sluice.resources.open_ports import open_tables
 from sluice.resources.project import Project
 from tests.integration.conftest import Call
-from tests.integration.support import FeedProject, consume_topic, open_inline_ports, request_offsets, run
+from tests.integration.support import (
+    FeedProject,
+    consume_topic,
+    list_files,
+    open_inline_ports,
+    query_files,
+    request_offsets,
+    run,
+)
+from tests.integration.test_avro import send, serialize_orders
 from tests.integration.test_protection import read_everything
+from tests.integration.test_protobuf import serialize_orders as serialize_messages
+from tests.pipelines.records.protobuf.rows import NOWHERE, make_message_class
 from tests.table_readers import DeltaReader, IcebergReader, Row, read_by_duckdb
 
 pytestmark = pytest.mark.usefixtures("default_engine")
@@ -158,6 +171,151 @@ def test_debezium(project: FeedProject) -> None:
     run(customers.feed)
     customers.sync()
     assert customers.read() == []
+
+
+def wrap(part: Any) -> Any:
+    """Returns a key or a value as Kafka Connect's JSON converter sends it, with its schema."""
+    return part and {"schema": {"type": "struct", "fields": [{"field": "payload", "type": "int64"}]}, "payload": part}
+
+
+def test_debezium_with_schemas_in_its_records(project: FeedProject, call: Call) -> None:
+    """Records with and without their schema are alike, and no schema lands."""
+    customers = Customers(project, "{format: debezium, key: id}")
+    chance = random.Random(5)
+    for key, value in make_changes(chance, 80):
+        customers.produce((wrap(key), wrap(value)) if chance.random() < 0.8 else (key, value))
+        if value["op"] == "d":
+            customers.produce((wrap(key), None))
+    assert call("run", "customers", "--no-dagster")[0] == 0
+    values = [json.loads(r["value"]) if r["value"] else None for r in consume_topic(project.kafka, project.topic)]
+    values = [value["payload"] if value and "payload" in value else value for value in values]
+    assert map_names(customers.read()) == fold_values(filter(None, values), {})
+    query = "select op, _extra from read_parquet($files) order by kafka_offset"
+    landed = query_files(customers.feed, query, list_files(customers.feed))
+    assert landed.column("op").to_pylist() == [value and value["op"] for value in values]
+    assert landed.column("_extra").null_count == len(values)
+    code, printed = call("audit", "customers", "--rescan", "--table")
+    assert code == 0, printed
+
+
+AVRO_ROW = {
+    "type": "record",
+    "name": "Value",
+    "fields": [
+        {"name": "id", "type": {"type": "long", "connect.default": 0}, "default": 0},
+        {"name": "name", "type": ["null", "string"], "default": None},
+        {"name": "born", "type": ["null", {"type": "int", "connect.name": "io.debezium.time.Date"}], "default": None},
+        {
+            "name": "balance",
+            "type": {"type": "bytes", "logicalType": "decimal", "precision": 18, "scale": 2},
+        },
+    ],
+    "connect.name": "shop.public.customers.Value",
+}
+AVRO_SOURCE = {
+    "type": "record",
+    "name": "Source",
+    "namespace": "io.debezium.connector.postgresql",
+    "fields": [
+        {"name": "ts_ms", "type": "long"},
+        {
+            "name": "snapshot",
+            "type": [
+                {"type": "string", "connect.name": "io.debezium.data.Enum", "connect.default": "false"},
+                "null",
+            ],
+            "default": "false",
+        },
+        {"name": "lsn", "type": ["null", "long"], "default": None},
+    ],
+}
+AVRO_ENVELOPE = {
+    "type": "record",
+    "name": "Envelope",
+    "namespace": "shop.public.customers",
+    "fields": [
+        {"name": "before", "type": ["null", AVRO_ROW], "default": None},
+        {"name": "after", "type": ["null", "Value"], "default": None},
+        {"name": "source", "type": AVRO_SOURCE},
+        {"name": "op", "type": "string"},
+        {"name": "ts_ms", "type": ["null", "long"], "default": None},
+    ],
+    "connect.name": "shop.public.customers.Envelope",
+}
+"""As Debezium's connector for PostgreSQL registers it."""
+
+
+def make_typed_change(change: tuple[Any, Any]) -> dict[str, Any]:
+    """Returns a change with values as Avro's serializer takes them."""
+    value = change[1]
+    rows = {side: value[side] and value[side] | {"balance": Decimal(value[side]["balance"])} for side in SIDES}
+    return value | rows | {"source": {"ts_ms": 1, "snapshot": "false", "lsn": value["source"]["lsn"]}}
+
+
+SIDES = ("before", "after")
+
+
+@pytest.mark.parametrize("order_by", ["", ", order_by: source.lsn"])
+def test_debezium_with_avro_and_a_registry(
+    order_by: str, project: FeedProject, registry: LocalRegistry, call: Call
+) -> None:
+    settings = {"format": "avro", "schema_file": "customers.avsc", "registry": f"{{url: '{registry.url}'}}"}
+    (project.root / "customers.avsc").write_text(json.dumps(AVRO_ENVELOPE))
+    customers = Customers(project, "{format: debezium, key: id" + order_by + "}", schema="", **settings)
+    changes = make_changes(random.Random(4), 120)
+    for half in (changes[:60], changes[60:]):
+        sent = serialize_orders(registry, project.topic, AVRO_ENVELOPE, map(make_typed_change, half))
+        for value, change in zip(sent, half, strict=True):
+            send(project, [value, None] if change[1]["op"] == "d" else [value])
+        code, printed = call("run", "customers", "--no-dagster")
+        assert code == 0, printed
+    assert map_names(customers.read()) == fold_values([value for _, value in changes], {})
+    code, printed = call("table", "check", "customers")
+    assert code == 0, printed
+
+
+def fold_values(values: Iterable[Mapping[str, Any]], rows: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Returns the name of each row after these changes."""
+    rows = dict(rows)
+    for value in values:
+        if value["op"] == "t":
+            rows.clear()
+        elif value["op"] == "d":
+            rows.pop(value["before"]["id"], None)
+        else:
+            rows[value["after"]["id"]] = value["after"]["name"]
+    return rows
+
+
+PROTOBUF_ENVELOPE = """\
+syntax = "proto3";
+package shop;
+message Value { int64 id = 1; optional string name = 2; string balance = 3; }
+message Source { int64 ts_ms = 1; int64 lsn = 2; }
+message Envelope {
+  optional Value before = 1;
+  optional Value after = 2;
+  Source source = 3;
+  string op = 4;
+  optional int64 ts_ms = 5;
+}
+"""
+
+
+def test_debezium_with_protobuf_and_a_registry(project: FeedProject, registry: LocalRegistry, call: Call) -> None:
+    settings = {"format": "protobuf", "schema_file": "customers.proto", "registry": f"{{url: '{registry.url}'}}"}
+    (project.root / "customers.proto").write_text(PROTOBUF_ENVELOPE)
+    settings |= {"message": "shop.Envelope"}
+    customers = Customers(project, "{format: debezium, key: id, order_by: source.lsn}", schema="", **settings)
+    message = make_message_class(from_file(PROTOBUF_ENVELOPE, NOWHERE, "shop.Envelope")[0])
+    values = [value for _, value in make_changes(random.Random(4), 80)]
+    sides = [{k: v for k, v in value.items() if v is not None} for value in values]
+    changes = [message(**side | {"source": {"lsn": side["source"]["lsn"]}}) for side in sides]
+    send(project, serialize_messages(registry, project.topic, changes))
+    code, printed = call("run", "customers", "--no-dagster")
+    assert code == 0, printed
+    assert map_names(customers.read()) == fold_values(values, {})
+    assert call("table", "check", "customers")[0] == 0
 
 
 def apply_changes(records: Iterable[Mapping[str, Any]], *, by_lsn: bool = False) -> dict[Any, Any]:

@@ -19,7 +19,7 @@ from sluice.pipelines.records.json.typer import Fallback, Typer
 from sluice.pipelines.records.json.unfit import NewFields, UnknownFields, find_misfits
 from sluice.pipelines.records.rows.row_format import Formatted
 from sluice.pipelines.records.rows.wire_format import WireFormat
-from sluice.pipelines.records.rows.writer_schema_lookup import Opened, without_prefix
+from sluice.pipelines.records.rows.writer_schema_lookup import Opened, without_prefix, without_wrapper
 from sluice.pipelines.schema.arrays import buffers_of, indices
 from sluice.pipelines.schema.schema import Schema
 
@@ -32,7 +32,8 @@ class JsonFormat(TypedFormat):
 
     Records with fields that the schema does not name, in structs of the paths `closed`, are quarantined; in any struct,
     if `closed` is None. `base` is the schema without fields that came from records: values that do not fit these stay
-    in `_extra`. Without `finds_new`, such fields are not reported.
+    in `_extra`. Without `finds_new`, such fields are not reported. A schema of Debezium's changes also fits records in
+    Kafka Connect's wrapper.
     """
 
     _reasons = REASONS
@@ -52,9 +53,11 @@ class JsonFormat(TypedFormat):
         self._typer = Typer(schema)
         self._unknown = UnknownFields(self._typer.nodes, self._typer.tables, closed) if finds_new else None
         self._fallback = Fallback(schema, self._typer.nodes, base) if base else None
+        self._columns = schema
 
     def _open_records(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
         for records, opened in super()._open_records(chunk):
+            opened = without_wrapper(opened, self._columns)
             yield records, opened if opened.schemas is None else replace(opened, values=without_prefix(opened))
 
     def _pieces(self, opened: Opened) -> Iterator[TypedPiece]:
@@ -69,7 +72,11 @@ class JsonFormat(TypedFormat):
             if self._fallback:
                 piece, refused = self._fallback.read(piece, opened.values)
             misfits = find_misfits(self._typer.nodes, refused, opened.values, offsets)
-            piece = replace(piece, refused=_detect_encoding(piece.refused, opened))
+            refused = _detect_encoding(piece.refused, opened)
+            if opened.cut is not None:
+                moved = opened.cut[refused.rows] * (refused.positions >= 0)
+                refused = replace(refused, positions=refused.positions + moved)
+            piece = replace(piece, refused=refused)
         unknown = self._unknown.of(piece.arrays[-1], offsets[piece.rows]) if self._unknown else None
         if unknown is None:
             return self._finish_piece(records, piece, (), misfits)

@@ -7,9 +7,11 @@ a record that is not compressed; a compressed one takes at most MOST_INFLATED by
 
 from __future__ import annotations
 
+import json
+import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import numpy as np
@@ -27,7 +29,8 @@ from sluice.pipelines.records.rows.wire_format import (
     Named,
     WireFormat,
 )
-from sluice.pipelines.schema.arrays import buffers_of, indices, text_array
+from sluice.pipelines.schema.arrays import as_mask, buffers_of, indices, text_array
+from sluice.pipelines.schema.schema import Kind, Schema
 
 MOST_INFLATED = 64 << 20
 """Bytes of a compressed record; of several that are opened at once, too, but for the last."""
@@ -45,6 +48,7 @@ _MOST_BEHIND = 64
 _MOST_NAME = 1024
 """Bytes of a message's name that are read at most."""
 _SPACE = 0x20
+_WRAPPER, _PAYLOAD = b'{"schema"', re.compile(r'\s*,\s*"payload"\s*:')
 _BOM = np.frombuffer(b"\xef\xbb\xbf", np.uint8)
 
 
@@ -54,13 +58,14 @@ class Opened:
 
     `schemas` has for each the number of its schema, or below 0 the code for which it is refused; None where the decoder
     looks itself, or where no record names any. `skip` bytes are before the record's own. `paths` has for each which
-    message of its schema it is, where a format asks for that.
+    message of its schema it is, where a format asks for that. `cut` has the bytes of each that were before its value.
     """
 
     values: pa.Array
     schemas: Array | None = None
     skip: int = 0
     paths: Array | None = None
+    cut: Array | None = None
 
 
 class Opener:
@@ -224,6 +229,48 @@ def without_prefix(opened: Opened) -> pa.Array:
     own[begins[refused & (sizes > 0)]] = 0
     buffers = opened.values.buffers()
     return pa.Array.from_buffers(opened.values.type, len(sizes), [buffers[0], buffers[1], pa.py_buffer(own)])
+
+
+def without_wrapper(opened: Opened, columns: Schema) -> Opened:
+    """Returns the payloads of JSON in Kafka Connect's wrapper, if the columns are those of Debezium's changes.
+
+    A record of `schema` and `payload` alone lacks the required `op`, so it means nothing else. Most records have the
+    same schema, which is parsed once.
+    """
+    kinds = {f.name: f.type.kind for f in columns.fields if f.required or f.type.kind is Kind.STRUCT}
+    if "op" not in kinds or not kinds.get("before") is kinds.get("after") is Kind.STRUCT:
+        return opened
+    rows = np.flatnonzero(as_mask(pc.fill_null(pc.starts_with(opened.values, _WRAPPER), False)))
+    if not len(rows):
+        return opened
+    data, ends, _ = buffers_of(opened.values)
+    view, wrappers, cut = data.data, list[bytes](), np.zeros(len(opened.values), np.int32)
+    begins, stops = ends[:-1].copy(), ends[1:].copy()
+    for row, begin, end in zip(rows.tolist(), ends[rows].tolist(), ends[rows + 1].tolist(), strict=True):
+        wrapper = next((w for w in wrappers if view[begin : begin + len(w)].tobytes() == w), b"")
+        if not wrapper and (wrapper := _read_wrapper(view[begin:end].tobytes())):
+            wrappers = [wrapper, *wrappers[:15]]
+        payload = view[begin + len(wrapper) : end].tobytes()
+        if wrapper and (size := payload.rfind(b"}")) >= 0 and not payload[size + 1 :].strip():
+            cut[row], stops[row] = len(wrapper), begin + len(wrapper) + size
+    begins += cut
+    own = b"".join([view[begin:stop] for begin, stop in zip(begins.tolist(), stops.tolist(), strict=True)])
+    sums = np.concatenate([[0], np.cumsum(stops - begins)]).astype(np.int32)
+    buffers = [opened.values.buffers()[0], pa.py_buffer(sums), pa.py_buffer(own)]
+    return replace(opened, values=pa.Array.from_buffers(opened.values.type, len(cut), buffers), cut=cut)
+
+
+def _read_wrapper(value: bytes) -> bytes:
+    """Returns the bytes of a record up to its payload; empty if it is in no wrapper."""
+    try:
+        text = value.decode()
+        begin = text.index(":") + 1
+        begin += len(text[begin:]) - len(text[begin:].lstrip())
+        _, end = json.JSONDecoder().raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        return b""
+    payload = _PAYLOAD.match(text, end)
+    return text[: payload.end()].encode() if payload else b""
 
 
 def _get_headers(records: pa.RecordBatch) -> pa.Array:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import islice
 
 import pyarrow as pa
 import pytest
 
+from sluice.pipelines.feed.changes_section import build_envelope
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.records.columns import nodes
 from sluice.pipelines.records.json import typer
@@ -144,3 +146,57 @@ def test_format_names_differ_by_schema_and_dropping() -> None:
     names = {Shape(s, dropping=d).name for s in (ORDERS, other) for d in (True, False)}
     assert len(names) == 4
     assert Shape(parse_schema(ORDERS.texts())).name in names
+
+
+CHANGES = parse_schema(build_envelope({"id": "int64", "name": "string"}, ["id"]))
+WRAPPERS = ("null", '{"type":"struct","fields":[{"field":"a}\\",\\"payload\\":{","type":"int32"}]}', '"é{"', "[1]")
+
+
+def make_change(i: int) -> str:
+    change = {"op": "c", "before": None, "after": {"id": i, "name": "}" * (i % 3), "x": i}, "schema": {}, "n": [{}]}
+    return json.dumps(change)
+
+
+def test_changes_in_the_wrapper_of_kafka_connect_give_the_rows_of_their_payloads() -> None:
+    values = [make_change(i) for i in range(200)]
+    wrapped = [f'{{"schema":{WRAPPERS[i % 4]},"payload":{v}}}' if i % 5 else v for i, v in enumerate(values)]
+    plain, _ = convert(CHANGES, [v.encode() for v in values])
+    rows, quarantined = convert(CHANGES, [v.encode() for v in wrapped])
+    assert quarantined is None
+    assert rows.equals(plain)
+    assert rows.column("_extra")[0].as_py() == '{"after":{"x":0},"schema":{},"n":[{}]}'
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:-1],
+        lambda text: text + "}",
+        lambda text: text[:-1] + ',"x":{}}',
+        lambda text: text[:-1] + ',"x":{},"y":"}"}',
+        lambda text: text.replace('"payload":', '"payload" '),
+        lambda text: text.replace('"schema":', '"schema" '),
+        lambda text: text.replace('"payload":', '"payload":{},"payload":'),
+        lambda text: text.replace("[1]", "[" * 100_000),
+        lambda text: text[: text.index('"op"')],
+        lambda text: '{"schema":1,"payload":null}',
+        lambda text: '{"schema":1,"payload":',
+        lambda text: '{"schema":1,"payload":"}',
+        lambda text: '{"schema":',
+        lambda text: '{"schema"',
+    ],
+)
+def test_damaged_wrapper_is_quarantined_next_to_sound_ones(damage: Callable[[str], str]) -> None:
+    sound = f'{{"schema":[1],"payload":{make_change(7)}}}'
+    values = [text.encode() for text in (sound, damage(sound), sound)]
+    rows, quarantined = convert(CHANGES, values)
+    assert [r["offset"] - FIRST for r in quarantined.to_pylist()] == [1]
+    assert [r["value"] for r in quarantined.to_pylist()] == values[1:2]
+    assert rows.num_rows == 2
+
+
+def test_position_of_a_fault_counts_from_the_start_of_the_record() -> None:
+    value = b'{"schema":[1],"payload":{"op":"c","after":{"id":1, ?}}}'
+    _, quarantined = convert(CHANGES, [value])
+    (row,) = quarantined.to_pylist()
+    assert (row["reason"], row["byte"]) == ("not_json", value.index(b"?"))
