@@ -21,7 +21,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import find_output
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.model.tables import TableHead
-from sluice.pipelines.operating.feed_tables import compare_tables, sync_tables
+from sluice.pipelines.operating.feed_tables import compare_tables, sync_current_rows, sync_tables
 from sluice.pipelines.tables.check import TableComparison
 from sluice.pipelines.tables.sync import Synced
 from sluice.pipelines.util.units import many, show_instant
@@ -35,8 +35,8 @@ def sync_table(
 ) -> Iterator[Any]:
     """Sync the tables of the feed, or of its outputs, with the ledger. Each is reported as `<feed>/[<output>/]table`.
 
-    Errors go into the check `matches_ledger`. Changes by others are detected by the table's mark, not by comparing all
-    files.
+    Errors go into the check `matches_ledger`; the tables before the one with an error are reported. Changes by others
+    are detected by the table's mark, not by comparing all files.
     """
     for dataset in session.feed(name).table_feeds:
         yield from _sync_one(context, session, dataset)
@@ -51,18 +51,18 @@ def _sync_one(
     try:
         report(Progress("table"))
         with session.open_ports(dataset) as ports, open_tables(dataset, ports.lake) as tables:
-            done, _ = sync_tables(dataset, ports, tables, report)
+            done, _ = sync_tables(dataset, ports, tables._replace(current=None), report)
+            if done.head is None:
+                return
+            changed = done.commits or (done.quarantine and done.quarantine.commits)
+            if changed or internals.newest(context.instance, key) is None:
+                yield dg.AssetMaterialization(key, metadata=_build_metadata(done.head, done))
+            current, current_key = sync_current_rows(dataset, ports, tables, report), session.keys(dataset.name).current
     except SluiceError as error:
         session.result.add_table_error(error)
         context.log.warning("the table is not up to date: %s → %s", error.message, error.remedy)
         yield evaluate_feed(context.instance, key, MATCHES_LEDGER, _report_failure(error))
         return
-    if done.head is None:
-        return
-    quarantine = done.quarantine
-    if done.commits or (quarantine and quarantine.commits) or internals.newest(context.instance, key) is None:
-        yield dg.AssetMaterialization(key, metadata=_build_metadata(done.head, done))
-    current, current_key = done.current, session.keys(dataset.name).current
     if current and current.head and (current.commits or internals.newest(context.instance, current_key) is None):
         yield dg.AssetMaterialization(current_key, metadata=_build_metadata(current.head, current))
     newest = done.head.snapshot

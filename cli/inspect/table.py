@@ -75,28 +75,32 @@ def sync(
     $ sluice table sync github.push
     $ sluice table sync orders --repair
     """
-    from sluice.pipelines.operating.feed_tables import sync_tables
+    from sluice.pipelines.operating.feed_tables import sync_current_rows, sync_tables
 
     all_misread = list[str]()
 
     def sync_one(dataset: Feed, ports: Ports, tables: FeedTables) -> TableResult | None:
+        landed = tables._replace(current=None)
         with session.terminal.progress() as meter:
-            done, misread = sync_tables(dataset, ports, tables, meter, repair=repair)
+            done, misread = sync_tables(dataset, ports, landed, meter, repair=repair)
         if misread:
             session.terminal.show(_rewrite_misread(session, dataset.name, misread))
             with session.terminal.progress() as meter:
-                done, misread = sync_tables(dataset, ports, tables, meter, repair=repair)
+                done, misread = sync_tables(dataset, ports, landed, meter, repair=repair)
         results = [(tables.rows.name, done)]
         if tables.quarantine and done.quarantine:
             results.append((tables.quarantine.name, done.quarantine))
-        if tables.current and done.current:
-            results.append((tables.current.table.name, done.current))
         for name, of_table in results:
             session.terminal.show(*_sync_view(name, of_table))
         if misread:
             text = _describe_misread(dataset.dataset, len(misread), "run it again when no other run is active")
             session.terminal.show(warn(text))
         all_misread.extend(misread)
+        with session.terminal.progress() as meter:
+            current = sync_current_rows(dataset, ports, tables, meter, repair=repair)
+        if tables.current and current:
+            results.append((tables.current.table.name, current))
+            session.terminal.show(*_sync_view(*results[-1]))
         return _build_result(dataset.dataset, results, tables)
 
     with _open_tables(session, feed) as opened:

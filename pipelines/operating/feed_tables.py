@@ -13,7 +13,7 @@ from sluice.pipelines.ports import Ports
 from sluice.pipelines.tables.check import TableComparison, compare, comparison, load_both, trusted_mark
 from sluice.pipelines.tables.drop_history import drop_history
 from sluice.pipelines.tables.pending import since
-from sluice.pipelines.tables.sync import Synced, rebuild, sync
+from sluice.pipelines.tables.sync import Synced, rebuild, sync, sync_current
 from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.pipelines.util.documents import Derived, Flat, Internal
 
@@ -62,6 +62,17 @@ def sync_tables(
     done = sync(ledger, ports.lake, tables, report, expire_before=before, repair=repair)
     standing = [table for _, table in tables.of_parts if repair and table.look()]
     return done, tuple(address for table in standing for address in table.misread())
+
+
+def sync_current_rows(
+    feed: Feed, ports: Ports, tables: FeedTables, report: Reporter = lambda progress: None, *, repair: bool = False
+) -> Synced | None:
+    """Bring the table of current rows up to the ledger, after the others, if the feed has one. Raises as `sync`."""
+    if tables.current is None or feed.table is None:
+        return None
+    before = ports.clock() - feed.table.keep_snapshots
+    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    return sync_current(ledger, ports.lake, tables.current, report, before, repair)
 
 
 def forget_snapshots(feed: Feed, ports: Ports, tables: FeedTables) -> Synced:

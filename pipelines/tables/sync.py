@@ -104,13 +104,14 @@ def sync(
     if windows is not None:
         check_faults(windows.table, COLUMNS, ledger.feed)
     return (
-        replace(done, current=_sync_current(ledger, lake, current, report, expire_before, repair)) if current else done
+        replace(done, current=sync_current(ledger, lake, current, report, expire_before, repair)) if current else done
     )
 
 
-def _sync_current(
+def sync_current(
     ledger: Ledger, lake: Lake, current: CurrentTable, report: Reporter, expire_before: int | None, repair: bool
 ) -> Synced:
+    """Bring the table of current rows up to the ledger. Raises as `sync`."""
     state = ledger.read()
 
     def decide() -> CurrentSynced:

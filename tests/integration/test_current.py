@@ -22,6 +22,7 @@ pytest.importorskip("pyiceberg")
 from dagster import AssetKey
 
 from sluice.assets.instance.instance import open_instance
+from sluice.cli.main import main
 from sluice.pipelines.errors import TableRefused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.operating.feed_tables import sync_tables
@@ -417,6 +418,29 @@ def test_row_with_changes_in_two_partitions_needs_an_order(tmp_path: Path, kafka
     customers.feed = project.write_feed("customers", **customers.settings)
     customers.sync()
     assert map_names(customers.read()) == {1: "Ada L.", 2: "Bea"}
+
+
+def test_refused_current_rows_leave_the_other_table_reported(
+    tmp_path: Path, kafka: LocalKafka, fresh_topic: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    project = FeedProject(tmp_path, kafka, fresh_topic(partitions=2))
+    customers = Customers(project, "{format: debezium, key: id}")
+    customers.produce(build_change("c", None, build_row(1, "Ada"), 1))
+    customers.produce(build_change("u", build_row(1, "Ada"), build_row(1, "Ada L."), 3), partition=1)
+    assert main(["run", "customers", "--project", str(tmp_path)]) == 0
+    printed = " ".join(capfd.readouterr().out.split())
+    assert "partitions 0 and 1" in printed
+    assert "order_by: source.lsn" in printed
+    with open_instance(Project(tmp_path)) as instance:
+        keys = [AssetKey(["customers", name]) for name in ("table", "current")]
+        rows, current = (instance.get_latest_materialization_event(key) for key in keys)
+    assert current is None
+    assert rows is not None
+    assert rows.asset_materialization is not None
+    assert rows.asset_materialization.metadata["dagster/row_count"].value == 2
+    assert main(["table", "sync", "customers", "--project", str(tmp_path)]) == 1
+    printed = " ".join(capfd.readouterr().out.split())
+    assert "all landed rows were in it already" in printed
 
 
 def test_row_that_lands_in_the_quarantine_the_second_time_is_undone(project: FeedProject) -> None:
