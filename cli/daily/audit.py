@@ -108,7 +108,7 @@ def audit(
     tabled = list_tabled(definition) if of_table else ()
     with session.open_ports(definition) as ports, ExitStack() as stack, session.terminal.progress() as meter:
         tables = [stack.enter_context(open_tables(d, ports.lake)) for d in tabled]
-        proof = prove_feed(definition, ports, scope, meter, [pair for t in tables for pair in t.of_parts])
+        proof = prove_feed(definition, ports, scope, meter, tables)
     report, rescanned = proof.report, options.rescan or options.strict
     rounded = definition.shape.rounded if rescanned else ()
     session.terminal.show(*view(proof, rescanned=rescanned, rounded=rounded))

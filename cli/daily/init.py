@@ -151,6 +151,7 @@ def init(
         columns=typed and {column.name: column.type for column in typed.columns},
         extra=typed and typed.extra,
         envelope=proposal.envelope,
+        key=proposal.key,
         split=proposal.by,
         rest=proposal.rest,
         outputs=proposal.outputs,

@@ -13,9 +13,10 @@ from sluice.pipelines.batch.survey import take_survey
 from sluice.pipelines.errors import LogTruncated, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.model.receipts import PartKind, Progress, Reporter
-from sluice.pipelines.ports import Ports, Table
+from sluice.pipelines.model.receipts import Progress, Reporter
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import lost_entries
+from sluice.pipelines.tables.table_windows import FeedTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def prove_feed(
     ports: Ports,
     scope: AuditScope,
     report_progress: Reporter = lambda progress: None,
-    tables: Iterable[tuple[PartKind, Table]] = (),
+    tables: Iterable[FeedTables] = (),
 ) -> FeedProof:
     """Audit a feed, and these tables of it. Raises EntriesLost, LedgerCorrupt, LakeUnavailable, KafkaUnavailable."""
     ledger = Ledger(ports.lake, feed.name, ports.clock)
@@ -64,7 +65,7 @@ def prove_feed(
         report = replace(report, problems=tuple(dict.fromkeys(report.problems + more.problems)), audited=audited)
     report = choose_remedies(report, ledger.read(), ports.cluster)
     unkept = audit_cache.keep(ports.lake, feed.name, report.audited, before, report.at)
-    of_tables = tuple(p for kind, table in tables for p in table_problems(ledger, ports.lake, table, kind))
+    of_tables = tuple(p for of in tables for p in table_problems(ledger, ports.lake, of))
     return FeedProof(replace(report, problems=report.problems + of_tables), more, unkept)
 
 

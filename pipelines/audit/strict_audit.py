@@ -24,12 +24,14 @@ from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import CommitEntry, Entry, IntentEntry
 from sluice.pipelines.ledger.marks import Mark
 from sluice.pipelines.model.kafka import CommittedOffset, Key, PartitionState, Range, union
-from sluice.pipelines.model.receipts import PartKind, name_dataset
+from sluice.pipelines.model.receipts import name_dataset
 from sluice.pipelines.planning import origins, windows
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import manifest
-from sluice.pipelines.tables.check import compare, load_both
+from sluice.pipelines.tables.check import TableComparison, compare, load_both
+from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.pipelines.util.documents import AsText, Flat, Internal
+from sluice.pipelines.util.units import many
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,17 +254,20 @@ def _why_not(r: ReceiptRow, partitions: Mapping[Key, PartitionState]) -> str:
     return f"beyond the log's end {today.high_watermark}" if r.range.end > today.high_watermark else ""
 
 
-def table_problems(
-    ledger: Ledger, lake: Lake, table: Table, kind: PartKind = PartKind.LANDED
-) -> Iterator[AuditProblem]:
-    """Yields the problems of the table. Files that the next sync will add are none.
+def table_problems(ledger: Ledger, lake: Lake, tables: FeedTables) -> Iterator[AuditProblem]:
+    """Yields the problems of a feed's tables. Files that the next sync will add are none.
 
     Raises TableDiffers for a table of somebody else's, EntriesLost, CatalogUnavailable, LedgerCorrupt.
     """
-    head, state = load_both(ledger, table)
-    if head is None:
-        return
-    comparison = compare(ledger, lake, table, head, state, kind)
+    for kind, table in tables.of_parts:
+        head, state = load_both(ledger, table)
+        if head is not None:
+            yield from _list_differences(ledger, table, compare(ledger, lake, table, head, state, kind))
+    if tables.current:
+        yield from _list_differences(ledger, tables.current.table, tables.current.compare(ledger, lake))
+
+
+def _list_differences(ledger: Ledger, table: Table, comparison: TableComparison) -> Iterator[AuditProblem]:
     fix = comparison.find_remedy(name_dataset(ledger.feed, table.output))
     for address in comparison.missing:
         yield AuditProblem(17, f"{address} is missing in {table.name}", address, fix)
@@ -274,6 +279,10 @@ def table_problems(
         )
     for address in comparison.twice:
         yield AuditProblem(17, f"{address} is listed twice in {table.name}", address, fix)
+    if keys := comparison.keys_differ:
+        yield AuditProblem(
+            17, f"{many(len(keys), 'key')} in {table.name} with other rows than by a new fold", remedy=fix
+        )
     if comparison.deletes:
         yield AuditProblem(17, f"{table.name} deletes rows, by {comparison.deletes} of its files", remedy=fix)
     for fault in comparison.faults:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from sluice.pipelines.contract.catalogue import get_argument, text
 from sluice.pipelines.contract.expectation import Expectation, Severity
+from sluice.pipelines.feed.changes_section import AFTER, ORDER, ChangeFormat, ChangesSettings
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.feed.table_section import WINDOWS_TABLE
@@ -57,6 +58,11 @@ def describe_sources(feeds: Iterable[Feed], database: str | None = None) -> dict
         if database and table and table.iceberg:
             source["database"] = database
         source["tables"].append(_describe_table(dataset, database))
+        if table and dataset.changes and table.current:
+            schema = str(table.current).rpartition(".")[0] if table.iceberg else schema
+            more = {"name": schema.replace(".", "_"), "schema": schema, "loader": "Sluice", "tables": []}
+            source = sources.setdefault(schema, more | {k: v for k, v in source.items() if k == "database"})
+            source["tables"].append(_describe_current(dataset, dataset.changes, str(table.current)))
     document: dict[str, Any] = _escape({"version": 2, "sources": [*sources.values()]})
     return document
 
@@ -103,6 +109,26 @@ def _describe_table(dataset: Feed, database: str | None) -> dict[str, Any]:
         where = {"identifier": root, "quoting": {"identifier": True}}
     name = dataset.dataset.replace(".", "__")
     return {"name": name} | where | description | {"config": config, "columns": [*_describe_columns(dataset)]}
+
+
+def _describe_current(dataset: Feed, changes: ChangesSettings, name: str) -> dict[str, Any]:
+    """Returns the table of current rows. It has no freshness: no query has the window up to which it is folded."""
+    landed, prefix = landed_schema(dataset.landed_columns), KAFKA if dataset.columns else ""
+    rows = [*landed.field(AFTER).type] if changes.format is ChangeFormat.DEBEZIUM else [*landed]
+    rows += [landed.field(prefix + column) for column in ("topic", "partition", "offset", "timestamp")]
+    rows += [pa.field(ORDER, pa.string())] if changes.order_by else []
+    types = {f.name: f.type for f in rows if f.name != f"{KAFKA}tombstone"}
+    keys = changes.key or (f"{prefix}key",)
+    tests = {"quote": True, "data_tests": ["not_null", *(["unique"] if len(keys) == 1 else [])]}
+    columns = [
+        {"name": n, "data_type": _spell_type(t, of_table=True)} | (tests if n in keys else {}) for n, t in types.items()
+    ]
+    where: dict[str, Any] = {"identifier": name.rpartition(".")[2]}
+    if dataset.table and dataset.table.delta:
+        root = f"{dataset.lake}/{paths.get_current_table_root(dataset.dataset)}"
+        where = {"identifier": root, "quoting": {"identifier": True}}
+    description = f"The rows as of now: the last change of each key in {dataset.name}."
+    return {"name": f"{dataset.name}__current"} | where | {"description": description, "columns": columns}
 
 
 def _describe_columns(dataset: Feed) -> Iterator[dict[str, Any]]:
@@ -160,6 +186,7 @@ def _list_types(dataset: Feed) -> dict[str, pa.DataType]:
 
 def _spell_type(t: pa.DataType, of_table: bool) -> str:
     """Returns a type in DuckDB's SQL, or of a table in Spark's."""
+    t = t.value_type if pa.types.is_dictionary(t) else t
     if pa.types.is_timestamp(t):
         return "timestamp" if of_table else "timestamp with time zone"
     if pa.types.is_decimal(t):

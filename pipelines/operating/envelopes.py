@@ -7,7 +7,7 @@ columns.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -22,12 +22,14 @@ _OF_CHANGES = [("op",), ("ts_ms",), *(("source", name) for name in ("ts_ms", "sc
 
 @dataclass(frozen=True, slots=True)
 class SampledRecord:
-    """A record: its coordinates, the texts of its last headers of each name, and its value as `parse_value` has it."""
+    """A record: its coordinates, the texts of its last headers of each name, and value and key as `parse_value` has
+    them."""
 
     partition: int
     offset: int
     headers: Mapping[str, str]
     value: dict[str, Any] | str
+    key: dict[str, Any] | str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Envelope:
 
     The row is the first object at one of the paths `rows`; its columns are read `at` a path. `attributes` are further
     columns, by name, with the paths or headers that they are read from. Values of a `database` are sent in other forms.
-    `title` is empty for records that are the row.
+    `title` is empty for records that are the row. With a `key`, records are changes of rows, and columns are the row's.
     """
 
     title: str = ""
@@ -45,6 +47,7 @@ class Envelope:
     attributes: Mapping[str, Path | str] = field(default_factory=dict)
     database: bool = False
     has_schema: bool = False
+    key: tuple[str, ...] = ()
 
     def get_row(self, value: dict[str, Any] | str) -> dict[str, Any] | None:
         """The object with the row's fields; None for records without one."""
@@ -110,6 +113,19 @@ def find_envelope(records: Sequence[SampledRecord]) -> Envelope:
         title = "CloudEvents in binary mode: the columns of the value, and the event's attributes from headers"
         return Envelope(title, attributes={name: name for name in names})
     return Envelope()
+
+
+def identify_rows(envelope: Envelope, records: Iterable[SampledRecord]) -> Envelope:
+    """Returns the envelope with the key of rows, if records are changes and all JSON keys have the same fields."""
+    if not envelope.database or envelope.at[-1:] != ("after",):
+        return envelope
+    keys = [key for r in records if isinstance(key := r.key, dict)]
+    keys = [key["payload"] if key.keys() == {"schema", "payload"} else key for key in keys]
+    names = {tuple(key) for key in keys if isinstance(key, dict)}
+    if len(names) != 1:
+        return envelope
+    title = "change events of Debezium: columns are those of the rows that change"
+    return replace(envelope, title=title, attributes={}, key=names.pop())
 
 
 def _is_change(content: dict[str, Any]) -> bool:

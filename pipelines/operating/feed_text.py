@@ -81,6 +81,10 @@ def feed_text(sample: TopicSample, proposal: FeedProposal, settings: FileSetting
     keys = {"start": propose_start(sample), "window": propose_window(sample)}
     keys |= {"engine": Proposed(settings.engine, _ENGINE_NOTES[settings.engine]), "format": proposal.format}
     lines += [_append_note(f"{key}: {proposed.value}", proposed.why) for key, proposed in keys.items()]
+    if proposal.key:
+        names = ", ".join(map(_scalar, proposal.key))
+        why = "the key by Kafka's keys; for a table of current rows: sluice docs tables"
+        lines += [_append_note(f"changes: {{format: debezium, key: [{names}]}}", why)]
     lines += _split(proposal) if proposal.by else _schema(proposal.outputs[0], "")
     return "\n".join(lines) + "\n"
 

@@ -16,18 +16,19 @@ from itertools import islice
 import pyarrow as pa
 from pydantic import ValidationError
 
+from sluice.pipelines.feed.changes_section import KEY_KINDS, ORDER
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.split_section import SplitSettings
 from sluice.pipelines.model.kafka import PartitionState
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Counts
 from sluice.pipelines.operating.discriminators import find_discriminator
-from sluice.pipelines.operating.envelopes import Envelope, SampledRecord, find_envelope
+from sluice.pipelines.operating.envelopes import Envelope, SampledRecord, find_envelope, identify_rows
 from sluice.pipelines.quarantine.limit import Fault, kinds_of, rank_faults
 from sluice.pipelines.records.kafka_batches.decode import SCHEMA
 from sluice.pipelines.records.split_format import UNROUTED
 from sluice.pipelines.schema.inference import MOST_STRAYS, Sampled, parse_value
-from sluice.pipelines.schema.schema import spell_path
+from sluice.pipelines.schema.schema import parse_schema, spell_path
 from sluice.pipelines.util.units import HOUR
 
 SAMPLE = 1000
@@ -85,12 +86,12 @@ class TopicSample:
 
 
 def _read_records(batches: Sequence[pa.RecordBatch]) -> Iterator[SampledRecord]:
-    names = ("partition", "offset", "headers", "value")
+    names = ("partition", "offset", "headers", "value", "key")
     for batch in batches:
-        for partition, offset, headers, value in zip(*(batch.column(n).to_pylist() for n in names), strict=True):
+        for partition, offset, headers, value, key in zip(*(batch.column(n).to_pylist() for n in names), strict=True):
             last = {h["key"]: h["value"] for h in headers or ()}
             texts = {name: text.decode(errors="replace") for name, text in last.items() if text is not None}
-            yield SampledRecord(partition, offset, texts, parse_value(value))
+            yield SampledRecord(partition, offset, texts, parse_value(value), parse_value(key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class OutputProposal:
 
 @dataclass(frozen=True, slots=True)
 class FeedProposal:
-    """The outputs of a feed for `sampled` records.
+    """The outputs of a feed for `sampled` records. `key` has the fields that name a row, if records are changes.
 
     They are split `by` a header or field; otherwise this is empty, and the one output has no name. `rest` are the
     records without an output by its values.
@@ -140,6 +141,7 @@ class FeedProposal:
     outputs: tuple[OutputProposal, ...]
     by: Mapping[str, str] = field(default_factory=dict)
     rest: Mapping[str, int] = field(default_factory=dict)
+    key: tuple[str, ...] = ()
 
     @property
     def format(self) -> Proposed:
@@ -156,6 +158,12 @@ def propose(records: Sequence[SampledRecord], *, raw: bool = False) -> FeedPropo
     envelope = find_envelope(records)
     by = find_discriminator(records, envelope)
     if by is None:
+        changes = identify_rows(envelope, records)
+        output = _propose_output(records, changes)
+        kinds = {c.name: parse_schema({c.name: c.type}).fields[0].type.kind for c in output.columns}
+        own = any(name.casefold().startswith(ORDER) for name in kinds)
+        if all(kinds.get(name) in KEY_KINDS for name in changes.key) and not own:
+            return FeedProposal(len(records), changes.title, (output,), key=changes.key)
         return FeedProposal(len(records), envelope.title, (_propose_output(records, envelope),))
     groups, rest, outputs = defaultdict[str, list[SampledRecord]](list), Counter[str](), list[OutputProposal]()
     for record in records:
@@ -197,7 +205,7 @@ def _propose_output(
         sample.count(record.value)
     for record in usual:
         sample.learn((envelope.get_row(record.value) or {}).items())
-    sample.paths |= {name: (*envelope.at, name) for name in sample.fields}
+    sample.paths |= {name: (*(() if envelope.key else envelope.at), name) for name in sample.fields}
     for record in usual:
         sample.learn(envelope.list_attributes(record))
     sample.paths |= envelope.attributes

@@ -200,6 +200,7 @@ DOCUMENTS = [
             "columns": Any,
             "extra": Any,
             "envelope": str,
+            "key": tuple[str, ...],
             "split": Mapping[str, str],
             "rest": Mapping[str, int],
             "outputs": tuple[propose_feed.OutputProposal, ...],

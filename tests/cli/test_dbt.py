@@ -16,6 +16,8 @@ from kafka.admin import KafkaAdminClient, NewTopic
 
 import sluice as package
 from sluice.pipelines.operating.dbt_sources import describe_sources, list_untested
+from sluice.pipelines.records.rows.row_format import landed_schema
+from sluice.pipelines.tables.key_fold import Columns
 from sluice.pipelines.util.units import DAY, HOUR, MINUTE, show_instant, show_window
 from sluice.resources.liveness import now
 from sluice.resources.local.local_kafka import LocalKafka
@@ -171,6 +173,55 @@ def test_columns_have_types_descriptions_and_the_tests_that_dbt_can_run(project:
         "id is at least 0",
     ]
     assert all(f"# orders, not tested: {one}" in sluice("dbt", "sources").out for one in list_untested(feed))
+
+
+CHANGES = "format: json\nschema: {id: int64, day: date, tags: list<string>}\n"
+
+
+def test_current_rows_are_a_source_of_their_own(project: Path, sluice: Sluice) -> None:
+    """The described columns are those of the table that a sync makes."""
+    head = "kafka: {bootstrap: 127.0.0.1:9}\ntopics: orders\nstart: earliest\n"
+    iceberg = "table: {iceberg: {name: db.a}, current: now.b}\n"
+    settings = {
+        "changed": f"{CHANGES}changes: {{format: debezium, key: id, order_by: source.lsn}}\n{iceberg}",
+        "put": f"{CHANGES}changes: {{format: upsert}}\ntable: {{delta: {{}}, current: true}}\n",
+        "raw": "changes: {format: upsert}\ntable: {delta: {}, current: true}\n",
+    }
+    for name, lines in settings.items():
+        (project / "feeds" / f"{name}.yaml").write_text(head + lines)
+    document = sluice("dbt", "sources", *settings, "--database", "lake", "--json").document
+    names = {s["name"]: [t["name"] for t in s["tables"]] for s in document["sources"]}
+    assert names == {
+        "db": ["changed"],
+        "now": ["changed__current"],
+        "delta": ["put", "put__current", "raw", "raw__current"],
+    }
+    tables = {t["name"]: t for s in document["sources"] for t in s["tables"]}
+    changed, put = tables["changed__current"], tables["put__current"]
+    assert (changed["identifier"], document["sources"][1]["database"]) == ("b", "lake")
+    assert put["identifier"] == f"{project}/.sluice/lake/tables/put_current"
+    tests = {c["name"]: c["data_tests"] for c in changed["columns"] if "data_tests" in c}
+    assert tests == {"id": ["not_null", "unique"]}
+    columns = {name: {c["name"]: c["data_type"] for c in t["columns"]} for name, t in tables.items()}
+    for name in settings:
+        feed = Project.find(project).feeds()[name]
+        assert feed.changes is not None
+        landed = landed_schema(feed.landed_columns)
+        types = {f.name: spell_arrow_type(f.type) for f in landed}
+        assert set(columns[f"{name}__current"]) == set(Columns.of(feed.changes, types).rows)
+    assert columns["changed__current"]["day"] == "date"
+    assert columns["put__current"]["tags"] == "array<string>"
+
+
+def spell_arrow_type(t: pa.DataType) -> str:
+    """Returns a type as the ledger spells it."""
+    plain = t.value_type if pa.types.is_dictionary(t) else t
+    if pa.types.is_struct(plain):
+        return f"struct<{', '.join(f'{f.name}:{spell_arrow_type(f.type)}' for f in plain)}>"
+    if pa.types.is_list(plain):
+        return f"list<{spell_arrow_type(plain.value_type)}>"
+    words = {"date32[day]": "date", "timestamp[ms, tz=UTC]": "timestamp(ms)"}
+    return words.get(str(plain), str(plain))
 
 
 def test_sources_have_the_schemas_of_their_tables(project: Path, sluice: Sluice) -> None:

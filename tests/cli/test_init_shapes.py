@@ -14,6 +14,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from deltalake import DeltaTable
 from kafka import KafkaProducer
 
 from sluice.resources.local.local_kafka import LocalKafka
@@ -33,12 +34,14 @@ class Topic:
     def __init__(self, folder: Path, kafka: LocalKafka, topic: str, sluice: Sluice) -> None:
         self.folder, self.kafka, self.topic, self.sluice = folder, kafka, topic, sluice
 
-    def send(self, records: Iterable[Sent]) -> None:
-        producer = KafkaProducer(bootstrap_servers=self.kafka.bootstrap, linger_ms=5)
+    def send(self, records: Iterable[Sent], keys: Iterable[Any] = ()) -> None:
+        """Send the records with these keys, which are JSON, or with texts."""
+        names, producer = iter(keys), KafkaProducer(bootstrap_servers=self.kafka.bootstrap, linger_ms=5)
         for i, (headers, value) in enumerate(records):
             data = value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
             pairs = [(name, text.encode()) for name, text in headers.items()]
-            producer.send(self.topic, data, b"k%d" % i, pairs, i % 2, START + i)
+            key = json.dumps(name).encode() if (name := next(names, None)) is not None else b"k%d" % i
+            producer.send(self.topic, data, key, pairs, i % 2, START + i)
         producer.close()
 
     def init(self) -> dict[str, Any]:
@@ -294,6 +297,35 @@ def test_debezium_with_its_schema_lands_rows(topic: Topic) -> None:
         "id, (amount * 100)::bigint, born - date '1970-01-01', epoch_us(changed), __op, __before, kafka_tombstone"
     )
     assert {at: (*row[:5], row[5] and json.loads(row[5]), row[6]) for at, row in rows.items()} == expected
+
+
+@pytest.mark.parametrize("has_schema", [True, False])
+def test_debezium_with_keys_is_changes_of_rows(topic: Topic, has_schema: bool) -> None:
+    """The proposal with a table added gives the rows as of now."""
+
+    def wrap(part: Any) -> Any:
+        return {"schema": SCHEMA, "payload": part} if has_schema else part
+
+    rows = [make_row(i // 4 * 2 + i % 2) for i in range(200)]
+    changes = [make_change(i // 2, row) for i, row in enumerate(rows)]
+    topic.send((({}, wrap(change)) for change in changes), [wrap({"id": row["id"]}) for row in rows])
+    proposal = topic.init()
+    assert proposal["key"] == ["id"]
+    assert "changes: {format: debezium, key: [id]}" in proposal["text"]
+    assert set(proposal["columns"]) == {*rows[0]}
+    assert (proposal["fit"], proposal["misfits"]) == (200, [])
+    if has_schema:
+        assert proposal["columns"]["amount"] == "decimal(10,2) from base64"
+        assert proposal["columns"]["born"] == "date from days"
+    path = topic.folder / "feeds" / "feed.yaml"
+    path.write_text(path.read_text() + "table: {delta: {}, current: true}\n")
+    done = topic.sluice("table", "sync", "feed")
+    assert done.code == 0, done.err
+    current = {row["id"]: change["after"] for row, change in zip(rows, changes, strict=True)}
+    expected = {id: row and row["tags"] for id, row in current.items() if row}
+    read = DeltaTable(f"{topic.folder}/.sluice/lake/tables/feed_current").to_pyarrow_table().to_pylist()
+    assert {row["id"]: row["tags"] for row in read} == expected
+    assert topic.sluice("table", "check", "feed").code == 0
 
 
 def test_debezium_without_schema_lands_rows_by_sampled_values(topic: Topic) -> None:

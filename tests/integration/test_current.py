@@ -476,9 +476,12 @@ def test_table_that_others_changed_is_reported_with_its_remedy(project: FeedProj
     assert (code, len(printed["current"]["keys_differ"])) == (1, 1), printed
     remedy = "sluice table sync customers --repair"
     assert remedy in call("table", "check", "customers")[1]
+    assert call("audit", "customers")[0] == 0
+    code, printed = call("audit", "customers", "--table")
+    assert (code, "1 key in table db.customers_now" in printed, remedy in printed) == (1, True, True), printed
     assert call(*remedy.split()[1:])[0] == 0
     assert customers.read() == rows
-    assert call("table", "check", "customers")[0] == 0
+    assert call("table", "check", "customers")[0] == call("audit", "customers", "--table")[0] == 0
 
     customers.reader._load_table().delete("id = 3")
     customers.produce((20, build_row(20, "n20")))
