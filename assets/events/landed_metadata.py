@@ -65,6 +65,7 @@ def build_window_metadata(view: LedgerView, window: int) -> Metadata:
     of_batches = view.read_facts(batches)
     facts = BatchFacts(view.list_receipts(window), of_batches.traffic)
     return {
+        **_describe_check(view, window),
         "dagster/partition_row_count": facts.counts.landed,
         "dagster/uri": _locate(view, window, 0),
         "boundaries": _build_boundaries(view, window, facts),
@@ -78,6 +79,16 @@ def build_window_metadata(view: LedgerView, window: int) -> Metadata:
         **_describe_engines(facts),
         **_describe_batches(view, batches),
     }
+
+
+def _describe_check(view: LedgerView, window: int) -> Metadata:
+    """Returns the check of a window as text, if the run has checked it."""
+    from sluice.pipelines.operating.hour_page import describe_hour  # late: definitions load without it
+
+    if (check := view.checks.get(window)) is None:
+        return {}
+    address = view.lake.locate(paths.get_hour_page_path(view.feed.name, window, view.feed.output))
+    return {"check": dg.MetadataValue.md(describe_hour(check, address))}
 
 
 def build_quarantine_metadata(view: LedgerView, window: int) -> Metadata:

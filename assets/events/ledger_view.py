@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from sluice.assets.specs.asset_specs import Keys
 from sluice.pipelines.contract.catalogue import ExpectationOutcome, Result, contract_results
@@ -27,6 +28,9 @@ from sluice.pipelines.publishing import publish
 from sluice.pipelines.records.shape import RAW, Shape
 from sluice.pipelines.status.batch_facts import BatchFacts
 
+if TYPE_CHECKING:
+    from sluice.pipelines.operating.check_window import WindowCheck
+
 
 def quarantines(feed: Feed) -> bool:
     """Returns true if the feed can refuse records, by its schema, its contract, or the outputs that it has."""
@@ -35,7 +39,9 @@ def quarantines(feed: Feed) -> bool:
 
 @dataclass(frozen=True)
 class LedgerView:
-    """One feed: its ledger folded up to `state`, at the time `now` (ms), and the lake that its parts are in."""
+    """One feed: its ledger folded up to `state`, at the time `now` (ms), and the lake that its parts are in. `checks`:
+    those of windows (by their starts, ms) that the run has just landed.
+    """
 
     feed: Feed
     ledger: Ledger
@@ -44,6 +50,7 @@ class LedgerView:
     now: int
     liveness: Liveness
     keys: Keys
+    checks: dict[int, WindowCheck] = field(default_factory=dict, repr=False)
     _entries: dict[int, _PublishedBatch] = field(default_factory=dict, repr=False)
     _shapes: dict[str, Shape | None] = field(default_factory=dict, repr=False)
     _pages: dict[int, str | None] = field(default_factory=dict, repr=False)
@@ -57,7 +64,7 @@ class LedgerView:
 
     def of_output(self, output: Feed) -> LedgerView:
         """Returns the view of one output of a split feed: its receipts are as if a feed of its own had landed them."""
-        return replace(self, feed=output, _shapes={}, _judged={})
+        return replace(self, feed=output, checks={}, _shapes={}, _judged={})
 
     @cached_property
     def live(self) -> tuple[Met, ...]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import dagster as dg
 
@@ -53,6 +53,9 @@ from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import many, show_duration, show_window
 from sluice.resources.observe import lineage
 from sluice.running import FeedRun, find_open_error, list_requested, list_settled
+
+if TYPE_CHECKING:
+    from sluice.pipelines.operating.check_window import WindowCheck
 
 
 class RunConfig(Protocol):
@@ -300,7 +303,8 @@ class LandStep:
         outlook = watched.outlook if watched else None
         if outlook:
             ledger.note_retention(outlook.kept)
-        BatchReports(context.log, ledger, ports.lake).write_all(landed.batches, outlook)
+        view.checks.update(self._write_hours(ports, view, landed))
+        BatchReports(context.log, ledger, ports.lake, view.checks).write_all(landed.batches, outlook)
         if landed.refused:
             BatchReports(context.log, ledger, ports.lake).write_refused(context.run.run_id, landed.refused)
         yield from self._publish_events(view, landed, rolled)
@@ -308,6 +312,21 @@ class LandStep:
         if watched:
             yield feed_checks.evaluate_feed(context.instance, self._key, FEED_HEALTH, feed_checks.check_health(watched))
         return view, run, landed
+
+    def _write_hours(self, ports: Ports, view: LedgerView, landed: Landed) -> Mapping[int, WindowCheck]:
+        """Write the pages of windows that this run is about, and return their checks. Errors are only logged."""
+        from sluice.pipelines.operating.hour_page import build_page, check_hours
+
+        ranges = (r.offset_range for b in landed.batches if b.number is not None for r in b.receipts)
+        starts = {s.window for s in ranges if s.window is not None} | view.complete.intersection(self._windows)
+        try:
+            checks = check_hours(self.feed, ports, view.ledger, starts, complete_only=bool(landed.failures))
+            for check in checks.values():
+                build_page(self.feed, ports, check)
+        except Exception as error:  # noqa: BLE001 - the rows have landed, and pages are optional
+            self.context.log.warning("pages of windows were not written: %s: %s", type(error).__name__, error)
+            return {}
+        return checks
 
     def _time_is_up(self) -> Callable[[], bool]:
         """Returns a function that is true once the rest is left to the next run.
@@ -405,11 +424,12 @@ def _read_topics(context: Context, ports: Ports, landed: Landed, view: LedgerVie
 
 @dataclass(frozen=True, slots=True)
 class BatchReports:
-    """Writes the reports of a feed's batches. Errors are logged only."""
+    """Writes the reports of a feed's batches. Errors are logged only. `checks`: windows of them, by their starts."""
 
     log: dg.DagsterLogManager
     ledger: Ledger
     lake: Lake
+    checks: Mapping[int, WindowCheck] = field(default_factory=dict)
 
     def write_all(self, batches: Sequence[BatchResult], outlook: Outlook | None) -> None:
         """Write reports of batches, whatever their outcome. `outlook`: the feed's now, if known."""
@@ -428,10 +448,13 @@ class BatchReports:
         self, batch: int, why: str, failures: Sequence[RangeFailure] = (), outlook: Outlook | None = None
     ) -> None:
         from sluice.pipelines.batch_report import report_page
-        from sluice.pipelines.batch_report.batch_account import behind
+        from sluice.pipelines.batch_report.batch_account import behind, read_account
+        from sluice.pipelines.operating.hour_page import list_hour_figures
 
         try:
-            path = report_page.keep(self.ledger, self.lake, batch, behind(outlook) if outlook else None, why, failures)
+            account = read_account(self.ledger, self.lake, batch, why, failures)
+            pending, hours = behind(outlook) if outlook else None, list_hour_figures(self.checks)
+            path = report_page.keep(account, self.lake, pending, hours)
         except Exception as error:  # noqa: BLE001 - the batch is decided, and its report is optional
             self.log.warning("the report of batch %d was not written: %s: %s", batch, type(error).__name__, error)
             return

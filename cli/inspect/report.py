@@ -1,16 +1,15 @@
-"""`sluice report`: the report of a batch, one HTML file. From the ledger and the lake; Kafka is not asked."""
+"""`sluice report`: pages of HTML that open offline, of a window, of a batch, and of all feeds."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from sluice.cli.app import completers
 from sluice.cli.app.invocation import FeedName, Session, command
-
-if TYPE_CHECKING:
-    pass
+from sluice.pipelines.errors import LakeUnavailable, UsageError
 
 
 def register(app: typer.Typer) -> None:
@@ -20,6 +19,15 @@ def register(app: typer.Typer) -> None:
 def report(
     session: Session,
     feed: FeedName,
+    window: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[WINDOW]",
+            help="The page of this window, by its start in UTC, such as 2026-11-20T14.",
+            show_default="the report of a batch",
+            autocompletion=completers.complete_windows,
+        ),
+    ] = None,
     batch: Annotated[
         int | None,
         typer.Option("--batch", metavar="N", min=0, help="The report of this batch.", show_default="the newest batch"),
@@ -29,22 +37,53 @@ def report(
         typer.Option("--output", metavar="FILE", help="Also write a copy to this file.", show_default=False),
     ] = None,
 ) -> None:
-    """Print the address of a batch's report, an HTML file that opens offline.
+    """Print the address of a window's page or of a batch's report, an HTML file that opens offline.
 
-    Runs write it when a batch is published or refused. If it is missing, it is built again from the ledger and the
-    files of the batch. It contains values of records.
+    A window's page shows what `sluice check` prints, with samples of quarantined records; it is made again. Runs write
+    it and the batch's report. A missing report is built again from the ledger and the files of the batch. Pages contain
+    values of records. Users without the right to write give `--output`.
 
+    $ sluice report orders 2026-11-20T14
     $ sluice report orders --output orders.html
     $ sluice report orders --batch 42 --json
     """
-    from sluice.pipelines.batch_report.report_page import read_report
+    if window is None:
+        _report_batch(session, feed, batch, output)
+    elif batch is not None:
+        raise UsageError("--batch together with a window", remedy="use either of them")
+    else:
+        _report_window(session, feed, window, output)
+
+
+def _report_window(session: Session, feed: str, window: str, output: Path | None) -> None:
+    from sluice.pipelines.operating.check_window import check_window
+    from sluice.pipelines.operating.hour_page import build_page
+    from sluice.reading import find_one
+
+    definition = session.find_dataset(feed)
+    with session.open_ports(definition) as ports, session.terminal.progress() as meter:
+        check = check_window(definition, ports, find_one(definition, window), (), meter)
+        page = build_page(definition, ports, check)
+    _finish(session, page.address, page.data, output)
+    session.terminal.print_document(check, path=page.address, output=output, size=len(page.data))
+
+
+def _finish(session: Session, address: str, data: bytes, output: Path | None) -> None:
+    """Write the copy, and print where the page is. Raises LakeUnavailable if it is nowhere."""
+    if output is not None:
+        output.write_bytes(data)
+    if not address and output is None:
+        raise LakeUnavailable("the page cannot be stored in the lake", remedy="write it to a file: add --output FILE")
+    session.terminal.lines([str(output or address)])
+
+
+def _report_batch(session: Session, feed: str, batch: int | None, output: Path | None) -> None:
+    from sluice.pipelines.operating.hour_page import read_batch_report
 
     definition = session.feed(feed)
     with session.open_ports(definition) as ports:
-        page = read_report(definition, ports, batch)
-    if output is not None:
-        output.write_bytes(page.data)
-    session.terminal.lines([str(output or page.address)])
+        page = read_batch_report(definition, ports, batch)
+    _finish(session, page.address, page.data, output)
     account, facts = page.account, page.account.facts
     session.terminal.print_document(
         feed=account.feed,

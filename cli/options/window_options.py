@@ -17,7 +17,7 @@ from sluice.cli.app import completers
 from sluice.cli.options import parsing
 from sluice.cli.terminal.output import bad, good, warn, work
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.status.window_state import Standing, WindowStanding, describe_empty, describe_pending
+from sluice.pipelines.status.window_state import Standing, WindowStanding, describe_complete, describe_pending
 from sluice.pipelines.util.units import DAY, HOUR, many, show_window
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def verdict(s: WindowStanding) -> Text:
     name = f"window {s.window}"
     match s.state:
         case Standing.LANDED:
-            return describe_complete(s)
+            return (warn if str(s.losses) else good)(describe_complete(s))
         case Standing.FROM_ORIGIN:
             return warn(f"{name} has landed {s.state}: earlier records of it have not")
         case Standing.RETIRED:
@@ -184,15 +184,6 @@ def verdict(s: WindowStanding) -> Text:
             return work(f"{name}: batch {s.batch} is active; {describe_pending(s.pending)}")
         case _:
             return bad(f"{name}: batch {s.batch} failed or never finished; {describe_pending(s.pending)}")
-
-
-def describe_complete(s: WindowStanding, accounted: str = "") -> Text:
-    """The line for a complete window: empty or `accounted` for, and its losses."""
-    name = f"window {s.window} is complete"
-    if s.empty:
-        return good(f"{name} and empty: {describe_empty(s.against)}")
-    lacks = str(s.losses)
-    return warn(f"{name}{accounted}, but {lacks}") if lacks else good(f"{name}{accounted}")
 
 
 # -- as a strip

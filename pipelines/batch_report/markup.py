@@ -71,6 +71,34 @@ def readable(data: bytes, limit: int = CELL) -> str:
     return cut(text, limit)
 
 
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+
+
+def page(title: str, header: Html, sections: Iterable[Html], note: str) -> str:
+    """The whole file."""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="referrer", content="no-referrer"),
+        tag("title", title),
+        Html(f"<style>{CSS}</style>"),
+    )
+    body = tag("body", header, tag("main", *sections), tag("footer", note))
+    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def render_tiles(figures: Iterable[tuple[str, str]]) -> Html:
+    """Large figures, each with its label."""
+    return tag(
+        "div", *(tag("div", tag("b", f), tag("span", label), class_="tile") for f, label in figures), class_="tiles"
+    )
+
+
+VALUES = "This file holds values of records: share it as you would share the data. It needs no network."
+
+
 # -- tables
 
 

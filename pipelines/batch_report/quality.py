@@ -37,7 +37,7 @@ from sluice.pipelines.contract.catalogue import ExpectationOutcome
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
 from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.lake import parquet
-from sluice.pipelines.model.receipts import DriftKind, Part, Receipt
+from sluice.pipelines.model.receipts import Counts, DriftKind, Part, Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine.limit import Fault, QuarantineKind, faults_of, rank_faults
 from sluice.pipelines.util.units import many, show_instant
@@ -171,15 +171,11 @@ NAME = 80
 # -- quarantine
 
 
-def quarantine(a: BatchAccount, refused_records: Rejects) -> Html:
-    """Refused records, most frequent first, with a few samples of each kind."""
-    counts = a.facts.counts
+def quarantine(counts: Counts, refused_records: Rejects) -> Html | None:
+    """Refused records, most frequent first, with a few samples of each kind. Shares are of all records."""
     refused, total = counts.quarantined, counts.records
     if not refused:
-        if counts.dropped:
-            note = f"{many(counts.dropped, 'record')} did not fit and were dropped, as the feed asks: none is kept."
-            return section("quarantine", "Quarantine", note=note)
-        return section("quarantine", "Quarantine", tag("p", tag("span", "✓ ", class_="good"), "Every record fits."))
+        return None
     note = f"{many(refused, 'record')} of {number(total)} ({share(refused, total)}) did not fit; quarantine keeps them."
     if refused_records.unread:
         unread_files = many(refused_records.files, "file")
@@ -187,7 +183,7 @@ def quarantine(a: BatchAccount, refused_records: Rejects) -> Html:
     with_samples = [r for r in refused_records.kinds[:SHOWN] if r.samples]
     samples = details("Samples", *(_samples(r) for r in with_samples)) if with_samples else Html("")
     opened = Html(samples.replace("<details>", "<details open>", 1))
-    return section("quarantine", "Quarantine", _ranked_faults(refused_records, refused), opened, note=note)
+    return section("quarantine", "Quarantine", _ranked_faults(refused_records, total), opened, note=note)
 
 
 def _ranked_faults(refused_records: Rejects, all_: int) -> Html:
@@ -253,15 +249,14 @@ def _last(data: bytes, limit: int = 120, *, cut_: bool) -> str:
 
 # -- the contract
 
-_UNCHECKED = "This batch was not checked against a contract."
 _MARKS = {"good": "✓", "warn": "!", "bad": "✗", "info": "·"}
 
 
-def contract(a: BatchAccount, profiles: Profiles) -> Html:
+def contract(a: BatchAccount, profiles: Profiles) -> Html | None:
     """Every expectation in words, broken ones first, with examples."""
     if a.facts.contract is None:
-        note = "Each output has a contract of its own: Dagster's checks have the results." if a.is_split else _UNCHECKED
-        return section("contract", "Contract", note=note)
+        note = "Each output has a contract of its own: Dagster's checks have the results."
+        return section("contract", "Contract", note=note) if a.is_split else None
     decided = {o.expectation.place: o for o in a.facts.outcomes}
     ranked = sorted(a.facts.contract.expectations, key=lambda e: (_rank(decided.get(e.place)), e.place))
     expectation_rows = [_expectation(e, decided.get(e.place), profiles) for e in ranked[:EXPECTATIONS]]
@@ -407,13 +402,11 @@ _DRIFTS = {
 }
 
 
-def drift(a: BatchAccount) -> Html:
+def drift(a: BatchAccount) -> Html | None:
     """How records differ from the schema."""
     drifts = sorted(a.facts.drift, key=lambda d: (-d.records, d.kind, d.field))
     if not drifts:
-        return section(
-            "drift", "Drift", tag("p", tag("span", "✓ ", class_="good"), "No field drifted from the schema.")
-        )
+        return None
     largest = drifts[0].records
     rows = [
         [

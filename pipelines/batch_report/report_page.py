@@ -6,10 +6,11 @@ the batch's files exist; only the run that lands the batch adds the lag from Kaf
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from sluice.pipelines.batch_report import quality
+from sluice.pipelines.batch_report import markup, quality
 from sluice.pipelines.batch_report.batch_account import (
     BatchAccount,
     PartitionLag,
@@ -21,6 +22,7 @@ from sluice.pipelines.batch_report.batch_account import (
 from sluice.pipelines.batch_report.column_profiles import Profiles, profiles
 from sluice.pipelines.batch_report.markup import (
     CSS,
+    VALUES,
     Bar,
     Html,
     cut,
@@ -29,6 +31,7 @@ from sluice.pipelines.batch_report.markup import (
     lying,
     number,
     plain,
+    render_tiles,
     section,
     share,
     size,
@@ -38,60 +41,56 @@ from sluice.pipelines.batch_report.markup import (
 )
 from sluice.pipelines.batch_report.quality import Rejects, rejects
 from sluice.pipelines.contract import catalogue
-from sluice.pipelines.errors import BatchRefused
+from sluice.pipelines.errors import BatchRefused, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import Policies
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import BatchStatus, Ledger
-from sluice.pipelines.model.receipts import SHARES, BrokerTraffic, Counts, PartKind, RangeFailure, Receipt, sum_brokers
+from sluice.pipelines.model.receipts import SHARES, BrokerTraffic, Counts, PartKind, Receipt, sum_brokers
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.status.batch_facts import ACTIVITIES, TopicTraffic
 from sluice.pipelines.util.units import many, show_about, show_instant, show_window
 from sluice.pipelines.validation.drift import check_drift
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 FAILURES = 40
 LARGEST = 290_000
 """Bytes of the whole file."""
 
 
+class HourFigures(NamedTuple):
+    """A window as its check has it, after all of its batches: its state, late records, copies."""
+
+    state: str
+    late: int | None
+    copies: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """Everything a page shows. `behind`: the pending offsets of each partition when the batch was done; None: not
-    asked."""
+    asked. `hours`: by name, the windows of the batch that were checked."""
 
     account: BatchAccount
     rejects: Rejects
     profiles: Profiles
     behind: tuple[PartitionLag, ...] | None = None
+    hours: Mapping[str, HourFigures] = field(default_factory=dict)
 
 
 def html(page: Page) -> str:
     """The file."""
     a = page.account
     sections = _within_size_limit(_sections(page))
-    title = f"{a.feed}: batch {a.batch.id}"
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("title", title),
-        Html(f"<style>{CSS}</style>"),
-    )
-    note = "This file holds values of records: share it as you would share the data. It needs no network."
-    header, main = _header(a, [name for name, _ in sections]), tag("main", *(s for _, s in sections))
-    body = tag("body", header, main, tag("footer", note))
-    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
+    header = _header(a, [name for name, _ in sections], page.behind)
+    return markup.page(f"{a.feed}: batch {a.batch.id}", header, (s for _, s in sections), VALUES)
 
 
 def _sections(page: Page) -> list[tuple[tuple[str, str], Html]]:
     a = page.account
     built = {
-        ("rows", "Rows"): render_rows(a),
-        ("quarantine", "Quarantine"): quality.quarantine(a, page.rejects),
+        ("rows", "Rows"): render_rows(a, page.hours),
+        ("quarantine", "Quarantine"): quality.quarantine(a.facts.counts, page.rejects),
         ("contract", "Contract"): quality.contract(a, page.profiles),
         ("columns", "Columns"): quality.columns(a, page.profiles),
         ("drift", "Drift"): quality.drift(a),
@@ -119,7 +118,7 @@ def _within_size_limit(sections: list[tuple[tuple[str, str], Html]]) -> list[tup
 # -- the head
 
 
-def _header(a: BatchAccount, names: Sequence[tuple[str, str]]) -> Html:
+def _header(a: BatchAccount, names: Sequence[tuple[str, str]], behind: Sequence[PartitionLag] | None) -> Html:
     word, kind, sentence = verdict(a)
     return tag(
         "header",
@@ -127,7 +126,7 @@ def _header(a: BatchAccount, names: Sequence[tuple[str, str]]) -> Html:
         tag("h1", tag("bdi", a.feed), f" · batch {a.batch.id}"),
         tag("div", tag("span", word, class_=f"pill {kind}"), " ", sentence, class_="verdict"),
         _why(a),
-        _tiles(a),
+        _tiles(a, behind),
         tag("nav", *(tag("a", title, href=f"#{name}") for name, title in names), aria_label="Sections"),
     )
 
@@ -159,10 +158,10 @@ def _why(a: BatchAccount) -> Html:
     return tag("div", why, class_="why", role="note") if why else Html("")
 
 
-def _tiles(a: BatchAccount) -> Html:
+def _tiles(a: BatchAccount, behind: Sequence[PartitionLag] | None) -> Html:
     facts, counts = a.facts, a.facts.counts
     rate = number(facts.per_second(counts.landed))
-    tiles = [
+    figures = [
         (number(counts.landed), "rows landed" if a.is_published else "rows would land"),
         (number(counts.quarantined), f"quarantined, {share(counts.quarantined, counts.records)}"),
         (number(counts.no_record), "offsets without a record"),
@@ -170,12 +169,9 @@ def _tiles(a: BatchAccount) -> Html:
         (size(facts.bytes), f"in {many(facts.files, 'file')}"),
         *([(_took(facts.took), "from plan to publish"), (rate, "rows a second")] if facts.took else []),
         *_contract_tile(a),
+        *([(number(sum(b.offsets for b in behind)), "offsets pending then")] if behind is not None else []),
     ]
-    return tag(
-        "div",
-        *(tag("div", tag("b", figure), tag("span", label), class_="tile") for figure, label in tiles),
-        class_="tiles",
-    )
+    return render_tiles(figures)
 
 
 def _contract_tile(a: BatchAccount) -> list[tuple[str, str]]:
@@ -237,13 +233,18 @@ TIMES = ("kafka_timestamp", "timestamp")
 """The column of the records' times, in typed feeds and in raw ones."""
 
 
-def make(a: BatchAccount, lake: Lake, behind: Sequence[PartitionLag] | None = None) -> bytes:
+def make(
+    a: BatchAccount,
+    lake: Lake,
+    behind: Sequence[PartitionLag] | None = None,
+    hours: Mapping[str, HourFigures] | None = None,
+) -> bytes:
     """The report of a batch, from its own files. Raises LakeUnavailable."""
     refused = rejects(a.facts.parts(PartKind.QUARANTINED), lake, published=a.is_published)
     positions = [p for o in a.facts.outcomes if not o.quarantines for p in o.first]
     landed = a.facts.parts(PartKind.LANDED)
     spread = profiles(landed, lake, columns_to_profile(a), positions, published=a.is_published)
-    return html(Page(a, refused, spread, None if behind is None else tuple(behind))).encode()
+    return html(Page(a, refused, spread, None if behind is None else tuple(behind), hours or {})).encode()
 
 
 def columns_to_profile(a: BatchAccount) -> list[str]:
@@ -275,22 +276,20 @@ def _attempt(a: BatchAccount) -> str:
 
 
 def keep(
-    ledger: Ledger,
+    a: BatchAccount,
     lake: Lake,
-    batch: int,
     behind: Sequence[PartitionLag] | None = None,
-    why: str = "",
-    failures: Sequence[RangeFailure] = (),
+    hours: Mapping[str, HourFigures] | None = None,
 ) -> str:
-    """Make a batch's report, put it into the lake and return its path. Raises as `account` and `make` do."""
-    facts = read_account(ledger, lake, batch, why, failures)
-    lake.put(path := path_of(facts), make(facts, lake, behind))
+    """Make a batch's report, put it into the lake and return its path. Raises as `make` does."""
+    lake.put(path := path_of(a), make(a, lake, behind, hours))
     return path
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """The report of a batch. `rebuilt`: it was missing in the lake and has been made again."""
+    """The report of a batch. `rebuilt`: it was missing in the lake and has been made again. `address` is empty if the
+    lake does not have it because this process may not write there."""
 
     account: BatchAccount
     address: str
@@ -298,15 +297,30 @@ class BatchReport:
     rebuilt: bool
 
 
-def read_report(feed: Feed, ports: Ports, batch: int | None) -> BatchReport:
-    """Returns the report of a batch (None: the newest one), from the lake alone. Raises UsageError."""
+def read_report(
+    feed: Feed, ports: Ports, batch: int | None, check_hours: Callable[[Sequence[int]], Mapping[str, HourFigures]]
+) -> BatchReport:
+    """Returns the report of a batch (None: the newest one). A missing one is made, and stored if the lake may be
+    written. Raises UsageError.
+    """
     lake, ledger = ports.lake, Ledger(ports.lake, feed.name, ports.clock)
     a = read_account(ledger, lake, newest(ledger.read(), feed.name) if batch is None else batch)
     path = receipt_files.find_batch_page(lake, feed.name, a.batch.id, _attempt(a))
     if path is not None and (data := lake.get(path)) is not None:
         return BatchReport(a, lake.locate(path), data, False)
-    lake.put(path := path_of(a), data := make(_with_reason(a, feed.policies, lake), lake))
-    return BatchReport(a, lake.locate(path), data, True)
+    path = path_of(a)
+    data = make(_with_reason(a, feed.policies, lake), lake, hours=check_hours([*windows(a.facts.receipts)]))
+    stored = put_page(lake, path, data)
+    return BatchReport(a, lake.locate(path) if stored else "", data, True)
+
+
+def put_page(lake: Lake, path: str, data: bytes) -> bool:
+    """Store a page. Returns False if it cannot be written: readers may lack the right."""
+    try:
+        lake.put(path, data)
+    except SluiceError:
+        return False
+    return True
 
 
 PARTITIONS = 40
@@ -327,7 +341,7 @@ def render_legend(pairs: Sequence[tuple[str, str]]) -> Html:
 # -- rows
 
 
-def render_rows(a: BatchAccount) -> Html:
+def render_rows(a: BatchAccount, hours: Mapping[str, HourFigures]) -> Html:
     """Rows by partition and by window."""
     if not a.facts.receipts:
         return section("rows", "Rows", note="No offset range was finished: nothing landed.")
@@ -344,7 +358,9 @@ def render_rows(a: BatchAccount) -> Html:
         _render_counts("Rows by partition", "partition", by_partition, PARTITIONS),
         tag("h3", "By window"),
         _plot(by_window) if len(by_window) > 5 else "",
-        _render_counts("Rows by window", "window", by_window, WINDOWS // 5 if len(by_window) > WINDOWS else WINDOWS),
+        _render_counts(
+            "Rows by window", "window", by_window, WINDOWS // 5 if len(by_window) > WINDOWS else WINDOWS, hours
+        ),
         note=note,
     )
 
@@ -369,17 +385,21 @@ def _plot(by_window: Mapping[str, Counts]) -> Html:
     )
 
 
-def _render_counts(caption: str, name: str, counts: Mapping[str, Counts], limit: int) -> Html:
+def _render_counts(
+    caption: str, name: str, counts: Mapping[str, Counts], limit: int, hours: Mapping[str, HourFigures] | None = None
+) -> Html:
     items = list(counts.items())
     longest = max((c.total for c in counts.values()), default=0)
-    table_rows = [_render_row(n, c, longest) for n, c in items[:limit]]
+    unchecked = HourFigures("not checked", None, None)
+    figures = {n: (hours or {}).get(n, unchecked) for n, _ in items} if hours else {}
+    table_rows = [_render_row(n, c, longest, figures.get(n)) for n, c in items[:limit]]
     if rest := items[limit:]:
         table_rows.append(_render_row(f"{len(rest):,} more", sum((c for _, c in rest), Counts()), 0))
-    columns = [name, "", "landed", "quarantined", "share", "no record"]
-    return table(caption, columns, table_rows, right=columns[2:])
+    columns = [name, "", "landed", "quarantined", "share", "no record", *(["late", "copies", "now"] if figures else [])]
+    return table(caption, columns, table_rows, right=columns[2:8])
 
 
-def _render_row(name: str, c: Counts, longest: int) -> list[str]:
+def _render_row(name: str, c: Counts, longest: int, hour: HourFigures | None = None) -> list[str]:
     pieces = [(c.landed, ""), (c.quarantined, "reject"), (c.no_record + c.dropped + c.erased, "hidden")]
     bar = tag("div", lying(pieces, longest), class_="w1") if longest else ""
     return [
@@ -389,20 +409,17 @@ def _render_row(name: str, c: Counts, longest: int) -> list[str]:
         number(c.quarantined),
         share(c.quarantined, c.records),
         number(c.no_record + c.dropped + c.erased),
+        *([number(hour.late), number(hour.copies), hour.state] if hour else []),
     ]
 
 
 # -- lag
 
 
-def render_lag(behind: Sequence[PartitionLag] | None) -> Html:
+def render_lag(behind: Sequence[PartitionLag] | None) -> Html | None:
     """The pending offsets at the end of the batch."""
-    if behind is None:
-        return section("lag", "Lag", note="Not known: this report was made without asking Kafka.")
     if not behind:
-        return section(
-            "lag", "Lag", tag("p", tag("span", "✓ ", class_="good"), "Nothing was pending when the batch was done.")
-        )
+        return None
     ranked = sorted(behind, key=lambda b: (-b.offsets, b.key))
     largest, all_ = ranked[0].offsets, sum(b.offsets for b in ranked)
     table_rows = [
@@ -422,13 +439,13 @@ def _show_age(ms: int | None) -> str:
 # -- time
 
 
-def render_timings(a: BatchAccount) -> Html:
+def render_timings(a: BatchAccount) -> Html | None:
     """Task time by activity."""
     work = a.facts.task_time
     spent = dict(sorted(((name, ns) for name, ns in work.ns.items() if ns), key=lambda item: (-item[1], item[0])))
     all_ = work.total
     if not all_:
-        return section("time", "Time", note="Nothing is known: no task of this batch read anything.")
+        return None
     kinds = {name: f"t{i % 8}" for i, name in enumerate([*ACTIVITIES, *sorted(spent.keys() - ACTIVITIES.keys())])}
     total_bar = tag("div", lying([(ns, kinds[name]) for name, ns in spent.items()], all_), class_="thick")
     table_rows = [
@@ -503,11 +520,11 @@ def _show_behind(t: TopicTraffic) -> str:
 # -- history
 
 
-def render_history(a: BatchAccount) -> Html:
+def render_history(a: BatchAccount) -> Html | None:
     """The batches up to this one."""
     past = a.past
     if len(past) == 1:
-        return section("history", "History", note="This is the feed's first batch.")
+        return None
     landed, shares, rows = list[Bar](), list[Bar](), list[list[str]]()
     for p in past:
         name, c, when = f"batch {p.batch}", p.counts, _show_time(p)

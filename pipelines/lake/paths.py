@@ -54,7 +54,7 @@ from typing import Final, Literal, NamedTuple
 from sluice.pipelines.model.kafka import encode_topic
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.util.units import DAY, HOUR, parse_duration, parse_window, show_duration
+from sluice.pipelines.util.units import DAY, HOUR, parse_duration, parse_window, show_duration, show_window
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -84,6 +84,8 @@ _SEVERAL = ".receipts.json"
 _RELANDED = re.compile(r"_sluice/[^/]+/relanded/([0-9]+)/[^-/]+-[0-9]+-[0-9]+-[0-9]+\.parquet")
 
 _PAGE = re.compile(r"_sluice/[^/]+/reports/(?:[0-9]+/)?([0-9]+)(?:-[^/]+)?\.html")
+
+_HOUR_PAGE = re.compile(r"_sluice/[^/]+/reports/hours/(?:[^/]+/)?([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{4})\.html")
 
 _MANIFEST = re.compile(r"_sluice/[^/]+/windows/(?:([0-9]{4}-[0-9]{2})/)?([0-9T-]+)-([0-9]+[a-z]+)\.json")
 
@@ -508,3 +510,14 @@ def join(*parts: str) -> str:
 
 def _utc(ms: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=ms)
+
+
+def get_hour_page_path(feed: str, window: int, output: str = "") -> str:
+    """The path of the HTML page of a window (its start, ms), or of one output's."""
+    return join(f"{batch_page_folder(feed)}/hours", output, f"{show_window(window).replace(':', '')}.html")
+
+
+def parse_page_window(path: str) -> int | None:
+    """Returns the start (ms) of the window whose HTML page is at `path`; None for another path."""
+    match = _HOUR_PAGE.fullmatch(path)
+    return parse_window(f"{match[1][:-2]}:{match[1][-2:]}") if match else None

@@ -10,6 +10,7 @@ closed: erased records are a class of their own. `finish` continues the work of 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -145,12 +146,17 @@ def _discard_writes(lake: Lake, feed: str, state: State) -> None:
 
 
 def _remove_values(ledger: Ledger, lake: Lake, state: State) -> tuple[str, ...]:
-    """Remove the reports of batches that ever published an erased offset, and its rows in notes of replays. Returns the
-    paths of the reports."""
+    """Remove the pages of batches and windows that ever had an erased offset, and its rows in notes of replays. Returns
+    the paths of the pages."""
     if not state.erased:
         return ()
     publishers = _list_publishers(ledger, state)
-    pages = [p for p in lake.list(paths.batch_page_folder(ledger.feed)) if paths.page_batch(p) in publishers]
+    erased_in = {w for rs in publishers.values() for r in rs if (w := r.offset_range.window) is not None}
+    listed = [*lake.list(paths.batch_page_folder(ledger.feed))]
+    starts = sorted(start for p in listed if (start := paths.parse_page_window(p)) is not None)
+    # A page may be of a longer window than the range lay in when it landed.
+    hours = {starts[at - 1] for w in erased_in if (at := bisect_right(starts, w))}
+    pages = [p for p in listed if paths.page_batch(p) in publishers or paths.parse_page_window(p) in hours]
     for path in pages:
         lake.remove(path)
     for batch, receipts in publishers.items():

@@ -143,10 +143,18 @@ def remove_retired(ledger: Ledger, lake: Lake) -> Removed:
 
 
 def _pages(state: State, lake: Lake, feed: str) -> Iterator[str]:
-    """The reports and notes of batches that published in retired windows only."""
+    """The pages of retired windows, and the reports and notes of batches that published in such windows only."""
     if not any(state.retired.values()):
         return
     live_entries = {n for w, numbers in state.published_in.items() for n in numbers if not _gone(state, w, n)}
+    for path in lake.list(paths.batch_page_folder(feed)):
+        start = paths.parse_page_window(path)
+        if (
+            start is not None
+            and (numbers := state.published_in.get(start))
+            and all(_gone(state, start, n) for n in numbers)
+        ):
+            yield path
     reports, notes = paths.batch_page_folder(feed), paths.relanded_folder(feed)
     for folder, batch_of in ((reports, paths.page_batch), (notes, paths.relanded_batch)):
         for path in lake.list(folder):

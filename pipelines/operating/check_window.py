@@ -5,6 +5,7 @@ It uses the ledger and exactly the window's files. Kafka is asked only about a w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,12 +24,13 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.account import OffsetAccount, build_account
+from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, Reporter
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status_through
 from sluice.pipelines.planning import windows
-from sluice.pipelines.planning.schema_changes import find_columns
+from sluice.pipelines.planning.schema_changes import find_columns, shape_named
 from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import manifest
@@ -40,7 +42,7 @@ from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.status.repeats import Coordinate
 from sluice.pipelines.status.window_rows import Ends, WindowRows, read_rows
 from sluice.pipelines.status.window_state import Standing, WindowStanding, describe_pending
-from sluice.pipelines.util.documents import Derived, Flat, Internal
+from sluice.pipelines.util.documents import Derived, Flat, Instant, Internal
 from sluice.pipelines.util.units import many, show_instant
 
 _NAMED = 3
@@ -93,11 +95,24 @@ class Reason:
     remedy: str
 
 
+@dataclass(frozen=True, slots=True)
+class LandingBatch:
+    """A batch that published rows of a window: `records` are those of the window, `run` is the run and its process."""
+
+    batch: int
+    published: Instant
+    request: str
+    run: str
+    engine: str
+    records: int
+
+
 @dataclass(frozen=True)
 class WindowCheck:
     """The result of a check.
 
-    `reasons` say why the window is not complete. `rows` is None if a file is missing or damaged. `unchecked` names the
+    `reasons` say why the window is not complete. `rows` is None if a file is missing or damaged. `batches` are those
+    whose rows are in the files, `columns` the landed ones with their types; raw rows have none. `unchecked` names the
     questions to Kafka that got no answer. `clocks` is the note on boundaries that were decided against a record's
     stamp, and `protection` on rules of `protect` that were others than now; both are empty without one.
     """
@@ -110,6 +125,9 @@ class WindowCheck:
     reasons_of_quarantine: tuple[QuarantineGroup, ...]
     rows: Flat[WindowRows | None]
     files: tuple[File, ...]
+    batches: tuple[LandingBatch, ...]
+    columns: Mapping[str, str]
+    receipts: Internal[tuple[Receipt, ...]]
     unchecked: tuple[str, ...] = ()
     clocks: str = ""
     protection: str = ""
@@ -205,10 +223,39 @@ def check_window(feed: Feed, ports: Ports, window: int | None, by: Sequence[str]
             for s, p in placed
             if p.kind is kind and p.path not in wrong
         ),
+        tuple(_list_batches(ledger, state, start, settings, receipts)),
+        _find_column_types(ledger, state, receipts, feed.output),
+        tuple(receipts),
         unchecked,
         windows.describe_against(state, start, settings),
         describe_protection_then(feed, ledger, state, receipts),
     )
+
+
+def _list_batches(
+    ledger: Ledger, state: State, window: int, settings: WindowSettings, receipts: Sequence[Receipt]
+) -> Iterator[LandingBatch]:
+    """Yields the batches of the receipts, in the order of their publication."""
+    landed = Counter({(r.attempt, r.offset_range): r.counts.records for r in receipts})
+    within = windows.list_windows_within(state, window, settings)
+    for number in sorted({n for w in within for n in state.published_in.get(w, ())}):
+        if not isinstance(entry := ledger.entry(number), PublishEntry):
+            continue
+        records = [landed.get((r.attempt, r.offset_range)) for r in entry.receipts]
+        if any(n is not None for n in records):
+            batch, engines = ledger.recall(state.batches[entry.batch]), "; ".join(map(str, entry.traffic.engines))
+            total = sum(n or 0 for n in records)
+            yield LandingBatch(batch.id, entry.at, str(batch.request), batch.owner.describe(), engines, total)
+
+
+def _find_column_types(ledger: Ledger, state: State, receipts: Sequence[Receipt], output: str) -> Mapping[str, str]:
+    """Returns the columns of the newest shape of the rows, with their types."""
+    formats = {r.format for r in receipts}
+    newest = next((name for name in reversed(state.shapes) if name in formats), None)
+    shape = newest and shape_named(ledger, state, newest)
+    if shape and shape.split is not None:
+        shape = shape.datasets.get(output)
+    return shape.landed_columns.texts() if shape and shape.landed_columns else {}
 
 
 def _list_wrong_files(

@@ -23,7 +23,7 @@ from sluice.pipelines.model.receipts import Part, Progress, Reporter
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.row_format import KAFKA_FIELDS, RawFormat, offset_column, time_column
 from sluice.pipelines.records.rows.row_hashes import combine, hash_rows, is_valid
-from sluice.pipelines.schema.arrays import as_mask, int64s
+from sluice.pipelines.schema.arrays import as_mask, int64s, view_int32s
 from sluice.pipelines.status.repeats import NO_TIME, Coordinate, Kind, RepeatCounter, Repeats
 from sluice.pipelines.util.documents import Internal
 from sluice.pipelines.util.units import MINUTE
@@ -257,8 +257,8 @@ def _find_kinds(rows: pa.RecordBatch) -> np.ndarray:
     """Returns the kind of each row. A tombstone has a null for a value, which typed rows note in a column."""
     typed = offset_column(rows.schema) in _TYPED
     tombstones = _get_column(rows, KAFKA_FIELDS[-1].name) if typed else pc.is_null(_get_column(rows, "value"))
-    by_broker = pc.equal(_get_column(rows, time_column(rows.schema) + _TYPE), _LOG_APPEND_TIME)
-    kinds = np.where(as_mask(by_broker), Kind.BROKER_TIMED, Kind.RECORD)
+    by_broker = view_int32s(_get_column(rows, time_column(rows.schema) + _TYPE)) == _LOG_APPEND_TIME
+    kinds = np.where(by_broker, Kind.BROKER_TIMED, Kind.RECORD)
     return np.where(as_mask(tombstones), Kind.TOMBSTONE, kinds).astype(np.int8)
 
 

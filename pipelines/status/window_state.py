@@ -72,6 +72,14 @@ def describe_empty(against: bool) -> str:
     return "by most records' stamps, no record arrived in it" if against else "no record arrived in it"
 
 
+def describe_complete(s: WindowStanding, accounted: str = "") -> str:
+    """Returns the sentence for a complete window: empty or `accounted` for, and its losses."""
+    name = f"window {s.window} is complete"
+    if s.empty:
+        return f"{name} and empty: {describe_empty(s.against)}"
+    return f"{name}{accounted}, but {s.losses}" if str(s.losses) else f"{name}{accounted}"
+
+
 def describe_pending(pending: Sequence[PendingPart], limit: int = 3) -> str:
     """`orders:1 lacks [0, 30); 4 more lack 120 offsets`; partitions that a transaction holds come first."""
     if not pending:

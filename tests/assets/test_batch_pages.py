@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dagster as dg
 
+from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import BatchIncomplete, QuarantineExceeded
-from tests.assets.world import FEED, P0, SECRET, World, in_hour
+from sluice.pipelines.operating.check_text import list_figures
+from sluice.pipelines.operating.check_window import check_window
+from tests.assets.world import FEED, P0, SECRET, World, at_hour, in_hour, read_windows
 
 STRICT = f"{FEED}policies: {{quarantine_limit: {{share: 0.01, at_least: 1}}}}\n"
 
 
 def read_pages(world: World) -> dict[str, str]:
+    """Returns the pages of the lake by their names: of windows those with a T."""
     return {p.rpartition("/")[2]: d.decode() for p, d in world.lake.files.items() if p.endswith(".html")}
 
 
@@ -18,8 +22,7 @@ def test_run_writes_report_page_of_its_batch(world: World, instance: dg.DagsterI
     world.run(in_hour(0))
     (batch,) = world.state().batches
     page = read_pages(world)[f"{batch}.html"]
-    assert "Lag" in page
-    assert "made without asking Kafka" not in page
+    assert "offsets pending then" in page
     assert SECRET not in page
     assert "127.0.0.1" not in page
 
@@ -38,7 +41,7 @@ def test_refused_batch_gets_report_page(world: World, instance: dg.DagsterInstan
 def test_partly_published_batch_gets_report_page(world: World, instance: dg.DagsterInstance) -> None:
     world.engine.failing = {P0}
     assert isinstance(world.run(in_hour(0)).error, BatchIncomplete)
-    ((_, page),) = read_pages(world).items()
+    ((_, page),) = ((n, page) for n, page in read_pages(world).items() if "T" not in n)
     assert "published in part" in page
     assert "does not match its CRC" in page
 
@@ -54,3 +57,21 @@ def test_failed_report_write_does_not_fail_the_run(world: World, instance: dg.Da
     world.lake.put = refuse_pages  # type: ignore[method-assign]
     assert world.run(in_hour(0)).error is None
     assert read_pages(world) == {}
+
+
+def test_run_writes_page_of_its_hour_and_dagster_shows_the_check(world: World, instance: dg.DagsterInstance) -> None:
+    world.engine.bad = 2
+    world.run(in_hour(0))
+    (page,) = (data for name, data in read_pages(world).items() if "T" in name)
+    feed = world.make_session().feed("orders")
+    with world.open_ports(feed) as ports:
+        check = check_window(feed, ports, at_hour(0), (), lambda progress: None)
+    metadata = read_windows(instance, landed_key("orders"))["2024-05-01T00:00"]
+    sentence = "window 2024-05-01T00:00 is complete: 50 offsets of 2 partitions accounted for"
+    assert sentence in page.replace("Window", "window")
+    assert next(iter(metadata)) == "check"
+    text = metadata["check"]
+    assert text.startswith(f"**✓ {sentence}**")
+    assert all(figure.splitlines()[0] in text for _, figure in list_figures(check))
+    assert "4 records (8.00 %): 4 not_json" in text
+    assert "not_json" in page

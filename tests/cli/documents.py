@@ -287,6 +287,7 @@ DOCUMENTS = [
             "size": int,
         },
     ),
+    Document("report WINDOW", check_window.WindowCheck, {"path": str, "output": Path | None, "size": int}),
     Document("republish", lanes.Sent, {"applied": bool}),
     Document("republish --dry-run", republish.RepublishPreview, {"applied": bool}),
     Document(

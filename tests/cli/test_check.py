@@ -23,7 +23,7 @@ def test_a_complete_window_passes(world: World, invoke: Invoke) -> None:
     assert (document["landed"], document["quarantined"], document["offsets"]) == (46, 4, 50)
     assert [(p["start"], p["end"], p["landed"], p["pending"]) for p in document["partitions"]] == [(25, 50, 23, 0)] * 2
     assert "window 2024-05-01T01:00 is complete: 50 offsets of 2 partitions accounted for" in answer.text
-    assert "4 records: 4 not_json" in answer.text
+    assert "4 records (8.00 %): 4 not_json" in answer.text
     assert "sluice quarantine list orders" in answer.text
 
 

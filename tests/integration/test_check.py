@@ -25,6 +25,7 @@ from sluice.pipelines.status.window_rows import read_rows
 from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.support import FeedProject, request_offsets, run
+from tests.pipelines.batch_report.test_page import Outline, parse
 
 HOUR, MINUTE = 3_600_000, 60_000
 START = 1_795_183_200_000
@@ -161,6 +162,53 @@ def test_check_accepts_an_empty_hour_and_rejects_an_unknown_column(
     code, error = run_command(capfd, "check", "orders", FIRST, "--key", "order")
     assert (code, error["error"]) == (2, "UsageError")
     assert "no column `order`" in error["message"]
+
+
+def read_page(project: FeedProject, capfd: pytest.CaptureFixture[str], window: str) -> tuple[Outline, Any]:
+    """Returns the page of a window, and the document that `sluice report` prints for it."""
+    page = project.root / "page.html"
+    code, document = run_command(capfd, "report", "orders", window, "--output", str(page))
+    assert code == 0
+    assert Path(document["path"]).read_bytes() == page.read_bytes()
+    return parse(page.read_bytes()), document
+
+
+@pytest.mark.kafka
+def test_hour_page_shows_figures_of_the_check_and_the_remedy_that_completes_the_hour(
+    project: FeedProject, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    _, checked = run_command(capfd, "check", "orders", SECOND)
+    files = [Path(f["address"]) for f in checked["files"] if f["kind"] == "landed"]
+    parameters = {"files": [str(f) for f in files], "start": START + HOUR}
+    landed, late, _, _, pairs, _ = duckdb.execute(QUERY, parameters).fetchall()[0]
+    page, document = read_page(project, capfd, SECOND)
+    assert {name: document[name] for name in checked} == checked
+    assert document["columns"] == {"id": "int64"}
+    assert [b["records"] for b in document["batches"]] == [landed + 1]
+    for words in (
+        "orders · 2026-11-20T15:00",
+        f"{landed} records landed 1 quarantined, {100 / (landed + 1):.2f} %",
+        f"{late} late: stamped in an earlier window {landed - pairs} copies of an earlier record",
+        "not_json",
+        "o json",
+        "2026-11-20T14:00 2",
+        *(c["likely"] for c in checked["repeats"]["copies"]),
+        *(f["address"].partition("lake/")[2] for f in checked["files"]),
+    ):
+        assert words in page.text, words
+    assert "Window 2026-11-20T15:00 is complete" in page.text
+    files[0].unlink()
+    page, document = read_page(project, capfd, SECOND)
+    assert (document["complete"], document["late"]) == (False, None)
+    assert "Window 2026-11-20T15:00 is not complete" in page.text
+    assert "– late: stamped in an earlier window – copies of an earlier record" in page.text
+    command = re.search(r"sluice (run orders --offsets \S+ --replace)", page.text)
+    assert command is not None
+    assert main(command[1].split()) == 0
+    page, document = read_page(project, capfd, SECOND)
+    assert (document["complete"], document["landed"]) == (True, landed)
+    assert "Window 2026-11-20T15:00 is complete" in page.text
 
 
 def list_outcomes(

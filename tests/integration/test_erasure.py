@@ -86,6 +86,7 @@ def test_one_person_is_erased_and_the_other_is_complete(
     project.write_feed("people", **lines)
     assert call("run", "people")[0] == 0
     assert call("report", "people")[0] == 0
+    assert [call("report", "people", window)[0] for window in WINDOWS] == [0, 0]
 
     code, preview = call("erase", "people", "--where", f"id = {ONE}", "--json")
     assert (code, preview["applied"], preview["landed"], preview["quarantined"]) == (0, False, sent - 2, 2)
