@@ -13,7 +13,7 @@ SECTIONS = {
     "Daily": ("init", "run", "status", "check", "audit", "ui"),
     "Inspect": ("plan", "files", "table", "dbt", "wait", "explain", "peek", "report", "doctor", "metrics"),
     "Data rules": ("feeds", "contract", "quarantine", "schema"),
-    "Maintain": ("accept", "repair", "unstick", "compact", "expire", "erase", "prune"),
+    "Maintain": ("accept", "repair", "unstick", "compact", "expire", "hold", "erase", "prune"),
     "Kafka": ("offsets", "groups", "acls", "republish", "kafka", "produce"),
     "More": ("docs", "demo", "completion", "pack"),
 }

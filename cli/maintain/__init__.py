@@ -1,1 +1,1 @@
-"""Commands that repair and maintain: accept, repair, unstick, compact, expire, erase, prune."""
+"""Commands that repair and maintain: accept, repair, unstick, compact, expire, hold, erase, prune."""

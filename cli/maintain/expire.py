@@ -61,7 +61,7 @@ def expire(
     It asks for confirmation on a terminal; elsewhere it needs --yes. It retires complete windows only, of all
     partitions together. The ledger records the retired rows with user and reason, so audits still reconcile. Retired
     rows can land again only if Kafka still has them. Reports of batches without rows are removed, too; results of SQL
-    reports stay.
+    reports stay. Windows on hold stay: sluice hold.
 
     $ sluice expire orders --before 2026-08-01 --dry-run
     $ sluice expire orders --before 90d --reason "kept for 90 days" --yes
@@ -145,6 +145,9 @@ def view(feed: Feed, retirement: Retirement) -> Iterator[RenderableType]:
         rows = [[title, count(a.files), count(a.rows), size(a.bytes)] for title, a in amounts_by_name]
         names = ("window", "files", "rows", "bytes")
         yield table(names, [*limit_rows(rows[:-1]), rows[-1]], right="files rows bytes")
+    if retirement.on_hold:
+        windows = {r.offset_range.window for r in retirement.on_hold}
+        yield warn(f"kept: {many(len(windows), 'window')} on hold: sluice hold {feed.name}")
     if retirement.across:
         yield warn(f"kept: {many(len(retirement.across), 'offset range')} outside windows, across that time")
 
@@ -161,7 +164,7 @@ class ExpiredRows:
 
 @dataclass(frozen=True, slots=True)
 class ExpiryResult:
-    """All amounts, those of each window, and the offset ranges across the time, which stay."""
+    """All amounts, those of each window, and what stays: windows on hold, and the offset ranges across the time."""
 
     feed: str
     before: str
@@ -169,6 +172,7 @@ class ExpiryResult:
     rows: int
     bytes: int
     windows: list[ExpiredRows]
+    on_hold: list[str | None]
     across: AsText[list[OffsetRange]]
 
 
@@ -184,7 +188,8 @@ def _sum_expiry(feed: Feed, retirement: Retirement) -> ExpiryResult:
     ]
     across = [r.offset_range for r in retirement.across]
     before = feed.window.name(retirement.before)
-    return ExpiryResult(feed.name, before, *add_up(retirement.receipts), windows, across)
+    on_hold = [format_window(feed, w) for w in dict.fromkeys(r.offset_range.window for r in retirement.on_hold)]
+    return ExpiryResult(feed.name, before, *add_up(retirement.receipts), windows, on_hold, across)
 
 
 def _format_done(feed: str, done: Retired) -> Iterator[Text]:

@@ -40,10 +40,12 @@ from sluice.pipelines.model.plans import Request
 
 FORMAT, ERASED_FORMAT = 7, 8
 """A Sluice that knows another format only ignores it, and folds the log. The second is that of a fold with erased
-offsets: an older Sluice that began there would not stop at the erasure's entry, and could land the records again."""
+offsets, or with holds: an older Sluice that began there would not stop at their entries, and could land the records
+again, or expire windows on hold."""
 
 _BATCHES: TypeAdapter[list[Batch]] = TypeAdapter(list[Batch])
 _REQUESTS: TypeAdapter[list[Request]] = TypeAdapter(list[Request])
+_HOLDS: TypeAdapter[dict[int, tuple[int | None, int | None]]] = TypeAdapter(dict[int, tuple[int | None, int | None]])
 _ACCOUNTED = ("landed", "lost", "skipped", "retired")
 _ERASED = ("erased", "erasing")
 
@@ -59,7 +61,7 @@ def dump_state(state: State) -> bytes:
     index, times = {key: i for i, key in enumerate(keys)}, np.array(state.boundary_times, np.int64)
     return json.dumps(
         {
-            "format": ERASED_FORMAT if state.erased else FORMAT,
+            "format": ERASED_FORMAT if state.erased or state.holds else FORMAT,
             "number": state.number,
             "head": state.head,
             "ledger_id": state.ledger_id,
@@ -76,6 +78,7 @@ def dump_state(state: State) -> bytes:
             "ahead": _by_index(state.ahead, index),
             "ended": _by_index(state.ended, index),
             "taken": list(state.taken.items()),
+            "holds": state.holds,
             "replaced": list(state.replaced.items()),
             "keys": keys,
             "current": [index[k] for k in state.current.values() if k in index],
@@ -135,6 +138,7 @@ def _state(raw: dict[str, Any]) -> State:
         ahead=_by_key(raw.get("ahead", []), keys, int),
         ended=_by_key(raw["ended"], keys, operator.index),
         taken={_check_text(ledger): operator.index(number) for ledger, number in raw.get("taken", ())},
+        holds=_HOLDS.validate_python(raw.get("holds", {})),
         replaced={_check_text(path): operator.index(number) for path, number in raw["replaced"]},
         origins=origins,
         current={keys[i].tp: keys[i] for i in raw["current"]},

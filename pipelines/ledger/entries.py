@@ -452,6 +452,19 @@ class EraseEntry(_Entry):
     reason: str
 
 
+class HoldEntry(_Entry):
+    """A legal hold: windows from `start` to `end` (ms; None: without a limit) are neither expired nor erased.
+
+    With `ends`, the number of another such entry, it is the end of that hold.
+    """
+
+    kind: Literal["hold"] = "hold"
+    start: Int64 | None = None
+    end: Int64 | None = None
+    ends: int | None = None
+    reason: str
+
+
 class GapEntry(_Entry):
     """The decision to continue without the lost entries from this number on. Live plans end here.
 
@@ -484,6 +497,7 @@ Entry = (
     | TakeEntry
     | RetireEntry
     | EraseEntry
+    | HoldEntry
     | SchemaEntry
     | GapEntry
 )

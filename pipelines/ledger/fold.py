@@ -26,6 +26,7 @@ from sluice.pipelines.ledger.entries import (
     Entry,
     EraseEntry,
     GapEntry,
+    HoldEntry,
     IntentEntry,
     LossEntry,
     MovedEntry,
@@ -80,6 +81,8 @@ class State:
     """Offsets of erased records; they are landed or retired as well. No batch may publish rows of them."""
     erasing: Accounted = field(default_factory=dict)
     """Those of them whose rows may still be in parts that count."""
+    holds: dict[int, tuple[int | None, int | None]] = field(default_factory=dict)
+    """By the number of its entry, the start and end (ms; None: without a limit) of each hold that has not ended."""
     replaced: dict[str, int] = field(default_factory=dict)
     """Lake paths of parts that were landed again, merged or retired, with the entry that replaced them. Old ones are
     forgotten; `Ledger.replaced` knows all of them."""
@@ -168,6 +171,13 @@ class State:
         pinned, (_, planned) = self.boundaries.get(key, NO_PINS), self.floors.get(key, (0, 0))
         ends: list[int] = [planned, *pinned.offsets[-1:], *(r.end for r in self.list_accounted(key)[-1:])]
         return max(ends)
+
+    def find_hold(self, start: int | None, end: int | None = None) -> int | None:
+        """Returns the entry of a hold on a window (ms). Any is on records outside of windows (`start` is None)."""
+        for number, (first, last) in self.holds.items():
+            if start is None or ((last is None or start < last) and (first is None or end is None or end > first)):
+                return number
+        return None
 
     def known(self) -> list[Key]:
         """Returns the sorted keys of all partitions with an origin in their current life, unless they are gone."""
@@ -434,6 +444,12 @@ class State:
             self.erased[key] = union([*self.erased.get(key, ()), *ranges])
             self.erasing[key] = union([*self.erasing.get(key, ()), *ranges])
 
+    def _put_on_hold(self, entry: HoldEntry) -> None:
+        if entry.ends is None:
+            self.holds[self.number] = (entry.start, entry.end)
+        else:
+            self.holds.pop(entry.ends, None)
+
     def _settle_erased(self, ranges: Iterable[tuple[Key, Range]]) -> None:
         """The rows of these ranges are without erased records, or gone."""
         for key, over in by_key((key, r) for key, r in ranges if key in self.erasing).items():
@@ -500,6 +516,7 @@ _APPLY: dict[type[BaseModel], Callable[[State, Any], None]] = {
     TakeEntry: State._take,
     RetireEntry: State._retire,
     EraseEntry: State._erase,
+    HoldEntry: State._put_on_hold,
     SchemaEntry: State._schema,
     GapEntry: State._gap,
 }

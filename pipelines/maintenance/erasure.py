@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.pipelines.errors import Refused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet, paths
 from sluice.pipelines.ledger import Appended, BatchStatus, Ledger, State
-from sluice.pipelines.ledger.entries import EraseEntry, KeyRange, PublishEntry
+from sluice.pipelines.ledger.entries import EraseEntry, HoldEntry, KeyRange, PublishEntry
 from sluice.pipelines.maintenance.compaction import threads
 from sluice.pipelines.maintenance.merging import Merge, Merger
 from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, company, give_up_dead
@@ -76,12 +77,13 @@ def erase(feed: Feed, ports: Ports, request: ErasureRequest | None, owner: Owner
 def decide(ledger: Ledger, liveness: Liveness, offsets: Offsets, reason: str, report: Reporter) -> Appended | None:
     """Append the entry that erases the landed ones of these offsets; None if all of them are erased already.
 
-    Raises PlanBusy while a live batch reserves one: it may have read the rows before.
+    Raises PlanBusy while a live batch reserves one: it may have read the rows before; Refused for records on hold.
     """
     give_up_dead(ledger, liveness, None, report)
 
     def append(state: State) -> EraseEntry | None:
         ranges = tuple(_list_new(state, offsets))
+        check_holds(ledger, state, ranges)
         wanted = {item.key: offsets[item.key] for item in ranges}
         for batch, s in state.list_live_ranges():
             if any(r.meets(s.range) for r in wanted.get(s.key, ())):
@@ -91,6 +93,19 @@ def decide(ledger: Ledger, liveness: Liveness, offsets: Offsets, reason: str, re
         return EraseEntry(ranges=ranges, records=records, reason=reason) if ranges else None
 
     return ledger.append(append)
+
+
+def check_holds(ledger: Ledger, state: State, ranges: Iterable[KeyRange]) -> None:
+    """Raises Refused if a window with one of these records is on hold."""
+    for item in ranges if state.holds else ():
+        for start in (p.window for p in windows.cut_at_boundaries(state, item.key, item.range)):
+            later = state.boundary_times[bisect_right(state.boundary_times, start) :] if start is not None else ()
+            number = state.find_hold(start, next(iter(later), None))
+            if number is not None and isinstance(entry := ledger.entry(number), HoldEntry):
+                raise Refused(
+                    f"{item.key.tp} {item.range} is on hold, by {entry.run}: {entry.reason}",
+                    remedy=f"once the hold has ended: sluice hold {ledger.feed} --release {number} --reason …",
+                )
 
 
 def _list_new(state: State, offsets: Offsets) -> Iterator[KeyRange]:

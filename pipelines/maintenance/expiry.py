@@ -18,7 +18,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.entries import KeyRange, RetireEntry
+from sluice.pipelines.ledger.entries import HoldEntry, KeyRange, RetireEntry
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.maintenance.rewrite import give_up_dead
 from sluice.pipelines.model.kafka import Key, Range, union
@@ -35,12 +35,13 @@ ENDLESS = 1 << 63
 class Retirement:
     """The data to retire before a time (ms): receipts that lie wholly below the boundary of their partition.
 
-    Those in `across` lie across the boundary, outside windows, and are kept.
+    Those in `across` lie across the boundary, outside windows, and those in `on_hold` in windows on hold: they stay.
     """
 
     before: int
     receipts: tuple[Receipt, ...]
     across: tuple[Receipt, ...] = ()
+    on_hold: tuple[Receipt, ...] = ()
 
     @property
     def ranges(self) -> tuple[KeyRange, ...]:
@@ -78,6 +79,48 @@ def look(feed: Feed, ports: Ports, before: int) -> Retirement:
     """Returns what `expire` would retire now. Raises as `expire` does, and writes nothing."""
     ledger = Ledger(ports.lake, feed.name, ports.clock)
     return _find_retirement(ledger, ledger.read(), before, feed.window, ports.liveness)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A legal hold on windows from `start` to `end` (ms; None: without a limit), by entry `number`."""
+
+    number: int
+    start: int | None
+    end: int | None
+    reason: str
+    by: str
+    at: int
+
+
+def list_holds(ledger: Ledger, state: State) -> tuple[Hold, ...]:
+    """Returns the holds that have not ended, oldest first."""
+    entries = ((number, ledger.entry(number)) for number in state.holds)
+    return tuple(Hold(n, e.start, e.end, e.reason, e.run, e.at) for n, e in entries if isinstance(e, HoldEntry))
+
+
+def hold_windows(ledger: Ledger, start: int | None, end: int | None, reason: str) -> None:
+    """Append the entry of a hold. Raises UsageError if nothing has landed. Rows that have expired are not restored."""
+
+    def decide(state: State) -> HoldEntry:
+        if not state.number:
+            raise UsageError(f"nothing of feed {ledger.feed} has landed yet", remedy="hold it after its first run")
+        return HoldEntry(start=start, end=end, reason=reason)
+
+    ledger.append(decide)
+
+
+def release_hold(ledger: Ledger, number: int, reason: str) -> None:
+    """Append the entry that ends a hold. Raises UsageError if none of that number is in force."""
+
+    def decide(state: State) -> HoldEntry:
+        if number not in state.holds:
+            raise UsageError(
+                f"ledger entry {number} is no hold in force on feed {ledger.feed}", remedy=f"sluice hold {ledger.feed}"
+            )
+        return HoldEntry(ends=number, reason=reason)
+
+    ledger.append(decide)
 
 
 class RetireRequest(NamedTuple):
@@ -195,12 +238,14 @@ def _find_retirement(
     earlier = (r for r in manifest.read_receipts_lying(ledger, state, lambda w: w is None or w < before))
     receipts = sorted(earlier, key=lambda r: (r.offset_range.key, r.offset_range.start))
     groups = group_by_sharing(receipts)
-    below = [r for g in groups if all(r.offset_range.end <= ends[r.offset_range.key] for r in g) for r in g]
-    retired = {r.offset_range for r in below}
-    across = [r for r in receipts if r.offset_range not in retired and r.offset_range.start < ends[r.offset_range.key]]
-    return Retirement(
-        before, tuple(sorted(below, key=lambda r: (r.offset_range.key, r.offset_range.start))), tuple(across)
-    )
+    groups = [g for g in groups if all(r.offset_range.end <= ends[r.offset_range.key] for r in g)]
+    below = {r.offset_range for g in groups for r in g}
+    across = [r for r in receipts if r.offset_range not in below and r.offset_range.start < ends[r.offset_range.key]]
+    limits = {w: None if w is None else settings.end_of(w) for w in {s.window for s in below}}
+    kept_windows = {w for w, end in limits.items() if state.find_hold(w, end) is not None}
+    on_hold = {r.offset_range for g in groups if any(r.offset_range.window in kept_windows for r in g) for r in g}
+    retired = tuple(r for r in receipts if r.offset_range in below - on_hold)
+    return Retirement(before, retired, tuple(across), tuple(r for r in receipts if r.offset_range in on_hold))
 
 
 def _check_pinned(state: State, feed: str, before: int, settings: WindowSettings) -> None:

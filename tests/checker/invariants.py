@@ -25,6 +25,7 @@
                before the boundary was pinned is in the window that was open then
 19 erased      no row that counts is of an erased record, unless the erasure is still under way; a receipt calls only
                those records erased that an entry erased
+20 on hold     no entry retires or erases records of a window that is on hold then
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ NAMES = {
     14: "healed: everything that is stable landed",
     16: "in order, in its window",
     19: "erased records stay erased",
+    20: "windows on hold stay",
 }
 EXAMPLES = 5
 """The number of counter-examples to keep of each kind in each place."""

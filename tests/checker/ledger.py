@@ -33,6 +33,7 @@ _KINDS = {"origin", "boundary", "plan", "own", "publish", "intent", "commit", "m
     "gap",
     "take",
     "erase",
+    "hold",
 }
 
 
@@ -179,6 +180,8 @@ class Book:
     """Columns that have another name in records → that name."""
     folder_prefix: str | None = None
     """The prefix of folders' keys, by the first schema entry; None without one."""
+    holds: dict[int, tuple[int | None, int | None]] = field(default_factory=dict)
+    """By entry, the times (ms; None: no limit) between which windows are on hold."""
     erased: dict[Life, list[tuple[int, int, int]]] = field(default_factory=dict)
     """(start, end, entry) of each range of erased records."""
     outputs: set[str] = field(default_factory=set)
@@ -474,10 +477,30 @@ def _apply_moved(book: Book, number: int, entry: dict[str, Any]) -> None:
     book.moved += [(number, Life(*o["key"]), o["offset"]) for o in entry["offsets"]]
 
 
+def _apply_hold(book: Book, number: int, entry: dict[str, Any]) -> None:
+    if entry["ends"] is None:
+        book.holds[number] = (entry["start"], entry["end"])
+    else:
+        book.holds.pop(entry["ends"], None)
+
+
+def _check_holds(book: Book, number: int, ranges: Iterable[tuple[Life, int, int]]) -> Iterator[Broken]:
+    """Check that no record of a window on hold is retired or erased (20)."""
+    for life, start, end in ranges:
+        pins = sorted(book.pins.get(life, {}).items())
+        for first, last in book.holds.values():
+            low = max((o for t, o in pins if first is not None and t <= first), default=0)
+            high = min((o for t, o in pins if last is not None and t >= last), default=1 << 63)
+            if max(start, low) < min(end, high):
+                text = f"entry {number} takes {life}:{start}-{end}, of which {low}-{high} is on hold"
+                yield Broken(20, text, locate(life, start, number=number))
+
+
 def _apply_retire(book: Book, number: int, entry: dict[str, Any]) -> None:
     ranges = [(Life(*i["key"]), *i["range"]) for i in entry["ranges"]]
     for life, start, end in ranges:
         _put(book, life, Span(start, end, "retired", number))
+    book.broken += _check_holds(book, number, ranges)
     _mark_superseded(book, number, ranges)
     book.replaced |= set(entry["parts"])
 
@@ -485,6 +508,7 @@ def _apply_retire(book: Book, number: int, entry: dict[str, Any]) -> None:
 def _apply_erase(book: Book, number: int, entry: dict[str, Any]) -> None:
     for item in entry["ranges"]:
         life, (start, end) = Life(*item["key"]), item["range"]
+        book.broken += _check_holds(book, number, [(life, start, end)])
         book.erased.setdefault(life, []).append((start, end, number))
         for plan in book.plans.values():
             overlap = any(of == life and a < end and start < b for of, a, b in plan.offset_ranges)
@@ -541,6 +565,7 @@ _APPLY = {
     "accept": _apply_accept,
     "retire": _apply_retire,
     "erase": _apply_erase,
+    "hold": _apply_hold,
     "schema": _apply_schema,
     "gap": _apply_gap,
     "take": _apply_take,

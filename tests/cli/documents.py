@@ -146,6 +146,7 @@ DOCUMENTS = [
             "other_batches": tuple[Met, ...],
         },
     ),
+    Document("hold", None, {"feed": str, "holds": list[Any]}),
     Document("expire --dry-run", expire.ExpiryResult, {"applied": bool}),
     Document("erase", erasure_search.Matches, {"feed": str, "applied": bool}),
     Document(

@@ -158,6 +158,42 @@ def test_keys_file_erases_by_key_or_column(project: FeedProject, call: Call, tmp
     assert "columns: id, email" in text
 
 
+def test_windows_on_hold_are_neither_expired_nor_erased(project: FeedProject, call: Call) -> None:
+    """The printed remedy ends the hold, and then both commands take the rows."""
+    produce_person(project, ONE, Canaries(), hours=3)
+    lines = {"format": "json", "schema": json.dumps(SCHEMA), "policies": "{quarantine_limit: {share: 1}}"}
+    project.write_feed("people", commit="none", window="1h", **lines)
+    assert call("run", "people", "--no-dagster")[0] == 0
+    hold = ("hold", "people", "--from", WINDOWS[1], "--to", "2023-11-15T00")
+    assert call(*hold)[0] == call("hold", "people", "--release", "3")[0] == 2
+    assert call("hold", "people", "--json")[1]["holds"] == []
+    code, document = call(*hold, "--reason", "case 12", "--json")
+    assert (code, [h["reason"] for h in document["holds"]]) == (0, ["case 12"]), document
+    code, text = call("hold", "people")
+    assert all(word in text for word in (WINDOWS[1], "2023-11-15T00", "case 12"))
+
+    expire = ("expire", "people", "--before", "2023-11-15T01", "--reason", "old", "--yes")
+    code, text = call(*expire[:4], "--dry-run")
+    assert "kept: 1 window on hold: sluice hold people" in text
+    code, done = call(*expire, "--json")
+    assert (code, [w["window"] for w in done["windows"]]) == (0, [f"{WINDOWS[0]}:00", "2023-11-15T00:00"])
+    assert done["on_hold"] == [f"{WINDOWS[1]}:00"]
+    assert call("files", "people", "--window", WINDOWS[1])[0] == 0
+    erase = ("erase", "people", "--where", f"id = {ONE}", "--reason", "request 4711", "--yes")
+    code, text = call(*erase)
+    assert code == 3
+    assert "is on hold" in text
+    assert "case 12" in text
+    assert call("files", "people", "--window", WINDOWS[1])[0] == 0
+    assert call("audit", "people", "--rescan")[0] == 0
+    (command,) = re.findall(r"sluice (hold people --release \d+ --reason)", " ".join(text.split()))
+    code, done = call(*command.split(), "closed", "--json")
+    assert (code, done["holds"]) == (0, [])
+    assert call(*erase)[0] == call(*expire)[0] == 0
+    assert call("files", "people", "--window", WINDOWS[1])[0] != 0
+    assert call("audit", "people", "--rescan")[0] == 0
+
+
 def test_bad_conditions_name_the_columns(project: FeedProject, call: Call) -> None:
     produce_person(project, ONE, Canaries(), hours=1)
     project.write_feed("people", format="json", schema=json.dumps(SCHEMA), policies="{quarantine_limit: {share: 1}}")

@@ -23,7 +23,7 @@ from sluice.pipelines.ledger import Ledger, batches, segments
 from sluice.pipelines.ledger import log as ledger_log
 from sluice.pipelines.maintenance import erasure, rewrite
 from sluice.pipelines.maintenance.compaction import compact
-from sluice.pipelines.maintenance.expiry import RetireRequest, expire, remove_retired
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire, hold_windows, remove_retired
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.kafka import Range
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
@@ -134,6 +134,12 @@ def _expire(world: World, name: str, hour: int) -> str:
     return f"retired {len(done.expiry.receipts)}"
 
 
+def _put_on_hold(world: World, name: str) -> str:
+    """Hold the first hour."""
+    hold_windows(world.open_ledger(name), START, START + HOUR, "case 12")
+    return "on hold"
+
+
 def _erase(world: World, name: str, partition: int, start: int, end: int) -> str:
     """Erase the landed ones of these offsets, in the partition's current life, and finish other erasures."""
     ports, ledger = world.open_ports(name), world.open_ledger(name)
@@ -208,6 +214,7 @@ _PROGRAMS: dict[str, Callable[..., object]] = {
     "replay": _replay,
     "expire": _expire,
     "erase": _erase,
+    "hold": _put_on_hold,
     "accept": _accept_logs,
     "lost": _accept_lost,
     "moved": _accept_moved,

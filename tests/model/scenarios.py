@@ -227,6 +227,9 @@ SCENARIOS = (
     ),
     _make("erased and audited", (("erase", 0, 0, 1), ("audit",)), hours=2, prelude=(*LANDED, ("audit",))),
     _make("side by side, erased", (("erase", 0, 0, 1), ("rep", 1, 0, 2)), logs=SIDE, shared=True, prelude=LANDED),
+    # -- holds
+    _make("on hold and expired", (("hold",), ("expire", 1)), {"crash": 1, "lost": 1}, hours=2, prelude=LANDED),
+    _make("on hold and erased", (("hold",), ("erase", 0, 0, 1)), {"crash": 1, "lost": 1}, hours=2, prelude=LANDED),
     # -- audits, and packing of old entries
     _make("audited and merged", (("audit",), ("compact",)), {"crash": 1}, hours=2, prelude=(*PIECES, ("audit",))),
     _make("audited and expired", (("expire", 1), ("audit",)), hours=2, prelude=(*LANDED, ("audit",))),

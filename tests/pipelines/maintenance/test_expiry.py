@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from sluice.pipelines.audit.explain_offset import explain
-from sluice.pipelines.errors import PlanBusy, UsageError, WindowIncomplete, WindowRetired
+from sluice.pipelines.errors import PlanBusy, Refused, UsageError, WindowIncomplete, WindowRetired
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.account import OffsetClass
+from sluice.pipelines.ledger.checkpoint import dump, load
 from sluice.pipelines.ledger.entries import (
     AcceptEntry,
     Boundaries,
@@ -25,8 +26,18 @@ from sluice.pipelines.ledger.entries import (
     RetireEntry,
 )
 from sluice.pipelines.maintenance import expiry
-from sluice.pipelines.maintenance.expiry import Retired, RetireRequest, expire, look, remove_retired
-from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.maintenance.erasure import decide
+from sluice.pipelines.maintenance.expiry import (
+    Retired,
+    RetireRequest,
+    expire,
+    hold_windows,
+    list_holds,
+    look,
+    release_hold,
+    remove_retired,
+)
+from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import RequestKind
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning import windows
@@ -76,6 +87,45 @@ def test_rows_before_the_boundary_are_retired_and_the_audit_passes(world: World)
         "ada on hal",
         "kept for a day",
     )
+
+
+def test_windows_on_hold_stay_until_the_hold_is_released(world: World) -> None:
+    rows = world.read_rows(windows=[START])
+    hold_windows(world.reopen_ledger(), START + HOUR - 1, START + HOUR, "case 12")  # type: ignore[arg-type]
+    (hold,) = list_holds(world.ledger, world.state())  # type: ignore[arg-type]
+    done = expire_by_hand(world)
+    assert (done.number, done.expiry.receipts) == (None, ())
+    assert {r.offset_range.window for r in done.expiry.on_hold} == {START}
+    assert world.read_rows(windows=[START]).equals(rows)
+    with pytest.raises(Refused, match=r"is on hold, by .*: case 12") as refused:
+        decide(world.reopen_ledger(), world.liveness, {A: (Range(3, 4),)}, "asked", lambda p: None)  # type: ignore[arg-type]
+    assert f"sluice hold orders --release {hold.number} --reason" in refused.value.remedy
+    assert load(dump(world.state())) == world.state()
+    release_hold(world.reopen_ledger(), hold.number, "case 12 is closed")  # type: ignore[arg-type]
+    assert list_holds(world.ledger, world.state()) == ()  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="is no hold in force"):
+        release_hold(world.reopen_ledger(), hold.number, "again")  # type: ignore[arg-type]
+    assert len(expire_by_hand(world).removed.parts) > 0
+    world.check()
+
+
+def test_records_outside_of_a_hold_are_erased(world: World) -> None:
+    hold_windows(world.reopen_ledger(), START, START + HOUR, "case 12")  # type: ignore[arg-type]
+    decide(world.reopen_ledger(), world.liveness, {A: (Range(103, 104),)}, "asked", lambda p: None)  # type: ignore[arg-type]
+    assert world.state().erased == {A: (Range(103, 104),)}
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "number"),
+    [(None, None, 0), (START, None, 0), (None, START, 2), (START + HOUR, None, 2), (None, START + 1, 0)],
+)
+def test_hold_without_limits_covers_all_windows_on_that_side(
+    world: World, start: int | None, end: int | None, number: int
+) -> None:
+    """`number` is that of the partitions with retired ranges."""
+    hold_windows(world.reopen_ledger(), start, end, "case 12")  # type: ignore[arg-type]
+    expire_by_hand(world)
+    assert len(world.state().retired) == number
 
 
 def test_preview_changes_nothing(world: World) -> None:
