@@ -9,7 +9,7 @@ at its end. Feeds that do not begin stay pending.
 
 import logging
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -113,6 +113,7 @@ class Fleet:
                 side_by_side = SideBySide(limits, steps.run_feed, steps.note_at_work)
                 report_of = self._report_of or (lambda name: _build_reporter(context.log))
                 self.results |= run_feeds(feeds, requests, report_of, shared.open_ports, side_by_side=side_by_side)
+                _refresh_pages(context.log, feeds.values(), shared.open_ports)
         self._end(context)
 
     def _list_names(self, context: dg.OpExecutionContext, config: FleetConfig, files: FeedFiles) -> Collection[str]:
@@ -155,6 +156,18 @@ class Fleet:
             f"{'; '.join(parts)}. Re-execute from failure runs these only",
             metadata=counts | {name: f"{type(error).__name__}: {error}"[:500] for name, error in failed.items()},
         )
+
+
+def _refresh_pages(log: logging.Logger, feeds: Iterable[Feed], open_ports: OpenPorts) -> None:
+    """Make the page of all feeds again, in each lake that has one. Errors are only logged."""
+    from sluice.pipelines.operating.project_page import refresh
+
+    for feed in {str(feed.lake): feed for feed in feeds}.values():
+        try:
+            with open_ports(feed) as ports:
+                refresh(ports.lake, ports.clock())
+        except Exception as error:  # noqa: BLE001 - the rows have landed, and the page is optional
+            log.warning("the page of all feeds was not written: %s: %s", type(error).__name__, error)
 
 
 @dataclass(frozen=True, slots=True)

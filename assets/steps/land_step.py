@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import dagster as dg
@@ -37,14 +37,14 @@ from sluice.assets.steps.commit_step import Context, Events
 from sluice.assets.steps.observe_step import build_topic_metadata, outlook_of, partitions_of, reader_of
 from sluice.pipelines.batch.result import BatchResult, Landed, Skip
 from sluice.pipelines.batch.survey import open_ledger
-from sluice.pipelines.errors import BatchRefused, SluiceError, WindowOpen
+from sluice.pipelines.errors import BatchRefused, Failed, SluiceError, WindowOpen
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Progress, RangeFailure
-from sluice.pipelines.operating.feed_status import WatchResult, watch
+from sluice.pipelines.operating.feed_status import WatchResult, build_failed_status, watch
 from sluice.pipelines.planning.windows import OpenWindows, describe_unpinned
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.status.batch_facts import WorkTime, by_task
@@ -307,6 +307,7 @@ class LandStep:
         BatchReports(context.log, ledger, ports.lake, view.checks).write_all(landed.batches, outlook)
         if landed.refused:
             BatchReports(context.log, ledger, ports.lake).write_refused(context.run.run_id, landed.refused)
+        self._write_row(ports, ledger, landed, watched)
         yield from self._publish_events(view, landed, rolled)
         yield from self._report_open(landed.open_windows)
         if watched:
@@ -327,6 +328,25 @@ class LandStep:
             self.context.log.warning("pages of windows were not written: %s: %s", type(error).__name__, error)
             return {}
         return checks
+
+    def _write_row(self, ports: Ports, ledger: Ledger, landed: Landed, watched: WatchResult | None) -> None:
+        """Write the feed's row on the page of all feeds. Errors are only logged."""
+        from sluice.pipelines.operating.project_page import refresh, store_row
+
+        now, status = ports.clock(), None
+        try:
+            if watched and watched.status:
+                status = replace(watched.status, findings=watched.findings)
+            elif landed.failures:
+                failure = landed.failures[0]
+                error = Failed(f"{failure.offset_range}: {failure.message}", remedy=failure.remedy)
+                status = build_failed_status(self.feed, ledger, now, _ROW, error)
+            if status:
+                store_row(ports.lake, status, now)
+            if self.session.alone:
+                refresh(ports.lake, now)
+        except Exception as error:  # noqa: BLE001 - the rows have landed, and pages are optional
+            self.context.log.warning("the page of all feeds was not written: %s: %s", type(error).__name__, error)
 
     def _time_is_up(self) -> Callable[[], bool]:
         """Returns a function that is true once the rest is left to the next run.
@@ -370,6 +390,10 @@ class LandStep:
             yield from internals.to_yield(context, event)
 
 
+_ROW = 24
+"""Windows of a feed on the page of all feeds."""
+
+
 def _build_open_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObservation:
     open_windows = OpenWindows.of(window, 1, feed.window)
     return dg.AssetObservation(
@@ -383,7 +407,7 @@ def _build_open_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObse
 def _watch_after_landing(context: Context, feed: Feed, ports: Ports, ledger: Ledger) -> WatchResult | None:
     """Returns the sensor's findings. An error is only logged."""
     try:
-        return feed_checks.without_lag(watch(ports, feed, ledger))
+        return feed_checks.without_lag(watch(ports, feed, ledger, _ROW))
     except SluiceError as error:
         context.log.warning("the feed could not be checked after landing: %s", error.message)
         return None

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sluice.cli.app import completers
-from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.invocation import Session, command
 from sluice.pipelines.errors import LakeUnavailable, UsageError
 
 
@@ -18,7 +18,15 @@ def register(app: typer.Typer) -> None:
 
 def report(
     session: Session,
-    feed: FeedName,
+    feed: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FEED",
+            help="Name of a feed, as in feeds/FEED.yaml.",
+            show_default=False,
+            autocompletion=completers.complete_feeds,
+        ),
+    ] = None,
     window: Annotated[
         str | None,
         typer.Argument(
@@ -36,23 +44,46 @@ def report(
         Path | None,
         typer.Option("--output", metavar="FILE", help="Also write a copy to this file.", show_default=False),
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", metavar=" ", help="The page of all feeds: their newest windows, worst feeds first.")
+    ] = False,
 ) -> None:
-    """Print the address of a window's page or of a batch's report, an HTML file that opens offline.
+    """Print the address of a page: of a window, of a batch or of all feeds. It is HTML that opens offline.
 
     A window's page shows what `sluice check` prints, with samples of quarantined records; it is made again. Runs write
     it and the batch's report. A missing report is built again from the ledger and the files of the batch. Pages contain
-    values of records. Users without the right to write give `--output`.
+    values of records. Users without the right to write give `--output`. Once `--all` has made the page of all feeds,
+    runs refresh it.
 
     $ sluice report orders 2026-11-20T14
     $ sluice report orders --output orders.html
     $ sluice report orders --batch 42 --json
+    $ sluice report --all
     """
-    if window is None:
+    if everything != (feed is None):
+        raise UsageError("one feed or all of them", remedy="name a feed: sluice report FEED; or: sluice report --all")
+    if feed is None:
+        _report_all(session, output)
+    elif window is None:
         _report_batch(session, feed, batch, output)
     elif batch is not None:
         raise UsageError("--batch together with a window", remedy="use either of them")
     else:
         _report_window(session, feed, window, output)
+
+
+def _report_all(session: Session, output: Path | None) -> None:
+    from sluice.pipelines.operating.project_page import make_project_page
+
+    feeds = [*session.files.feeds.values()]
+    with session.terminal.working("reading ledgers, asking Kafka"), session.share_ports(feeds) as open_ports:
+        project = make_project_page(open_ports, feeds)
+    if output is not None:
+        output.write_bytes(project.data)
+    if not output and not project.addresses:
+        raise LakeUnavailable("the page cannot be stored in the lake", remedy="write it to a file: add --output FILE")
+    session.terminal.lines([str(output)] if output else project.addresses)
+    session.terminal.print_document(project, output=output, size=len(project.data))
 
 
 def _report_window(session: Session, feed: str, window: str, output: Path | None) -> None:

@@ -295,10 +295,24 @@ summary{cursor:pointer;color:var(--soft);font-size:13px}
 .wide .g{width:12%}.card .g{width:18%}.card .bar{min-width:40px}.card td:first-child{min-width:7.5em}
 .kind{margin-top:12px}.kind .soft{font-size:13px}
 td code{white-space:nowrap}td .any code{white-space:normal}
+.feed{display:grid;grid-template-columns:180px max-content 1fr;gap:2px 16px;align-items:start;padding:3px 0;
+font-size:13.5px}.feed b{overflow-wrap:anywhere}.feed details,.feed p{margin:0;overflow-wrap:anywhere;min-width:0}
+.feed summary{color:inherit}
+.feed:target{background:var(--track)}.cells{display:flex;gap:2px;width:384px}.c{flex:1;height:19px;border-radius:3px}
+.legend .c{display:inline-block;width:11px;height:11px;margin-right:6px;vertical-align:-1px}
+a.c:hover,a.c:focus{outline:2px solid}
+.c.landed{background:#2f9e63}.c.landed-with-losses{background:linear-gradient(135deg,#2f9e63 50%,var(--reject) 50%)}
+.c.from-the-origin-on{background:linear-gradient(135deg,#2f9e63 50%,var(--hidden) 50%)}
+.c.retired{background:var(--hidden)}
+.c.partial{background:linear-gradient(135deg,#2f9e63 50%,#e0a030 50%)}.c.held{background:#9a6bd1}
+.c.running{background:var(--bar)}
+.c.pending{background:#e0a030}.c.failed{background:var(--reject)}.c.not-closed{box-shadow:inset 0 0 0 1px var(--hidden)}
+.c.unknown{background:repeating-linear-gradient(45deg,var(--hidden) 0 2px,var(--track) 2px 5px)}
 footer{color:var(--soft);font-size:12.5px;padding:6px 20px 40px}
 @media (max-width:560px){main,header,footer{padding-left:12px;padding-right:12px}section{padding:14px 13px}
 h1{font-size:22px}.tile{padding:9px 11px}.bar{min-width:20px}th,td{padding-right:8px}table{font-size:12.5px}
 th,th.n{white-space:normal;vertical-align:bottom;font-size:12px}.g{width:14%}.many .g,#rows .legend{display:none}
+.feed{grid-template-columns:minmax(0,1fr);padding:6px 0}.cells{width:auto}
 .tile b{font-size:18px}dl{grid-template-columns:1fr}
 dd{margin-bottom:6px}.cards{grid-template-columns:1fr}
 .wide thead{display:none}.wide tr{display:block;border-bottom:1px solid var(--line);padding:9px 0}

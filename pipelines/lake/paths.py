@@ -521,3 +521,17 @@ def parse_page_window(path: str) -> int | None:
     """Returns the start (ms) of the window whose HTML page is at `path`; None for another path."""
     match = _HOUR_PAGE.fullmatch(path)
     return parse_window(f"{match[1][:-2]}:{match[1][-2:]}") if match else None
+
+
+PROJECT_PAGE: Final = "_sluice/report.html"
+"""The HTML page of all feeds of the lake."""
+
+
+def get_feed_row_path(feed: str) -> str:
+    """The path of a feed's row on that page."""
+    return f"{batch_page_folder(feed)}/row.json"
+
+
+def link_hour_page(feed: str, window: int) -> str:
+    """Returns the link from that page to a window's."""
+    return get_hour_page_path(feed, window).removeprefix("_sluice/")

@@ -224,20 +224,34 @@ def list_ledgers_without_files(
 
 @dataclass(frozen=True, slots=True)
 class WatchResult:
-    """One feed's findings, severe ones first, and its outlook (None: it is unknown)."""
+    """One feed's findings, severe ones first, its outlook (None: it is unknown), and its status with the newest
+    windows, if requested."""
 
     findings: tuple[Finding, ...]
     outlook: Outlook | None = None
+    status: FeedStatus | None = None
 
 
-def watch(ports: Ports, feed: Feed, ledger: Ledger) -> WatchResult:
+def watch(ports: Ports, feed: Feed, ledger: Ledger, last: int = 0) -> WatchResult:
     """Returns the findings about a feed. Raises the error that passes by itself, such as KafkaUnavailable."""
     from sluice.pipelines.errors import is_transient
 
-    status = read_status_through(ports, feed, ledger, ())
+    status = read_status_through(ports, feed, ledger, last or ())
     if status.error and is_transient(status.error):
         raise status.error
-    return WatchResult(status.findings, status.outlook)
+    return WatchResult(status.findings, status.outlook, status)
+
+
+def build_failed_status(feed: Feed, ledger: Ledger, now: int, last: int, error: SluiceError) -> FeedStatus:
+    """Returns the status after a failed run, from the ledger alone: Kafka may be unreachable."""
+    from sluice.pipelines.operating.findings import Finding
+    from sluice.pipelines.status import strip
+
+    state = ledger.read()
+    outside = strip.outside_facts(ledger, state, {}, {}, ())
+    windows = strip.standings(state, feed.window, strip.last_windows(state, feed.window, now, last), now, outside)
+    finding = Finding("failed", error.message, error.remedy, severe=True)
+    return FeedStatus(feed.name, (), (), None, error, feed.window, windows, findings=(finding,))
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ from sluice.pipelines.operating import (
     group_offsets,
     migrate_offsets,
     move_offsets,
+    project_page,
     propose_feed,
     republish,
 )
@@ -288,6 +289,7 @@ DOCUMENTS = [
             "size": int,
         },
     ),
+    Document("report --all", project_page.ProjectPage, {"output": Path | None, "size": int}),
     Document("report WINDOW", check_window.WindowCheck, {"path": str, "output": Path | None, "size": int}),
     Document("republish", lanes.Sent, {"applied": bool}),
     Document("republish --dry-run", republish.RepublishPreview, {"applied": bool}),
