@@ -127,6 +127,15 @@ def _check_described(described: dict[str, str], info: ValidationInfo) -> dict[st
     return described
 
 
+def _check_landing(landing: LandingSettings, info: ValidationInfo) -> LandingSettings:
+    if "columns" in info.data and (info.context or {}).get(LEVEL) is None:
+        columns = info.data["columns"]
+        names = {*_OWN, *(f.name for f in columns.fields)} if columns else {*_RAW}
+        if not names.issuperset(path.partition(".")[0] for path in landing.bloom_filters):
+            raise ValueError("has a Bloom filter for a column that the feed does not have")
+    return landing
+
+
 def _check_letters(letters: DeadLetters | None, info: ValidationInfo) -> DeadLetters | None:
     commit, topics = info.data.get("commit"), info.data.get("topics")
     if letters and commit not in (CommitMode.TRANSACTIONAL, None):
@@ -330,7 +339,7 @@ class Feed(Settings):
     )
     transactional_id: GroupName = Field(default_factory=lambda data: f"sluice-{data['group']}-{data['name']}")
     dead_letters: Annotated[DeadLetters | None, AfterValidator(_check_letters)] = None
-    landing: LandingSettings = LandingSettings()
+    landing: Annotated[LandingSettings, AfterValidator(_check_landing)] = LandingSettings()
     compaction: CompactionSettings = CompactionSettings()
     table: Annotated[TableSettings | None, AfterValidator(_check_table)] = None
     limits: Limits = Limits()

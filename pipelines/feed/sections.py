@@ -311,7 +311,8 @@ class LandingSettings(Settings):
     """How parts are written. A row group has at most `row_group_rows`; a part ends at about `target_file_bytes`.
 
     Small offset ranges of one task and window share files up to that size: with `shared_files` from two on, without it
-    never; if it is left out, from `landing.sharing.MANY` on.
+    never; if it is left out, from `landing.sharing.MANY` on. The columns `bloom_filters`, or members such as
+    `after.id`, have Bloom filters, by which readers skip row groups without a value.
     """
 
     layout: Layout = Layout.WINDOW
@@ -322,6 +323,7 @@ class LandingSettings(Settings):
     row_group_rows: Annotated[Count, Field(le=1 << 24)] = 1 << 18
     target_file_bytes: Size = 256 << 20
     shared_files: bool | None = None
+    bloom_filters: tuple[Text, ...] = ()
 
     @model_validator(mode="after")
     def _level_fits(self) -> Self:

@@ -13,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from inspect import signature
 from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple
 
@@ -50,6 +51,9 @@ DICTIONARY_BYTES = 256 << 10
 SAMPLE_BYTES = 1 << 20
 """The maximum bytes of a sample. Longer values are ignored."""
 NEIGHBOURS = 64
+BLOOM_FPP = 0.01
+"""The share of row groups without a value that a Bloom filter does not exclude. Ten bits a value, rounded up."""
+_HAS_BLOOM_FILTERS = "bloom_filter_options" in signature(pq.ParquetWriter).parameters
 SHARED = 0.25
 """The least share of bytes that texts have in common with the one before, for writing only what differs."""
 
@@ -71,7 +75,8 @@ def choose_options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
     fronts = {name: "DELTA_BYTE_ARRAY" for name in texts if _shares_beginnings(rows.column(name))}
     message = schema.field("value").type if "value" in schema.names else None
     page_bytes = MESSAGE_PAGE_BYTES if message == pa.binary() else PAGE_BYTES
-    return {
+    blooms = {path: {"ndv": rows.num_rows, "fpp": BLOOM_FPP} for path in _list_paths(schema, settings.bloom_filters)}
+    return ({"bloom_filter_options": blooms} if blooms and _HAS_BLOOM_FILTERS else {}) | {
         "compression": settings.compression.value,
         "compression_level": settings.compression_level,
         "use_dictionary": repeating,
@@ -89,6 +94,15 @@ def choose_options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
         # The Arrow schema would bring the dictionary type back for some readers and not for others.
         "store_schema": False,
     }
+
+
+def _list_paths(fields: Iterable[pa.Field], chosen: Sequence[str], above: str = "") -> Iterator[str]:
+    """Yields the chosen paths of values that may have Bloom filters: of columns, and of members of structs."""
+    for f in fields if chosen else ():
+        if pa.types.is_struct(f.type):
+            yield from _list_paths(f.type, chosen, f"{above}{f.name}.")
+        elif above + f.name in chosen and not pa.types.is_boolean(f.type) and not pa.types.is_nested(f.type):
+            yield above + f.name
 
 
 def _is_repetitive(column: pa.ChunkedArray) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pytest
 from kafka import KafkaProducer
 
 from sluice.pipelines.audit.audit import AuditReport, audit
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
-from sluice.pipelines.errors import WindowRetired
+from sluice.pipelines.errors import FeedError, WindowRetired
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.maintenance.compaction import compact
@@ -26,6 +28,7 @@ from tests.integration.support import (
     FeedProject,
     commit_feed,
     consume_topic,
+    list_files,
     open_inline_ports,
     read_rows,
     request_offsets,
@@ -68,6 +71,34 @@ def check(feed: Feed) -> AuditReport:
             fetcher.close()
     assert report.problems == ()
     return report
+
+
+def test_landed_and_merged_files_have_bloom_filters(tmp_path: Path, kafka: LocalKafka, fresh_topic: Any) -> None:
+    project = FeedProject(tmp_path, kafka, fresh_topic(partitions=2))
+    produce(project, 0)
+    with pytest.raises(FeedError, match="a Bloom filter for a column that the feed does not have"):
+        project.write_feed(landing="{bloom_filters: [customer]}")
+    feed = project.write_feed(landing="{bloom_filters: [key]}")
+    for start in range(0, 300, 100):
+        run(feed, request_offsets(project.topic, 0, start, start + 100))
+    run(feed)
+    counts = [check_filters(feed)]
+    with open_inline_ports(feed) as ports:
+        compact(feed, ports, None, new_owner("compact"), lambda progress: None)
+    counts.append(check_filters(feed))
+    assert counts[1] < counts[0]
+    check(feed)
+
+
+def check_filters(feed: Feed) -> int:
+    """Check that DuckDB sees Bloom filters of the key in each file, and uses them. Returns the number of files."""
+    paths = [Path(feed.lake, path) for path in list_files(feed)]
+    for path in paths:
+        query = f"select path_in_schema from parquet_metadata('{path}') where bloom_filter_offset is not null"
+        assert duckdb.sql(query).fetchall() == [("key",)]
+        probe = duckdb.sql(f"select bloom_filter_excludes from parquet_bloom_probe('{path}', 'key', 'x'::blob)")
+        assert probe.fetchall() == [(True,)]
+    return len(paths)
 
 
 @pytest.mark.each_lake

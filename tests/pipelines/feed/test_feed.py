@@ -549,7 +549,7 @@ FULL: dict[str, Any] = {
     **dict.fromkeys(["group", "isolation", "format", "lake", "commit", "publish", "transactional_id"]),
     "schema": {"a": None, "b": {"c": None}},
     "landing": dict.fromkeys(
-        ["compression", "compression_level", "row_group_rows", "target_file_bytes", "shared_files"]
+        ["compression", "compression_level", "row_group_rows", "target_file_bytes", "shared_files", "bloom_filters"]
     ),
     "limits": dict.fromkeys(["records", "bytes", "slice_bytes", "max_tasks"]),
     "policies": {"on_loss": None, "on_drift": None, "quarantine_limit": {"share": None}},
@@ -843,7 +843,7 @@ def test_documented_feeds_are_valid_and_the_full_example_shows_the_defaults(writ
         for text in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
     )
     assert full == minimal
-    assert len(others) == 4
+    assert len(others) == 5
 
 
 def test_file_of_a_feed_is_the_one_with_its_name(write: Write) -> None:

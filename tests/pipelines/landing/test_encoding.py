@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,29 @@ def test_numbers_have_a_page_index_that_readers_use_to_skip_pages() -> None:
         writer.write_table(table)
     columns = [pq.ParquetFile(sink.getvalue()).metadata.row_group(0).column(i) for i in range(2)]
     assert [(c.has_offset_index, c.has_column_index) for c in columns] == [(True, True), (True, False)]
+
+
+def test_bloom_filters_of_columns_and_members_exclude_values() -> None:
+    """DuckDB, which reads them by itself, excludes the file for values that are not in it."""
+    names = [f"{hash((i, 3)):x}" for i in ROWS]
+    struct = pa.StructArray.from_arrays([pa.array(names), pa.array([i % 2 == 0 for i in ROWS])], ["name", "even"])
+    table = pa.table({"name": names, "after": struct, "even": [True for _ in ROWS], "other": names})
+    chosen = LandingSettings(bloom_filters=("name", "after.name", "after.even", "even", "absent", "after"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/part.parquet"
+        with pq.ParquetWriter(path, table.schema, **choose_options(table, chosen)) as writer:
+            writer.write_table(table)
+        of = duckdb.sql(f"select path_in_schema, bloom_filter_offset from parquet_metadata('{path}')").fetchall()
+        assert [name for name, offset in of if offset is not None] == ["name", "after, name"]
+        for column, value, excludes in (("name", "x", True), ("name", names[7], False)):
+            probe = duckdb.sql(
+                f"select bloom_filter_excludes from parquet_bloom_probe('{path}', '{column}', '{value}')"
+            )
+            assert probe.fetchall() == [(excludes,)]
+        assert duckdb.sql(f"select after.name from '{path}' where after.name = '{names[7]}'").fetchall() == [
+            (names[7],)
+        ]
+    assert "bloom_filter_options" not in choose_options(table, SETTINGS)
 
 
 def test_few_rows_are_plain() -> None:
