@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, Key, PartitionState, Range
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import PartKind, Progress, Receipt, Reporter
 from sluice.pipelines.planning.schema_changes import shape_named
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
@@ -225,20 +227,44 @@ def _compare_range(feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, 
 def _list_comparers(
     r: Receipt, makers: Sequence[_Maker], lake: Lake, compacted: bool | None
 ) -> dict[str, _RangeComparer]:
-    """Returns a comparer of the range's files for each output.
+    """Returns a comparer of the range's files for each output of any maker.
 
     That under the empty name is of a feed without `split`, or of records that no output takes.
     """
-    maker, split = makers[0], makers[0].shape.split
-    if split is None:
+    shape, of = makers[0].shape, dict[str, list[_Maker]]()
+    if shape.split is None:
         return {"": _RangeComparer(r, makers, lake, compacted)}
-    form = cast(SplitFormat, maker.format)
-    of = {name: _Maker(shape, form.outputs[name].format) for name, shape in split.shapes.items()}
-    rest = maker.shape.datasets[OTHERWISE]
-    of[OTHERWISE] = _Maker(rest, form.rest)
-    drops = split.rule.otherwise is Otherwise.DROP
-    of[""] = _Maker(replace(rest, dropping=drops), form.rest, lands=False)
-    return {name: _RangeComparer(maker.shape.select(r, name), [own], lake, compacted) for name, own in of.items()}
+    for maker in makers:
+        if (split := maker.shape.split) is None:
+            continue
+        form, rest = cast(SplitFormat, maker.format), maker.shape.datasets[OTHERWISE]
+        drops = split.rule.otherwise is Otherwise.DROP
+        own = {name: _Maker(shape, form.outputs[name].format) for name, shape in split.shapes.items()}
+        own[OTHERWISE] = _Maker(rest, form.rest)
+        own[""] = _Maker(replace(rest, dropping=drops), form.rest, lands=False)
+        for name, mine in own.items():
+            of.setdefault(name, []).append(mine)
+    return {name: _RangeComparer(shape.select(r, name), own, lake, compacted) for name, own in of.items()}
+
+
+def _distribute(
+    s: OffsetRange, makers: Sequence[_Maker], comparers: Mapping[str, _RangeComparer], chunk: pa.RecordBatch
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The records of each output that has any.
+
+    After a replay, a record is that of an output which has it and took it by any maker's rule, the newest first.
+    """
+    if len(makers) == 1:
+        yield from cast(SplitFormat, makers[0].format).distribute(s, chunk)
+        return
+    there = _offsets(pa.Table.from_batches([chunk]))
+    names, chosen = [*comparers], np.full(len(there), -1)
+    for maker, must_have in (*((m, True) for m in makers), (makers[0], False)):
+        for name, share in cast(SplitFormat, maker.format).distribute(s, chunk):
+            mine = (chosen < 0) & np.isin(there, _offsets(pa.Table.from_batches([share])))
+            chosen[mine & comparers[name].has(there) if must_have else mine] = names.index(name)
+    for code in np.unique(chosen).tolist():
+        yield names[code], chunk.take(fixed_width(pa.int32(), np.flatnonzero(chosen == code).astype(np.int32)))
 
 
 def _compare_log(
@@ -256,7 +282,7 @@ def _compare_log(
             chunk = without_offsets(records, r.erased) if r.erased else records
             shares: Iterable[tuple[str, pa.RecordBatch]] = [("", chunk)] if len(chunk) else ()
             if len(chunk) and isinstance(form, SplitFormat) and oversized is None:
-                shares = form.distribute(s, chunk)
+                shares = _distribute(s, makers, comparers, chunk)
             for name, share in shares:
                 if problem := comparers[name].compare_chunk(share, readable=oversized is None):
                     return problem
@@ -295,6 +321,10 @@ class _RangeComparer:
         self._landed, self._refused = (_RowCursor(_parts(r, lake, kind)) for kind in PartKind)
         self._mended = [m for m in r.mended if m.start < r.offset_range.end]
         self.compared = self.dropped = 0
+
+    def has(self, offsets: Array) -> Array:
+        """Returns a mask of the offsets, the next in order, whose records the files have."""
+        return np.isin(offsets, np.concatenate([c.look_ahead(int(offsets[-1])) for c in (self._landed, self._refused)]))
 
     def compare_rest(self) -> AuditProblem | None:
         """The difference after the last chunk: rows that the log does not have."""
@@ -504,3 +534,10 @@ class _RowCursor:
                 break
             self._next = next(self._batches, None)
         return pa.Table.from_batches(taken) if taken else None
+
+    def look_ahead(self, last: int) -> Array:
+        """Returns the offsets of the next rows up to the offset `last`. They stay the next ones."""
+        if (rows := self.upto(last)) is not None:
+            self._batches = chain(rows.to_batches(), () if self._next is None else (self._next,), self._batches)
+            self._next = next(self._batches)
+        return _offsets(rows)

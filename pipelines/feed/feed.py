@@ -430,8 +430,6 @@ class Feed(Settings):
             return self
         if self.columns:
             raise ValueError("has `split` and `schema`; give each output its own")
-        if self.policies.on_drift is OnDrift.EVOLVE:
-            raise ValueError("has `split` and `on_drift: evolve`; name new fields in the schemas of its outputs")
         return self
 
     @model_validator(mode="after")

@@ -66,14 +66,22 @@ def find_shape(feed: Feed, state: State) -> Shape:
     only a schema explains the bytes, it has the feed's.
     """
     shape = feed.shape
-    if shape.columns is None or not state.evolved or not (shape.reader is None or shape.reader.evolves):
+    if shape.split:
+        return _with_outputs(shape, {o.output: find_shape(o, state) for o in feed.outputs})
+    evolved = select_output(state.evolved, feed.output) if feed.output else state.evolved
+    if shape.columns is None or not evolved or not (shape.reader is None or shape.reader.evolves):
         return shape
     fields = list(shape.columns.fields)
     if not _is_bound(shape):
-        fields = [_at_least(f, state.evolved.get(f.name)) for f in fields]
-    evolved = (parse_field(name, text) for name, text in state.evolved.items() if _is_addable(shape, name, text))
-    evolved = (Field(f.name, f.type) for f in evolved if not f.path and f.header is None)
-    return _with_columns(feed, shape, Schema((*fields, *_select_new(fields, evolved))))
+        fields = [_at_least(f, evolved.get(f.name)) for f in fields]
+    added = (parse_field(name, text) for name, text in evolved.items() if _is_addable(shape, name, text))
+    added = (Field(f.name, f.type) for f in added if not f.path and f.header is None)
+    return _with_columns(feed, shape, Schema((*fields, *_select_new(fields, added))))
+
+
+def _with_outputs(shape: Shape, shapes: Mapping[str, Shape]) -> Shape:
+    """The shape of a split feed with these shapes of its outputs."""
+    return replace(shape, split=replace(shape.split, shapes=shapes)) if shape.split else shape
 
 
 def _is_bound(shape: Shape) -> bool:
@@ -279,21 +287,31 @@ def _build_entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.Fol
             by_message=rule.by_message,
             otherwise=rule.otherwise,
         )
+        evolved = {
+            f"{o.output}/{name}": text
+            for o in feed.outputs
+            for name, text in _find_evolved(o, shape.split.shapes[o.output])
+        }
         document = _spell_shape(shape) | {"columns": shape.split.columns, "split": split}
-        return SchemaEntry(format=SPLIT_FORMAT, reason=reason, folder_prefix=folder_prefix, **document)
-    own = feed.columns.texts() if feed.columns else {}
+        return SchemaEntry(format=SPLIT_FORMAT, evolved=evolved, reason=reason, folder_prefix=folder_prefix, **document)
     document = _spell_shape(shape)
     fields = shape.columns.fields if shape.columns else ()
     newest = PLACED_FORMAT if has_places(fields) else RENAMED_FORMAT if has_sources(fields) else None
     usual = FOLDERS_FORMAT if folder_prefix else READER_FORMAT if shape.reader or shape.key else FORMAT
-    evolved = {name: text for name, text in (document["columns"] or {}).items() if own.get(name) != text}
     return SchemaEntry(
         format=PLACED_FORMAT if shape.protection else newest or usual,
-        evolved=evolved,
+        evolved=dict(_find_evolved(feed, shape)),
         reason=reason,
         folder_prefix=folder_prefix,
         **document,
     )
+
+
+def _find_evolved(feed: Feed, shape: Shape) -> Iterator[tuple[str, str]]:
+    """Yields the columns of the shape that the feed's file does not have with this type."""
+    own = feed.columns.texts() if feed.columns else {}
+    columns = shape.columns.texts() if shape.columns else {}
+    yield from ((name, text) for name, text in columns.items() if own.get(name) != text)
 
 
 def _spell_shape(shape: Shape) -> dict[str, Any]:
@@ -362,23 +380,22 @@ def _list_changed_columns(before: Mapping[str, str], after: Mapping[str, str]) -
 
 def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
     """Under `on_drift: evolve`, write a shape to the ledger that takes in the drift of a published batch."""
-    drifts = [
-        d for d in sum_drift(receipts) if d.type and d.kind in (DriftKind.NEW, DriftKind.WIDENED) and d.field != OTHERS
-    ]
+    drifts = [d for d in sum_drift(receipts) if d.type and d.kind in (DriftKind.NEW, DriftKind.WIDENED)]
     if feed.policies.on_drift is not OnDrift.EVOLVE or not drifts:
         return
 
     def decide(state: State) -> SchemaEntry | None:
         shape = find_shape(feed, state)
-        if shape.columns is None:
-            return None
-        own = _count(feed.columns.fields) if feed.columns else 0
-        limit = MOST_EVOLVED - (_count(shape.columns.fields) - own)
-        addable = _filter_addable(drifts, shape)
-        columns = evolve_schema(
-            shape.columns, addable, state.table, limit, partial(names_fit, feed.table), partial(_protect_columns, shape)
-        )
-        grown = _with_columns(feed, shape, columns)
+        if shape.split is None:
+            grown = _grow(feed, shape, drifts, state.table)
+        else:
+            shapes = dict(shape.split.shapes)
+            for output in feed.outputs:
+                own = f"{output.output}/"
+                mine = [replace(d, field=d.field.removeprefix(own)) for d in drifts if d.field.startswith(own)]
+                table = select_output(state.table, output.output)
+                shapes[output.output] = _grow(output, shapes[output.output], mine, table)
+            grown = _with_outputs(shape, shapes)
         if grown.name == shape.name:
             return None
         return _build_entry(feed, grown, _describe_change(ledger, state, grown), state.folder_prefix)
@@ -386,9 +403,24 @@ def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
     ledger.append(decide)
 
 
-def _filter_addable(drifts: Iterable[Drift], shape: Shape) -> Iterator[Drift]:
-    """The drift without new fields that no schema of the format can have."""
-    return (d for d in drifts if d.kind is not DriftKind.NEW or _is_addable(shape, d.field, d.type))
+def _grow(feed: Feed, shape: Shape, drifts: Sequence[Drift], table: Mapping[str, str]) -> Shape:
+    """The shape of a feed's or an output's rows, with as much of the drift as it can take in."""
+    if shape.columns is None:
+        return shape
+    own = _count(feed.columns.fields) if feed.columns else 0
+    columns = evolve_schema(
+        shape.columns,
+        (
+            d
+            for d in drifts
+            if d.field != OTHERS and (d.kind is not DriftKind.NEW or _is_addable(shape, d.field, d.type))
+        ),
+        table,
+        MOST_EVOLVED - (_count(shape.columns.fields) - own),
+        partial(names_fit, feed.table),
+        partial(_protect_columns, shape),
+    )
+    return _with_columns(feed, shape, columns)
 
 
 def _count(fields: Iterable[Field]) -> int:

@@ -180,6 +180,28 @@ def test_a_replay_routes_again_by_todays_rule(project: FeedProject, call: Call) 
     assert report.reconciled, report.problems
 
 
+def test_a_rescan_after_a_replay_knows_former_rules(project: FeedProject, call: Call) -> None:
+    """A replay moves quarantined records alone: landed ones stay in the output that took them, in their old columns."""
+    produce(project, 300)
+    settings = {"policies": LENIENT, "landing": "{shared_files: false}"}
+    run(write_split_feed(project, **settings))
+    into = {
+        "push": {"values": ["push", "issue_comment"], "schema": {"ref": "string", "n": "int64", "meta": "json"}},
+        "stars": {"values": ["star"], "schema": {"n": "int64"}},
+        "issues": {"schema": {"number": "int64", "n": "int64", "ref": "string"}},
+    }
+    feed = write_split_feed(project, SPLIT | {"into": into}, **settings)
+    code, printed = call("quarantine", "replay", "github")
+    assert code == 0, printed
+    report = rescan_feed(feed)
+    assert report.reconciled, report.problems
+    assert report.compared > 250
+    for path in Path(feed.lake, "data").rglob("*.parquet"):
+        rows = pq.read_table(path, partitioning=None)
+        pq.write_table(rows.set_column(rows.schema.get_field_index("n"), "n", pa.array(range(len(rows)))), path)
+    assert not rescan_feed(feed).reconciled
+
+
 def test_commands_take_outputs_or_name_the_feed(project: FeedProject, call: Call) -> None:
     produce(project, 300)
     feed = write_split_feed(project, policies=LENIENT)

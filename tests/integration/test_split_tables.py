@@ -13,19 +13,22 @@ import pytest
 pytest.importorskip("pyiceberg")
 pytest.importorskip("deltalake")
 
+import pyarrow.parquet as pq
 from dagster import AssetCheckKey, AssetKey, DagsterInstance
+from kafka import KafkaProducer
 
 from sluice.assets.instance.instance import open_instance
 from sluice.pipelines.feed.feed import Feed
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
 from tests.integration.conftest import Call
-from tests.integration.support import FeedProject
+from tests.integration.support import FeedProject, rescan_feed
 from tests.integration.test_protection import hash_text, read_everything
 from tests.integration.test_protection import produce as produce_records
 from tests.integration.test_protection import write_feed as write_protected_feed
 from tests.integration.test_split import (
     COLUMNS,
+    KIND,
     LENIENT,
     SPLIT,
     Place,
@@ -202,6 +205,56 @@ def test_a_replay_and_expiry_are_in_the_tables_of_their_outputs(project: FeedPro
     assert tables.read("push") == tables.read("issues") == {}
     assert len(tables.read("push", tables_of_push[-1])) > 0, "time travel finds its files"
     assert call("table", "check", "github")[0] == 0
+
+
+def test_outputs_take_in_new_fields_each_for_itself(project: FeedProject, call: Call) -> None:
+    """With `on_drift: evolve`, a field of one kind becomes a column of its output and table alone; wider values wait in
+    quarantine for the column that holds them."""
+
+    def write_records(first: int, *, later: bool) -> None:
+        producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap)
+        for i in range(first, first + 60):
+            kind = ("push", "issues")[i % 2]
+            body: dict[str, Any] = {"ref": f"r{i}", "n": i} if kind == "push" else {"number": i, "n": i}
+            if later:
+                body |= {"forced": i % 4 == 0} if kind == "push" else {"labels": [{"name": f"l{i}"}]}
+                if kind == "issues" and i % 5 == 0:
+                    body["n"] = 2**40 + i
+            producer.send(
+                project.topic,
+                json.dumps(body).encode(),
+                None,
+                [(KIND, kind.encode())],
+                i % 3,
+                1_700_000_000_000 + first * 60_000,
+            )
+        producer.close()
+
+    catalog = {"type": "sql", "uri": f"sqlite:///{project.root}/catalog.db"}
+    rule = add_tables(project.root, issues={"iceberg": {"name": "gh.issues", "catalog": catalog}})
+    rule["into"]["issues"]["schema"] = {"number": "int64", "n": "int32"}
+    policies = "{on_drift: evolve, quarantine_limit: {share: 1}}"
+    feed = write_split_feed(project, rule, policies=policies, window="1h")
+    for first, later in ((0, False), (60, True), (120, True)):
+        write_records(first, later=later)
+        code, printed = call("run", "github", "--no-dagster")
+        assert code == 0, printed
+    code, printed = call("quarantine", "replay", "github")
+    assert code == 0, printed
+    code, printed = call("quarantine", "list", "github", "--json")
+    assert (code, printed["records"]) == (0, 0), printed
+
+    folders = {o: [*Path(feed.lake, "data", "github", o).rglob("*-b*.parquet")] for o in COLUMNS}
+    names = {o: {n for p in paths for n in pq.read_schema(p).names} for o, paths in folders.items()}
+    assert "forced" in names["push"] - names["issues"]
+    assert "labels" in names["issues"] - names["push"]
+    push, issues = (IcebergReader(name, catalog) for name in ("gh.push", "gh.issues"))
+    rows = push.read_rows(push.list_snapshots()[-1], ("n", "forced"))
+    assert sorted(rows) == sorted((n, n % 4 == 0 if n >= 120 else None) for n in range(0, 180, 2))
+    wide = {n: 2**40 + n if n >= 60 and n % 5 == 0 else n for n in range(1, 180, 2)}
+    assert dict(issues.read_rows(issues.list_snapshots()[-1], ("number", "n"))) == wide
+    report = rescan_feed(feed)
+    assert (report.problems, report.compared) == ((), 180)
 
 
 def test_files_go_by_the_tables_of_their_output(project: FeedProject, call: Call) -> None:
