@@ -72,8 +72,7 @@ class Assignment:
 
     `attempt` names this one execution. `memory` is in bytes. `shape` is the name of the shape that rows get. `fresh`:
     no earlier attempt can have finished an offset range, so none is looked for. With `dropping`, the records of
-    oversized batches are counted and kept nowhere. A feed has one output, or more by `split`: rows of a range wait for
-    a row group in each. Records at the `erased` offsets of a range do not land.
+    oversized batches are counted and kept nowhere. Records at the `erased` offsets of a range do not land.
     """
 
     feed: str
@@ -87,7 +86,6 @@ class Assignment:
     shape: str = "raw"
     fresh: bool = False
     dropping: bool = False
-    outputs: int = 1
     erased: Mapping[OffsetRange, tuple[Range, ...]] = field(default_factory=dict)
 
     @property
@@ -413,10 +411,11 @@ class _Landing:
         if writer is None:
             work = self._work
             target = PartTarget(work.feed, work.batch, work.plan_hash, work.attempt, self._range, *role)
-            group_bytes = self._chunk_bytes // work.outputs
-            writer = PartWriter(self._tools.lake, target, rows.schema, self._work.landing, group_bytes)
+            writer = PartWriter(self._tools.lake, target, rows.schema, work.landing, self._chunk_bytes)
             self._writers[role] = writer
         writer.write(rows)
+        if len(self._writers) > 1 and sum(w.pending_bytes for w in self._writers.values()) >= self._chunk_bytes:
+            max(self._writers.values(), key=lambda w: w.pending_bytes).flush()
 
     def _finish(self, position: int) -> Receipt | UnwrittenRange:
         """Close the parts, check the counts, write the receipt next to the parts."""

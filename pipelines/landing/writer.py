@@ -203,8 +203,8 @@ class PartWriter:
     """Writes one offset range's rows of one kind. End it with `close` or `abandon`.
 
     A row group is full at `settings.row_group_rows` rows or `row_group_bytes` in memory, and a file at
-    `settings.target_file_bytes`. The last files appear with `close`. `encode_ns` is the time spent in Parquet,
-    `write_ns` the time spent on hashing and writing the bytes.
+    `settings.target_file_bytes`. The last files appear with `close`. `pending_bytes` of rows wait for a row group.
+    `encode_ns` is the time spent in Parquet, `write_ns` the time spent on hashing and writing the bytes.
     """
 
     def __init__(
@@ -215,6 +215,7 @@ class PartWriter:
         self._last = target.offset_range.start - 1
         self._times = schema.get_field_index(time_column(schema))
         self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = self.pending_bytes = 0
         self._folders: set[int] = set()
         self._files: dict[str, _PartFile] = {}
         self._opened = 0
@@ -236,13 +237,13 @@ class PartWriter:
             return
         self._last = check_increasing(self._target.offset_range, rows, self._last)
         self._pending.append(rows)
-        buffered = sum(b.num_rows for b in self._pending), sum(b.nbytes for b in self._pending)
-        if buffered[0] >= self._settings.row_group_rows or buffered[1] >= self._row_group_bytes:
-            self._flush()
+        self._pending_rows, self.pending_bytes = self._pending_rows + rows.num_rows, self.pending_bytes + rows.nbytes
+        if self._pending_rows >= self._settings.row_group_rows or self.pending_bytes >= self._row_group_bytes:
+            self.flush()
 
     def close(self) -> tuple[Part, ...]:
         """Finish the staged files. Returns their parts; none when there were no rows."""
-        self._flush()
+        self.flush()
         for folder in list(self._files):
             self._finish_file(folder)
         return tuple(part for _, part in sorted(self._parts.items()))
@@ -255,11 +256,13 @@ class PartWriter:
             self._lake.remove(part.staged)
         self._files, self._pending, self._parts = {}, [], {}
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write the rows that wait for a row group."""
         if not self._pending:
             return
         begun = time.perf_counter_ns()
         rows, self._pending = pa.Table.from_batches(self._pending, self._schema), []
+        self._pending_rows = self.pending_bytes = 0
         for folder, folder_rows in self._by_folder(rows):
             self._add(folder, folder_rows)
         if rows.nbytes > 2 * self._row_group_bytes:

@@ -176,11 +176,6 @@ class Shape:
     split: Split | None = None
 
     @property
-    def output_count(self) -> int:
-        """The number of outputs whose rows are written at once."""
-        return len(self.split.shapes) + 1 if self.split else 1
-
-    @property
     def rounded(self) -> tuple[str, ...]:
         """Returns the columns in which the decimal numbers of JSON are rounded to binary ones."""
         columns = self.columns if self.reader is None or self.reader.format.startswith("json") else None
@@ -249,6 +244,14 @@ class Shape:
         return landed_schema(self.landed_columns)
 
     @property
+    def is_bare_json(self) -> bool:
+        """Returns whether the values are read as JSON without a prefix, and the keys are not read."""
+        bare = self.reader is None or (
+            isinstance(self.reader, JsonSchemaReader) and self.reader.wire is WireFormat.BARE
+        )
+        return self.columns is not None and self.key is None and bare
+
+    @property
     def datasets(self) -> Mapping[str, Shape]:
         """The shapes of the outputs and of raw records without one, by name; of a feed without `split` its own."""
         return {**self.split.shapes, OTHERWISE: Shape(protection=self.protection)} if self.split else {"": self}
@@ -271,7 +274,7 @@ class Shape:
 
             split = self.split
             outputs = {
-                name: Output(shape.format(writers), split.find_first_place(name))
+                name: Output(shape.format(writers), split.find_first_place(name), shape.is_bare_json)
                 for name, shape in split.shapes.items()
             }
             source, rest = split.rule.source_path, self.datasets[OTHERWISE].format()

@@ -63,6 +63,20 @@ def buffers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return bytes_, np.frombuffer(ends, np.int32)[: len(values) + 1], valid
 
 
+def spans_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the data of a binary array, the start and the stop of each value, and the validity bitmap, which is empty
+    if all are valid. Values may be chosen from those of a larger array, as a dictionary array; none is copied.
+    """
+    if not pa.types.is_dictionary(values.type):
+        data, ends, valid = buffers_of(values)
+        return data, ends[:-1], ends[1:], valid
+    data, ends, _ = buffers_of(values.dictionary)
+    bitmap, chosen = values.indices.buffers()
+    valid = np.frombuffer(bitmap, np.uint8) if bitmap is not None and values.null_count else np.empty(0, np.uint8)
+    chosen = np.frombuffer(chosen, np.int32)[: len(values)]
+    return data, ends[chosen], ends[1:][chosen], valid
+
+
 def indices(rows: np.ndarray) -> pa.Array:
     """Returns numbers of rows as an Arrow array, for `take`."""
     return fixed_width(pa.int32(), rows)

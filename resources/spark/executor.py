@@ -203,7 +203,6 @@ def _carried_out(work: TaskWork, task: Task, tried: int) -> list[Outcome | TaskT
         work.shape.name,
         fresh=work.fresh and not tried,
         dropping=work.shape.dropping,
-        outputs=work.shape.output_count,
         erased=work.erased,
     )
     with wiring.open(work.isolation, work.shape) as tools:

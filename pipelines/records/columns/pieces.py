@@ -96,12 +96,12 @@ class PieceBuilder:
         """Refuse one record."""
         self._refused.append(tuple(np.array([x], np.int32) for x in (row, code, node, 0)))
 
-    def finish(self, start: int, stop: int, ends: Array) -> TypedPiece:
-        """The finished piece, of rows [start, stop) of the chunk. `ends` are the ends of the chunk's values."""
+    def finish(self, start: int, stop: int, begins: Array) -> TypedPiece:
+        """The finished piece, of rows [start, stop) of the chunk, whose values begin at `begins`."""
         rows = np.concatenate([np.empty(0, np.int32), *self._source])
         arrays = [*(self._columns[c].array(self._columns) for c in self._nodes[0].children), self._make_extra(rows)]
         if self._faults:
-            faulty = self._find_faulty(rows, ends)
+            faulty = self._find_faulty(rows, begins)
             self._refused.append(faulty)
             landed = np.flatnonzero(~np.isin(rows, faulty[0]))
             arrays = take_rows(pa.RecordBatch.from_arrays(arrays, [*map(str, range(len(arrays)))]), landed).columns
@@ -116,7 +116,7 @@ class PieceBuilder:
         if len(faults.items):
             self._faults.append((node, faults))
 
-    def _find_faulty(self, rows: Array, ends: Array) -> tuple[Array, ...]:
+    def _find_faulty(self, rows: Array, begins: Array) -> tuple[Array, ...]:
         """Records with an item that its type cannot hold: the row, code, node and byte of the first in each."""
         faults = [(self._find_rows(n.level, f.items), f.codes, np.full(len(f.items), n.index), f.starts)
                  for n, f in self._faults]  # fmt: skip
@@ -125,7 +125,7 @@ class PieceBuilder:
         _, firsts = np.unique(out[order], return_index=True)
         chosen = order[firsts]
         records = rows[out[chosen]]
-        positions = np.where(starts[chosen] < 0, -1, starts[chosen] - ends[records])
+        positions = np.where(starts[chosen] < 0, -1, starts[chosen] - begins[records])
         return tuple(a.astype(np.int32) for a in (records, codes[chosen], nodes[chosen], positions))
 
     def _find_rows(self, level: int, items: Array) -> Array:

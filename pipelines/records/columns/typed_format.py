@@ -40,7 +40,8 @@ _COORDINATES = [RawFormat.schema.get_field_index(f.name) for f in COORDINATES]
 class Records(NamedTuple):
     """Records of an offset range: unchanged, their coordinates, their offsets, and the values to be typed."""
 
-    raw: pa.RecordBatch
+    offset_range: OffsetRange
+    chunk: pa.RecordBatch
     kafka: pa.RecordBatch
     offsets: Array
     opened: Opened
@@ -76,12 +77,14 @@ class TypedFormat:
         """
         for records, opened in self._open_records(chunk):
             offsets = int64s(records.column(records.schema.get_field_index("offset")))
-            (raw,) = self._raw.convert(s, records)
+            without_values = [*records.columns]
+            without_values[records.schema.get_field_index("value")] = pa.nulls(records.num_rows, pa.binary())
+            (raw,) = self._raw.convert(s, pa.RecordBatch.from_arrays(without_values, records.schema.names))
             columns = [raw.landed.column(index) for index in _COORDINATES]
             kafka = pa.RecordBatch.from_arrays([*columns, _make_nulls(opened.values)], schema=_KAFKA)
             # Nothing here holds a piece while its rows are written: a contract makes a copy of them, without some.
             yield from map(
-                partial(self._format_piece, Records(raw.landed, kafka, offsets, opened)), self._pieces(opened)
+                partial(self._format_piece, Records(s, records, kafka, offsets, opened)), self._pieces(opened)
             )
 
     def _open_records(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
@@ -120,8 +123,8 @@ class TypedFormat:
         drift = (*new, *self._find_missing(piece.arrays, typed, records.offsets[piece.rows[:1]]), *misfits)
         if not n or self._dropping:
             return Formatted(landed, None, n, drift=drift, typed=typed)
-        raw = records.raw.take(indices(refused.rows))
-        return Formatted(landed, self._make_refused(raw, refused, unnamed), drift=drift, typed=typed)
+        (raw,) = self._raw.convert(records.offset_range, records.chunk.take(indices(refused.rows)))
+        return Formatted(landed, self._make_refused(raw.landed, refused, unnamed), drift=drift, typed=typed)
 
     def _find_missing(self, arrays: Sequence[pa.Array], typed: int, first: Array) -> Iterator[Drift]:
         """Fields that none of the `typed` rows with a value has, with their types where the schema names their places.

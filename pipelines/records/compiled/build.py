@@ -170,6 +170,17 @@ def find_differences(typingctx, one, one_at, other, other_at):  # type: ignore[n
 
 
 @intrinsic
+def find_byte(typingctx, buf, at, wanted):  # type: ignore[no-untyped-def]
+    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        loaded, lane = _load_bytes(context, builder, signature.args[0], args[0], args[1], 32), ir.IntType(32)
+        one = builder.insert_element(_fill_vector(0, 32), builder.trunc(args[2], ir.IntType(8)), lane(0))
+        all_ = builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(lane, 32), [0] * 32))
+        return _as_bits(builder, builder.icmp_signed("==", loaded, all_), 32)
+
+    return types.uint64(buf, types.int64, types.int64), emit
+
+
+@intrinsic
 def keep_branch(typingctx, number):  # type: ignore[no-untyped-def]
     def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
         kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64)])
@@ -435,7 +446,7 @@ def main(name: str, path: Path, target: str) -> None:
     vars(jit).update(
         functions | shared, trailing_zeros=count_trailing_zeros, keep_branch=keep_branch, prefetch=prefetch
     )
-    vars(jit).update({f.__name__: f for f in (find_text_stops, find_digit_stops, find_differences)})
+    vars(jit).update({f.__name__: f for f in (find_text_stops, find_digit_stops, find_differences, find_byte)})
     vars(jit).update(compiled=share.compile_entry, inner=compile_inner, inlined=compile_inlined)
     with global_compiler_lock:
         importlib.import_module(f"{PACKAGE}.{name}")

@@ -109,6 +109,11 @@ def find_differences(one: Array, one_at: int, other: Array, other_at: int) -> in
     return _pack_bits(one[one_at : one_at + 32] != other[other_at : other_at + 32])
 
 
+def find_byte(buf: Array, at: int, wanted: int) -> int:
+    """A bit for each of 32 bytes from `at` that is `wanted`. The caller has checked that the bytes are there."""
+    return _pack_bits(buf[at : at + 32] == wanted)
+
+
 def _pack_bits(flags: Array) -> int:
     return uint64(int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little"))
 

@@ -65,10 +65,12 @@ class JsonFormat(TypedFormat):
         return pieces if schemas is None else map(partial(_with_reasons, schemas), pieces)
 
     def _format_piece(self, records: Records, piece: TypedPiece) -> Formatted:
-        _, _, offsets, opened = records
+        offsets, opened = records.offsets, records.opened
         misfits: Iterable[Drift] = ()
         if len(piece.refused.rows):
             refused = piece.refused
+            if pa.types.is_dictionary(opened.values.type):
+                opened = replace(opened, values=opened.values.dictionary_decode())
             if self._fallback:
                 piece, refused = self._fallback.read(piece, opened.values)
             misfits = find_misfits(self._typer.nodes, refused, opened.values, offsets)

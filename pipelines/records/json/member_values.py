@@ -6,6 +6,9 @@
 
 Of a name that stands twice, the first counts. Source: RFC 8259.
 
+`_find_in_flat_record` looks for the name itself where no other object, array or escape stands before it. In JSON, the
+name in quotes with a colon behind it is then a member of the record.
+
 The *layout* of a record is the text around the values before the one at the path. Records of one producer have the
 same, so `_find_by_layout` compares it with the last one's, 32 bytes at once, and passes over the values alone.
 """
@@ -26,6 +29,7 @@ from sluice.pipelines.records.compiled.jit import (
     bit_of,
     byte,
     compiled,
+    find_byte,
     find_differences,
     find_text_stops,
     inlined,
@@ -68,6 +72,47 @@ def _has_bytes(buf: Array, at: int, stop: int, names: Array, begin: int, end: in
         if byte(buf, at + i) != byte(names, begin + i):
             return False
     return True
+
+
+@inner
+def _find_in_flat_record(buf: Array, at: int, end: int, names: Array) -> int:
+    """Where the value of the name begins, if the record has no brace, bracket or backslash before it; else −1."""
+    size = int64(names.size)
+    if size > BEYOND - 64 or at >= end or byte(buf, at) != 0x7B:
+        return int64(-1)
+    while end > buf.size - BEYOND and at + size + 3 < end:  # the same as below, byte by byte
+        at += 1
+        first = byte(buf, at)
+        if first == 0x7B or first == 0x5B or first == 0x5C:
+            return int64(-1)
+        if (
+            first == 0x22
+            and byte(buf, at + size + 1) == 0x22
+            and _has_bytes(buf, at + 1, at + 1 + size, names, int64(0), size)
+        ):
+            return blank(buf, at + size + 3, end) if byte(buf, at + size + 2) == 0x3A else int64(-1)
+    if end > buf.size - BEYOND:
+        return int64(-1)
+    # Reads of 32 bytes need no check of their own: the buffer has BEYOND bytes behind `end`.
+    first, last = byte(names, int64(0)), byte(names, size - 1)
+    at += 1
+    while at < end:
+        doubts = find_byte(buf, at, int64(0x7B)) | find_byte(buf, at, int64(0x5B)) | find_byte(buf, at, int64(0x5C))
+        quotes = find_byte(buf, at, int64(0x22)) & find_byte(buf, at + size + 1, int64(0x22))
+        alike = quotes & find_byte(buf, at + 1, first) & find_byte(buf, at + size, last)
+        if alike == uint64(0):
+            if doubts:
+                return int64(-1)
+            at += 32
+            continue
+        name = trailing_zeros(alike)
+        if doubts & ((uint64(1) << uint64(name)) - uint64(1)):
+            return int64(-1)
+        at += name + 1
+        if _has_bytes(buf, at, at + size, names, int64(0), size):
+            at += size + 1
+            return blank(buf, at + 1, end) if at < end and byte(buf, at) == 0x3A else int64(-1)
+    return int64(-1)
 
 
 @inner
@@ -178,7 +223,9 @@ def _number_values(
 
     `slots` is a hash table of numbers, −1 where there is none: a power of two, and more than there are records.
     """
-    distinct = int64(0)
+    distinct, plain = int64(0), name_ends.size == 2 and names.size > 0
+    for i in range(names.size):
+        plain = plain and byte(names, i) >= 0x20 and byte(names, i) != 0x22 and byte(names, i) != 0x5C
     for row in range(codes.size):
         at, end = int64(ends[row]), int64(ends[row + 1])
         if at < 0 or at > end or end > values.size:
@@ -186,8 +233,8 @@ def _number_values(
         codes[row] = NO_VALUE
         if valid.size and not bit_of(valid, row):
             continue
-        start = int64(-1)
-        if layout[STEPS] != NO_LAYOUT:
+        start = _find_in_flat_record(values, at, end, names) if plain else int64(-1)
+        if start < 0 and layout[STEPS] != NO_LAYOUT:
             start = _find_by_layout(values, at, end, layout, nest)
         if start < 0:
             start = _find_value(values, at, end, names, name_ends, nest, scratch, layout)

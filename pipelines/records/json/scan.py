@@ -55,6 +55,7 @@ from sluice.pipelines.records.compiled.jit import (
     int64,
     item,
     keep_branch,
+    prefetch,
     put,
     trailing_zeros,
     uint64,
@@ -106,6 +107,7 @@ STEP_NAME = 10  # of an unknown member: bytes from its name to its value, 0 with
 STEP_NAME_SIZE = 11
 MOST_MISSES = 16
 TEMPLATE_BYTES = 4096
+AHEAD = 8  # records from the one at hand to the one whose bytes are asked for
 BEYOND = 128  # bytes behind a record that may be read with it
 DOUBT, MOST_DOUBT = 8, 128
 """A record that does not fit adds DOUBT, one that fits takes one away. Beyond MOST_DOUBT, the rest of the block does
@@ -1002,12 +1004,12 @@ def _wipe(t: ScanTables) -> None:
         t.counts[level] = t.saved[level]
 
 
-@compiled(BYTES, I32, BYTES, TABLES, _RESULTS, results=1)
-def scan(values: Array, ends: Array, valid: Array, t: ScanTables, results: ScanResults) -> int:
+@compiled(BYTES, I32, I32, BYTES, TABLES, _RESULTS, results=1)
+def scan(values: Array, starts: Array, stops: Array, valid: Array, t: ScanTables, results: ScanResults) -> int:
     """The records from `state[ROW]` on → a block of spans.
 
-    `ends`: offsets of the values, one more than there are; `valid`: their bitmap (empty: all are valid), which begins
-    at bit `state[BITMAP_AT]`. Returns DONE after the last record; FULL when the block is; GROW_EXTRA when `extra`
+    `starts`, `stops`: where the values lie, in any order; `valid`: their bitmap (empty: all are valid), which begins at
+    bit `state[BITMAP_AT]`. Returns DONE after the last record; FULL when the block is; GROW_EXTRA when `extra`
     wants NEED bytes more; GROW_LEVEL when one record alone wants more elements of level NEED. Call again for the rest:
     each call begins a block, with the spans of the last one emptied.
     """
@@ -1027,7 +1029,12 @@ def scan(values: Array, ends: Array, valid: Array, t: ScanTables, results: ScanR
         row = state[ROW]
         if state[OUT] >= state[MOST_OUT] or state[BAD] >= state[MOST_OUT]:
             return FULL
-        at, end = int64(ends[row]), int64(ends[row + 1])
+        at, end = int64(starts[row]), int64(stops[row])
+        if row + AHEAD < state[LAST]:  # chosen records do not follow one another: the processor cannot foresee them
+            soon = int64(starts[row + AHEAD])
+            prefetch(values, soon)
+            prefetch(values, soon + 64)
+            prefetch(values, soon + 128)
         # From here on 0 ≤ at ≤ end ≤ values.size: every `byte` below is behind a check against `end`.
         if at < 0 or at > end or end > values.size:
             raise IndexError("values outside of their buffer")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +29,7 @@ from sluice.pipelines.records.json.columns import make_column
 from sluice.pipelines.records.json.scan import ScanResults
 from sluice.pipelines.records.json.scan_tables import make_tables, with_room
 from sluice.pipelines.records.json.unknown import copy_members, no_frames
-from sluice.pipelines.schema.arrays import boolean_array, buffers_of, indices
+from sluice.pipelines.schema.arrays import boolean_array, indices, spans_of
 from sluice.pipelines.schema.schema import Field, Schema, Type, arrow_type, join_path
 
 
@@ -47,31 +48,31 @@ class Typer:
         return self._tables
 
     def pieces(self, values: pa.Array) -> Iterator[TypedPiece]:
-        """The typed rows of a binary array without an Arrow offset. A null becomes a row of nulls."""
+        """The typed rows of values, as `spans_of` takes them. A null becomes a row of nulls."""
         if not len(values):
             return
-        data, ends, valid = buffers_of(values)
+        source = JsonValues(*spans_of(values))
         state = self._tables.state
         state[scan.ROW], state[scan.LAST], state[scan.BITMAP_AT] = 0, len(values), 0
         while state[scan.ROW] < len(values):
-            yield self._piece(data, ends, valid)
+            yield self._piece(source)
         if len(self._tables.spans) > KEPT_SLOTS:
             self._tables = with_room(self._tables, make_room(self.nodes))
         if len(self._found.extra) > KEPT_SLOTS:
             self._found = _make_results(self._block, 1 << 16)
 
-    def _piece(self, data: Array, ends: Array, valid: Array) -> TypedPiece:
+    def _piece(self, values: JsonValues) -> TypedPiece:
         state = self._tables.state
         start, last = int(state[scan.ROW]), int(state[scan.LAST])
         columns = [make_column(n, last - start if n.level == 0 else 0) for n in self.nodes]
         out = JsonPiece(self.nodes, columns)
-        limit = PIECE_BYTES + 2 * int(ends[last] - ends[0])
+        limit = PIECE_BYTES + 2 * int((values.stops - values.starts).sum(dtype=np.int64))
         state[scan.EXTRA] = 0
         while state[scan.ROW] < last and out.nbytes < limit:
-            code = scan.scan(data, ends, valid, self._tables, self._found)
-            out.take(data, ends, self._tables, self._found)
+            code = scan.scan(*values, self._tables, self._found)
+            out.take(values, self._tables, self._found)
             self._make_room(code, out)
-        piece = out.finish(start, int(state[scan.ROW]), ends)
+        piece = out.finish(start, int(state[scan.ROW]), values.starts)
         if state[scan.EXTRA]:
             self._found = self._found._replace(extra=allocate(1 << 16, np.uint8))
         return piece
@@ -98,11 +99,21 @@ def _make_results(rows: int, extra: int) -> ScanResults:
     )
 
 
-def copy_unknown(data: Array, ends: Array, rows: Array, slots: Array, t: scan.ScanTables) -> pa.Array:
+class JsonValues(NamedTuple):
+    """Bytes of records, the start and the stop of each value, and the validity bitmap (empty: all are valid)."""
+
+    data: Array
+    starts: Array
+    stops: Array
+    valid: Array
+
+
+def copy_unknown(values: JsonValues, rows: Array, slots: Array, t: scan.ScanTables) -> pa.Array:
     """Returns the members of these records without a field, as JSON. `slots` are theirs in the block of the tables."""
-    room = int((ends[rows + 1] - ends[rows]).sum(dtype=np.int64)) + 32
+    room = int((values.stops[rows] - values.starts[rows]).sum(dtype=np.int64)) + 32
     out, text_ends = allocate(room, np.uint8), np.zeros(len(rows) + 1, np.int32)
-    copy_members(data, ends, rows, slots.astype(np.int32), t, no_frames(), out, text_ends)
+    spans = values.data, values.starts, values.stops
+    copy_members(*spans, rows, slots.astype(np.int32), t, no_frames(), out, text_ends)
     return pa.Array.from_buffers(pa.string(), len(rows), [None, pa.py_buffer(text_ends), pa.py_buffer(out)])
 
 
@@ -115,12 +126,12 @@ class JsonPiece(PieceBuilder):
         self._extra = np.empty(0, np.uint8)
         self._unnamed: list[tuple[Array, pa.Array]] = []
 
-    def take(self, data: Array, ends: Array, t: scan.ScanTables, results: ScanResults) -> None:
+    def take(self, values: JsonValues, t: scan.ScanTables, results: ScanResults) -> None:
         """Append the block that the tables hold."""
 
         def append(node: SchemaNode, column: ColumnBuilder, n: int) -> Faults:
             base = int(t.nodes[node.index, scan.BASE])
-            return column.append(data, t.spans[base : base + n])
+            return column.append(values.data, t.spans[base : base + n])
 
         out = int(t.state[scan.OUT])
         self._ends.append(results.extra_ends[:out].copy())
@@ -130,7 +141,7 @@ class JsonPiece(PieceBuilder):
         if t.state[scan.INSIDES]:
             rows = results.inside[: t.state[scan.INSIDES]].copy()
             slots = np.searchsorted(results.source[:out], rows)
-            self._unnamed.append((rows, copy_unknown(data, ends, rows, slots, t)))
+            self._unnamed.append((rows, copy_unknown(values, rows, slots, t)))
 
     def _make_extra(self, rows: Array) -> pa.Array:
         """The column `_extra` of these rows: members of the records themselves, or what `copy_members` made."""

@@ -208,15 +208,23 @@ def _copy_record(out: Array, to: int, values: Array, at: int, end: int, t: ScanT
     return to
 
 
-@compiled(BYTES, I32, I32, I32, TABLES, I64, U8, I32)
+@compiled(BYTES, I32, I32, I32, I32, TABLES, I64, U8, I32)
 def copy_members(
-    values: Array, value_ends: Array, rows: Array, slots: Array, t: ScanTables, stack: Array, out: Array, ends: Array
+    values: Array,
+    starts: Array,
+    stops: Array,
+    rows: Array,
+    slots: Array,
+    t: ScanTables,
+    stack: Array,
+    out: Array,
+    ends: Array,
 ) -> None:
     """The texts for these records of a chunk, which have these slots in the block of `t`. `out` has room for all of
     them, and for 32 bytes more."""
     to = int64(0)
     for i in range(rows.size):
-        at, end = int64(value_ends[rows[i]]), int64(value_ends[rows[i] + 1])
+        at, end = int64(starts[rows[i]]), int64(stops[rows[i]])
         if at < 0 or at > end or end > values.size or end - at > out.size - to:
             raise IndexError("values outside of their buffer, or no room for their texts")
         while at < end and byte(values, at) != 0x7B:  # white space, or a byte order mark

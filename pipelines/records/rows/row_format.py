@@ -81,7 +81,8 @@ class Format(Protocol):
     def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """Turn decoded records of one offset range into rows.
 
-        `chunk` has the columns `key, value, offset, timestamp, timestampType, headers`. Yields one piece, or several
+        `chunk` has the columns `key, value, offset, timestamp, timestampType, headers`. Values of JSON without a prefix
+        may be chosen from those of a larger chunk, as a dictionary array. Yields one piece, or several
         when the rows take much more memory than the records. A record that does not fit becomes a quarantined row,
         never an exception.
         """
@@ -106,12 +107,14 @@ class RawFormat:
     )
 
     def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
-        """The chunk, with columns for its topic and partition. Copies nothing."""
+        """The chunk, with columns for its topic and partition. Copies nothing but chosen values."""
         columns = {
             **dict(zip(chunk.schema.names, chunk.columns, strict=True)),
             "topic": _repeat_text(s.topic, chunk.num_rows),
             "partition": fixed_width(pa.int32(), np.full(chunk.num_rows, s.partition, np.int32)),
         }
+        if pa.types.is_dictionary((values := columns["value"]).type):
+            columns["value"] = values.dictionary_decode()
         arrays = [columns[name] for name in self.schema.names]
         yield Formatted(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
 

@@ -67,7 +67,6 @@ class MemoryEngine:
             TASK_BYTES,
             job.shape.name,
             dropping=job.shape.dropping,
-            outputs=job.shape.output_count,
             erased=job.erased,
         )
         return run_task(task, work, Tools(self.fetcher(), self.lake, self.format(job)))

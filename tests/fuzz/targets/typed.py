@@ -334,7 +334,10 @@ def _compare_rows(schema: Schema, values: list[bytes], landed: pa.Table, quarant
     for path in PATHS:
         codes, texts = number_values(pa.array(values, pa.binary()), path)
         for value, code in zip(values, codes.tolist(), strict=True):
-            _compare_member(value, path, None if code == NO_VALUE else texts[code])
+            text = None if code == NO_VALUE else texts[code]
+            _compare_member(value, path, text)
+            _, alone = number_values(pa.array([value], pa.binary()), path)
+            assert alone == ([] if text is None else [text]), (value, text, alone)
     return f"{bool(rows)} {bool(refused)}"
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.records.rows.row_format import HEADERS
@@ -25,6 +27,9 @@ CHUNK = pa.schema(
         ("headers", HEADERS),
     ]
 )
+CONTRACT = json.dumps(
+    {"expectations": [{"type": "expect_column_values_to_be_between", "kwargs": {"column": "n", "max_value": 3500}}]}
+).encode()
 Record = tuple[bytes | None, list[tuple[str, bytes | None]] | None]
 
 
@@ -121,8 +126,65 @@ def test_values_are_read_from_records_of_any_layout() -> None:
     records += [(b'{"n": 1, "text": "x", "z": "kind"}', None), (b'{"n": 1, "text": "x, "kind": "a"}', None)]
     out = land(rule, records)
     after = range(50, 50 + len(strange))
-    assert out["landed"] == {"one": [*range(10, 50, 2), *after], "two": [*range(11, 50, 2)]}
-    assert out["refused"] == {("", "no output"): [57], ("", "not_json"): [58]}
+    assert out["landed"] == {"one": [*range(10, 50, 2), *after, 58], "two": [*range(11, 50, 2)]}
+    assert out["refused"] == {("", "no output"): [57]}
+
+
+def test_names_that_only_look_like_the_field_do_not_choose() -> None:
+    """A name may be a value, nested, escaped, longer, or behind the record's end; the first counts."""
+    rule = SplitRule({"a": "one", "b": "two"}, path=("kind",))
+    padding = b'"' + b"p" * 70 + b'":"kind",'
+    values = {
+        b'{"x":"kind","kind":"a"}': "one",
+        b'{"kind" : "a","kind":"b"}': "one",
+        b'{"kind":"a","kind":"b"}': "one",
+        b'{"kinds":"b","kine":"b","kiid":"b","kind":"a"}': "one",
+        b'{"x":{"kind":"b"},"kind":"a"}': "one",
+        b'{"x":["kind",{"kind":"b"}],"kind":"a"}': "one",
+        b'{"x":"\\"kind\\":","kind":"a"}': "one",
+        b'{"k\\u0069nd":"a","kind":"b"}': "one",
+        b"{" + padding + b'"kind"\n:\t"a"}': "one",
+        b"{" + padding * 4 + b'"kind":"a","x":{}}': "one",
+        b'[{"kind":"a"}]': "",
+        b'{"x":1}': "",
+        b'{"x":1,"kind"': "",
+        b'{"x":1,"kind":': "",
+        b'{"x":1,"kind":"a': "",
+        b'{"x":1,"kind":null}': "",
+        b'{"x":broken,"kind":"a"': "one",
+        b'{"x":{broken,"kind":"a"': "",
+    }
+    for order in (1, -1):  # records before and behind lie in the same buffer
+        chosen = list(values)[::order]
+        out = land(rule, [(value, None) for value in chosen])
+        outputs = {offset: output for output, offsets in out["landed"].items() for offset in offsets}
+        assert [outputs.get(10 + i, "") for i in range(len(chosen))] == [values[value] for value in chosen]
+
+
+def test_chosen_values_make_the_rows_that_copies_make() -> None:
+    """Values that are not copied, among them tombstones and records that do not fit, against each output alone."""
+    rule = SplitRule({"a": "one", "b": "two"}, header="kind")
+    schema = parse_schema({"n": "int64 not null", "t": "string", "o": "struct<x:int64>"})
+    contract = parse_contract(CONTRACT, schema)
+    records: list[Record] = []
+    for i in range(3000):
+        body: bytes | None = json.dumps({"n": i, "t": "é" * (i % 7), "o": {"x": i, "y": i}, "new": "z"}).encode()
+        body = {3: None, 5: b"{", 7: b'{"n": "no"}', 11: b'{"n": 4000}', 13: b"\xff\xfe{"}.get(i % 17, body)
+        records.append((body, [("kind", b"a" if i % 3 else b"b")]))
+    s, chunk = OffsetRange("t", 0, "life", 10, 3010), make_chunk(records)
+    for shape in (Shape(schema), Shape(schema, contract), Shape(schema, closed=True), Shape(schema, dropping=True)):
+        assert shape.is_bare_json
+        together = list(Shape(split=Split(rule, {"one": shape, "two": shape})).format().convert(s, chunk))
+        for output, kind in (("one", b"a"), ("two", b"b")):
+            mine = pa.array([i for i, (_, headers) in enumerate(records) if headers and headers[0][1] == kind])
+            alone = list(shape.format().convert(s, chunk.take(mine)))
+            for of in (lambda p: p.landed, lambda p: p.quarantined):
+                split, own = (
+                    [of(p) for p in pieces if of(p) is not None]
+                    for pieces in ([p for p in together if p.output == output], alone)
+                )
+                assert [b.num_rows for b in split] == [b.num_rows for b in own]
+                assert [b.to_pylist() for b in split] == [b.to_pylist() for b in own]
 
 
 @pytest.mark.parametrize("otherwise", Otherwise)
