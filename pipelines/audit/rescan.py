@@ -262,7 +262,7 @@ def _distribute(
     for maker, must_have in (*((m, True) for m in makers), (makers[0], False)):
         for name, share in cast(SplitFormat, maker.format).distribute(s, chunk):
             mine = (chosen < 0) & np.isin(there, _offsets(pa.Table.from_batches([share])))
-            chosen[mine & comparers[name].has(there) if must_have else mine] = names.index(name)
+            chosen[mine & comparers[name].mark_own(there) if must_have else mine] = names.index(name)
     for code in np.unique(chosen).tolist():
         yield names[code], chunk.take(fixed_width(pa.int32(), np.flatnonzero(chosen == code).astype(np.int32)))
 
@@ -322,7 +322,7 @@ class _RangeComparer:
         self._mended = [m for m in r.mended if m.start < r.offset_range.end]
         self.compared = self.dropped = 0
 
-    def has(self, offsets: Array) -> Array:
+    def mark_own(self, offsets: Array) -> Array:
         """Returns a mask of the offsets, the next in order, whose records the files have."""
         return np.isin(offsets, np.concatenate([c.look_ahead(int(offsets[-1])) for c in (self._landed, self._refused)]))
 

@@ -67,7 +67,7 @@ def find_shape(feed: Feed, state: State) -> Shape:
     """
     shape = feed.shape
     if shape.split:
-        return _with_outputs(shape, {o.output: find_shape(o, state) for o in feed.outputs})
+        return _replace_outputs(shape, {o.output: find_shape(o, state) for o in feed.outputs})
     evolved = select_output(state.evolved, feed.output) if feed.output else state.evolved
     if shape.columns is None or not evolved or not (shape.reader is None or shape.reader.evolves):
         return shape
@@ -79,7 +79,7 @@ def find_shape(feed: Feed, state: State) -> Shape:
     return _with_columns(feed, shape, Schema((*fields, *_select_new(fields, added))))
 
 
-def _with_outputs(shape: Shape, shapes: Mapping[str, Shape]) -> Shape:
+def _replace_outputs(shape: Shape, shapes: Mapping[str, Shape]) -> Shape:
     """The shape of a split feed with these shapes of its outputs."""
     return replace(shape, split=replace(shape.split, shapes=shapes)) if shape.split else shape
 
@@ -395,7 +395,7 @@ def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
                 mine = [replace(d, field=d.field.removeprefix(own)) for d in drifts if d.field.startswith(own)]
                 table = select_output(state.table, output.output)
                 shapes[output.output] = _grow(output, shapes[output.output], mine, table)
-            grown = _with_outputs(shape, shapes)
+            grown = _replace_outputs(shape, shapes)
         if grown.name == shape.name:
             return None
         return _build_entry(feed, grown, _describe_change(ledger, state, grown), state.folder_prefix)

@@ -293,6 +293,6 @@ def _take(chunk: pa.RecordBatch, rows: Array, *, copies_values: bool = True) -> 
     if copies_values:
         taken["value"] = values.take(chosen)
     else:
-        places = pc.if_else(values.is_valid().take(chosen), chosen, None) if values.null_count else chosen
-        taken["value"] = pa.DictionaryArray.from_arrays(places, values)
+        chosen_values = pc.if_else(values.is_valid().take(chosen), chosen, None) if values.null_count else chosen
+        taken["value"] = pa.DictionaryArray.from_arrays(chosen_values, values)
     return pa.RecordBatch.from_arrays([taken[name] for name in chunk.schema.names], chunk.schema.names)

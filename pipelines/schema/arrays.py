@@ -63,9 +63,11 @@ def buffers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return bytes_, np.frombuffer(ends, np.int32)[: len(values) + 1], valid
 
 
-def spans_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the data of a binary array, the start and the stop of each value, and the validity bitmap, which is empty
-    if all are valid. Values may be chosen from those of a larger array, as a dictionary array; none is copied.
+def find_spans(values: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the data of a binary array, the start and the stop of each value, and the validity bitmap.
+
+    The bitmap is empty if all are valid. A dictionary array has values that are chosen from a larger array; none is
+    copied.
     """
     if not pa.types.is_dictionary(values.type):
         data, ends, valid = buffers_of(values)

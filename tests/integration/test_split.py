@@ -180,7 +180,7 @@ def test_a_replay_routes_again_by_todays_rule(project: FeedProject, call: Call) 
     assert report.reconciled, report.problems
 
 
-def test_a_rescan_after_a_replay_knows_former_rules(project: FeedProject, call: Call) -> None:
+def test_a_rescan_after_a_replay_follows_former_rules(project: FeedProject, call: Call) -> None:
     """A replay moves quarantined records alone: landed ones stay in the output that took them, in their old columns."""
     produce(project, 300)
     settings = {"policies": LENIENT, "landing": "{shared_files: false}"}

@@ -29,7 +29,7 @@ from sluice.pipelines.records.json.columns import make_column
 from sluice.pipelines.records.json.scan import ScanResults
 from sluice.pipelines.records.json.scan_tables import make_tables, with_room
 from sluice.pipelines.records.json.unknown import copy_members, no_frames
-from sluice.pipelines.schema.arrays import boolean_array, indices, spans_of
+from sluice.pipelines.schema.arrays import boolean_array, indices, find_spans
 from sluice.pipelines.schema.schema import Field, Schema, Type, arrow_type, join_path
 
 
@@ -48,10 +48,10 @@ class Typer:
         return self._tables
 
     def pieces(self, values: pa.Array) -> Iterator[TypedPiece]:
-        """The typed rows of values, as `spans_of` takes them. A null becomes a row of nulls."""
+        """The typed rows of values, as `find_spans` takes them. A null becomes a row of nulls."""
         if not len(values):
             return
-        source = JsonValues(*spans_of(values))
+        source = JsonValues(*find_spans(values))
         state = self._tables.state
         state[scan.ROW], state[scan.LAST], state[scan.BITMAP_AT] = 0, len(values), 0
         while state[scan.ROW] < len(values):
