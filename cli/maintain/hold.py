@@ -48,8 +48,7 @@ def put_on_hold(
     $ sluice hold orders
     $ sluice hold orders --release 4711 --reason "case 12 is closed"
     """
-    from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.maintenance.expiry import hold_windows, list_holds, release_hold
+    from sluice.pipelines.maintenance.expiry import change_holds
 
     definition, reason = session.feed(feed), (reason or "").strip()
     if (start or end or release is not None) and not reason:
@@ -61,12 +60,7 @@ def put_on_hold(
         raise UsageError("--to is not after --from", remedy="such as --from 2026-08-01 --to 2026-09-01")
     with session.open_ports(definition) as ports:
         by = f"{getpass.getuser()} on {socket.gethostname()}"
-        ledger = Ledger.offline(ports.lake, definition.name, ports.clock, by)
-        if release is not None:
-            release_hold(ledger, release, reason)
-        elif reason:
-            hold_windows(ledger, first, last, reason)
-        holds = list_holds(ledger, ledger.read())
+        holds = change_holds(definition, ports, by, reason, (first, last), release)
     names = [[definition.window.name(t) if t is not None else "" for t in (h.start, h.end)] for h in holds]
     rows = [[str(h.number), *of, h.reason, h.by, show_instant(h.at)] for h, of in zip(holds, names, strict=True)]
     columns = ("number", "from", "to", "reason", "by", "at")

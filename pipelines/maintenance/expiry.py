@@ -99,6 +99,21 @@ def list_holds(ledger: Ledger, state: State) -> tuple[Hold, ...]:
     return tuple(Hold(n, e.start, e.end, e.reason, e.run, e.at) for n, e in entries if isinstance(e, HoldEntry))
 
 
+def change_holds(
+    feed: Feed, ports: Ports, by: str, reason: str, windows: tuple[int | None, int | None], ends: int | None
+) -> tuple[Hold, ...]:
+    """Hold windows, or release the hold `ends`, if there is a reason to. Returns the holds that are in force then.
+
+    The ledger names `by`. Raises as `hold_windows` and `release_hold`.
+    """
+    ledger = Ledger.offline(ports.lake, feed.name, ports.clock, by)
+    if ends is not None:
+        release_hold(ledger, ends, reason)
+    elif reason:
+        hold_windows(ledger, *windows, reason)
+    return list_holds(ledger, ledger.read())
+
+
 def hold_windows(ledger: Ledger, start: int | None, end: int | None, reason: str) -> None:
     """Append the entry of a hold. Raises UsageError if nothing has landed. Rows that have expired are not restored."""
 

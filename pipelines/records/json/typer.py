@@ -29,7 +29,7 @@ from sluice.pipelines.records.json.columns import make_column
 from sluice.pipelines.records.json.scan import ScanResults
 from sluice.pipelines.records.json.scan_tables import make_tables, with_room
 from sluice.pipelines.records.json.unknown import copy_members, no_frames
-from sluice.pipelines.schema.arrays import boolean_array, indices, find_spans
+from sluice.pipelines.schema.arrays import boolean_array, find_spans, indices
 from sluice.pipelines.schema.schema import Field, Schema, Type, arrow_type, join_path
 
 
