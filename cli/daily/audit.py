@@ -140,7 +140,7 @@ def view(proof: FeedProof, *, rescanned: bool, rounded: Sequence[str]) -> list[R
     columns = [n for n in names if n not in _OPTIONAL or any(r[names.index(n)] != "0" for r in rows)]
     cells = [[r[names.index(n)] for n in columns] for r in rows]
     out: list[RenderableType] = [
-        heading(f"Audit of {report.feed}", f"{count(report.files)} files, {count(report.rows)} rows"),
+        heading(f"Audit of {report.feed}", f"{many(report.files, 'file')}, {many(report.rows, 'row')}"),
     ]
     if cells:
         out.append(table(columns, limit_rows(cells), right=" ".join(columns[1:])))

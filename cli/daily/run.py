@@ -288,6 +288,8 @@ def execute(
     first = "wait" if len(feeds) > 1 else "start Dagster" if session.dagster else "connect"
     opening = session.share_ports(feeds) if len(feeds) > 1 else nullcontext(session.open_ports)
     with session.terminal.progress() as meter, opening as open_ports:
+        also = " and start Spark" if feeds[0].engine is EngineKind.SPARK else ""
+        meter(Progress(f"{'start Dagster' if session.dagster else 'connect to Kafka'}{also}"))
         progress = _FeedsProgress(meter, len(feeds))
         reports = {f.name: meter if len(feeds) == 1 else progress.report_of(f.name) for f in feeds}
         recorders = {name: _RunRecorder(report, {"start": waited}, first) for name, report in reports.items()}

@@ -244,7 +244,7 @@ def _format_batch(status: FeedStatus, *, brief: bool = False) -> str:
     batch = status.last_batch
     if batch is None:
         return "–"
-    landed = f"{count(batch.rows)} rows" if batch.published is not None else str(batch.status)
+    landed = many(batch.rows, "row") if batch.published is not None else str(batch.status)
     if brief:
         return f"{batch.id}, {landed}"
     scheduler = find_scheduler(batch.owner.run)

@@ -49,7 +49,10 @@ def pace(outlook: Outlook) -> Iterator[tuple[str, str]]:
 def _rate(offsets: float | None) -> str:
     if offsets is None:
         return "–"
-    return f"{offsets:,.0f} offsets/s" if offsets >= 10 or offsets == 0 else f"{offsets:.2g} offsets/s"
+    units = {"s": 1, "min": 60, "h": 3600, "day": 86_400}
+    unit = next((u for u, seconds in units.items() if offsets * seconds >= 1), "day") if offsets else "s"
+    n = offsets * units[unit]
+    return f"{n:,.{0 if n >= 10 or n == 0 else 1}f} offsets/{unit}"
 
 
 def list_expiries(outlook: Outlook) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
@@ -24,7 +25,7 @@ from sluice.cli.terminal.text_layout import Facts, Flowing, TextTable, Whole, co
 from sluice.pipelines.errors import Failed, NotYet, Refused, SluiceError, UsageError
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.documents import to_document, to_json
-from sluice.pipelines.util.units import escape_unprintable
+from sluice.pipelines.util.units import escape_unprintable, show_about
 
 if TYPE_CHECKING:
     from sluice.pipelines.model.receipts import Progress, Reporter
@@ -172,14 +173,32 @@ class CommandOutput:
             ) as bars,
         ):
             task = bars.add_task("starting", total=None, counted="")
+            pace = Pace(time.monotonic)
 
             def update(progress: Progress) -> None:
                 text = f"{progress.stage} {progress.note}".strip()
                 counted = f"{count(progress.done)} of {count(progress.total)}" if progress.total else ""
-                total = progress.total or None
+                counted, total = counted + pace.describe(progress), progress.total or None
                 bars.update(task, description=text, completed=progress.done, total=total, counted=counted)
 
             yield update
+
+
+class Pace:
+    """The rate of a stage since it began, and the time that is left at this rate."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._stage, self._before, self._began = clock, "", 0, 0.0
+
+    def describe(self, progress: Progress) -> str:
+        """`, 5,200/s, 40 s left`; empty as long as a stage has no rate."""
+        if progress.stage != self._stage or progress.done < self._before:
+            self._stage, self._before, self._began = progress.stage, progress.done, self._clock()
+        done, seconds = progress.done - self._before, self._clock() - self._began
+        if seconds < 1 or not done or progress.done >= progress.total:
+            return ""
+        remaining = show_about(round(1000 * seconds * (progress.total - progress.done) / done))
+        return f", {done / seconds:,.0f}/s, {remaining} left"
 
 
 def _make_console(stream: TextIO) -> Console:

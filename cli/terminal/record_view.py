@@ -47,8 +47,9 @@ def typed_fields(table: pa.Table) -> dict[str, Any] | None:
 
 
 def typed_view(row: Mapping[str, Any]) -> RenderableType:
-    """Format a row of `typed_fields`, one field per line, without nulls. Keys in UTF-8 are text."""
-    row = {**row, "kafka_key": _to_readable(row["kafka_key"])}
+    """Format a row of `typed_fields`, one field per line, without nulls. Keys in UTF-8 are text, and the timestamp is
+    a time."""
+    row = {**row, "kafka_key": _to_readable(row["kafka_key"]), "kafka_timestamp": _time(row["kafka_timestamp"])}
     pairs = ((name, json.dumps(value, ensure_ascii=False)) for name, value in row.items() if value is not None)
     return facts(*((name, text if len(text) < SHOWN_BYTES else text[:SHOWN_BYTES] + " …") for name, text in pairs))
 

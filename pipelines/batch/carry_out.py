@@ -68,9 +68,9 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     """
     feed, ports, ledger, owner, report = run.feed, run.ports, run.ledger, run.owner, run.report
     plan, fresh = batch.plan or ledger.plan(batch.id), batch.owner.token == owner.token
-    report(Progress("start workers"))
+    report(Progress("start workers", note=f"({ports.engine.describe()})"))
     ports.engine.start()
-    with report_progress(ports.lake, feed.name, batch.id, plan, report):
+    with report_progress(ports.lake, feed.name, batch.id, owner.token, plan, report):
         state = ledger.read()
         erased = {s: ranges for s in plan.offset_ranges if (ranges := state.list_erased(s))}
         job = Job(plan, batch.id, owner.token, ports.wiring, shape, fresh=fresh, erased=erased)
@@ -171,16 +171,20 @@ def explain_impossible(feed: Feed, request: Request, failures: Sequence[RangeFai
     return ""
 
 
-def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> AbstractContextManager[None]:
-    """Report a batch's progress from the receipts in staging until the block ends."""
+def report_progress(
+    lake: Lake, feed: str, batch: int, token: str, plan: Plan, report: Reporter
+) -> AbstractContextManager[None]:
+    """Report a batch's progress, from receipts and notes in staging, until the block ends. `token`: its owner's."""
     spans = {paths.name_range(s): s.span for s in plan.offset_ranges}
     names_by_path: dict[str, frozenset[str]] = {}
 
     total = sum(spans.values())
 
     def read_progress() -> Progress:
-        done = sum(spans.get(name, 0) for name in receipt_files.read_finished(lake, feed, batch, names_by_path))
-        return Progress("land", done, total)
+        finished = receipt_files.read_finished(lake, feed, batch, names_by_path)
+        partial = receipt_files.read_partial(lake, feed, batch, token)
+        begun = sum(min(done, spans.get(name, 0)) for name, done in partial.items() if name not in finished)
+        return Progress("land", begun + sum(spans.get(name, 0) for name in finished), total)
 
     return report_while_running(Progress("land", 0, total), read_progress, report)
 

@@ -97,6 +97,7 @@ _REPUBLISH = re.compile(r"_sluice/[^/]+/republished/([^/]+)/plan\.json")
 
 _PART = re.compile(r"([^-/]+)-([0-9]+)-([0-9]+)-([0-9]+)-b([0-9]+)(?:-([0-9]+))?(-shared)?\.parquet")
 
+PROGRESS = "progress.json"
 SLUICE = "_sluice"
 """The folder of everything that readers do not see."""
 
@@ -384,6 +385,11 @@ def build_replaced_note_path(feed: str, batch: int) -> str:
 def staged_path(feed: str, batch: int, attempt: str, kind: PartKind, folder: str, part: str) -> str:
     """The path where an attempt writes a part before it is published."""
     return join(attempt_folder(feed, batch, attempt), _ROOTS[kind], folder, part)
+
+
+def get_progress_path(feed: str, batch: int, attempt: str) -> str:
+    """The path of an attempt's note on ranges that it has begun. It is removed when the attempt ends."""
+    return f"{attempt_folder(feed, batch, attempt)}/{PROGRESS}"
 
 
 def receipt_path(feed: str, batch: int, attempt: str, s: OffsetRange) -> str:

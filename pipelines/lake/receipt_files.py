@@ -6,7 +6,9 @@ or not at all: readers get all of them or none, and many small ranges leave few 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -63,6 +65,16 @@ def read_finished(lake: Lake, feed: str, batch: int, read_receipts: dict[str, fr
         if path not in read_receipts:
             read_receipts[path] = frozenset(_read_names(path, lake))
     return frozenset().union(*(read_receipts[path] for path in receipt_paths))
+
+
+def read_partial(lake: Lake, feed: str, batch: int, token: str) -> dict[str, int]:
+    """Returns the done offsets of unfinished ranges, by name, as tasks of the owner with this `token` have noted."""
+    prefix, done = paths.attempt_folder(feed, batch, token), dict[str, int]()
+    for path in lake.list(paths.staging_folder(feed, batch)):
+        if path.startswith(prefix) and path.endswith(f"/{paths.PROGRESS}"):
+            with suppress(ValueError, TypeError, AttributeError):
+                done |= json.loads(lake.get(path) or b"{}")
+    return done
 
 
 def _read_names(path: str, lake: Lake) -> Iterable[str]:

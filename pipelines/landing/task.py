@@ -15,6 +15,7 @@ One thread does the work while the fetcher reads ahead in another. The engine ru
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -62,6 +63,8 @@ from sluice.pipelines.validation.drift import Drifts
 
 CHUNK_BYTES = (1 << 20, ROW_GROUP_BYTES)
 """The least and the most bytes of rows that one offset range holds in memory, and so the bounds of a row group."""
+_NOTE_SECONDS = 2.0
+"""Between notes of a task's progress; a shorter task writes none."""
 SCRATCH_BYTES = 4 << 20
 """The memory of a decoder without its rows."""
 
@@ -185,6 +188,8 @@ class _Reading:
         self._chunks, self._limits = share_memory(ranges, work, self._small)
         target = PartTarget(work.feed, work.batch, work.plan_hash, work.attempt, small[0]) if small else None
         self._sharing = Sharing(small, work.landing, tools.lake, target)
+        self._progress_path = paths.get_progress_path(work.feed, work.batch, work.attempt)
+        self._next_note, self._is_noted = time.monotonic() + _NOTE_SECONDS, False
 
     def run(self) -> tuple[dict[OffsetRange, Receipt], dict[OffsetRange, Exception]]:
         """The receipts and the errors. Every offset range is in one of the two; nothing is left half written."""
@@ -197,6 +202,9 @@ class _Reading:
             self._sharing.abandon()
             raise
         finally:
+            if self._is_noted:
+                with suppress(Exception):  # publishing removes what stays in staging
+                    self._tools.lake.remove(self._progress_path)
             for landing in self._begun.values():
                 landing.abandon()
         self._sharing.finish()
@@ -214,6 +222,16 @@ class _Reading:
                 s = self._ranges[got.index]
                 if s not in self.failed:
                     self._take(s, got)
+                if time.monotonic() >= self._next_note:
+                    self._note_progress()
+
+    def _note_progress(self) -> None:
+        """Store how many offsets of begun ranges are done, for the driver's progress. Without an answer, nothing is."""
+        done = {paths.name_range(s): landing.position - s.start for s, landing in self._begun.items()}
+        self._is_noted = True
+        with suppress(Exception):
+            self._tools.lake.put(self._progress_path, json.dumps(done).encode())
+        self._next_note = time.monotonic() + _NOTE_SECONDS
 
     def _take(self, s: OffsetRange, got: Fetched | FetchFailed) -> None:
         try:
@@ -323,6 +341,11 @@ class _Landing:
         self._waited = 0
         self._typed = 0
         self._validated = 0
+
+    @property
+    def position(self) -> int:
+        """The next offset to decode."""
+        return max(self._decoder.position, self._range.start)
 
     def take(self, got: Fetched) -> Receipt | UnwrittenRange | None:
         """Land a fetched chunk. Returns, after the last, the receipt, or the rows that wait for a shared file.

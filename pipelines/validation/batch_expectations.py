@@ -160,7 +160,7 @@ def _check_row_count(e: Expectation, batch: BatchContext) -> Result:
         low, high = find_bounds(e, batch.earlier)
     except NoHistoryError as none:
         return Result(e.place, not none.strict, f"{batch.rows:,} rows; {none}")
-    return Result(e.place, is_between(batch.rows, e, low, high), f"{batch.rows:,} rows")
+    return Result(e.place, is_between(batch.rows, e, low, high), many(batch.rows, "row"))
 
 
 def _check_column_count(e: Expectation, batch: BatchContext) -> Result:

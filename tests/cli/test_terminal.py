@@ -13,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.cli.app.invocation import Harmless
-from sluice.cli.terminal.output import CommandOutput, facts, safe, table
+from sluice.cli.shared import outlook_text
+from sluice.cli.terminal.output import CommandOutput, Pace, facts, safe, table
 from sluice.cli.terminal.text_layout import format_percent, size
 from sluice.pipelines.errors import Refused, UsageError
+from sluice.pipelines.model.receipts import Progress
+from sluice.pipelines.status.outlook import Outlook
 
 
 @given(st.text())
@@ -102,3 +105,35 @@ def test_shares_and_sizes_have_no_exponents() -> None:
 
 def test_sizes_are_formatted_with_units() -> None:
     assert [size(n) for n in (0, 999, 1000, 1_234_567, 5e13)] == ["0 B", "999 B", "1 kB", "1.23 MB", "50 TB"]
+
+
+def test_pace_has_rate_and_time_left_of_the_current_stage() -> None:
+    now = [0.0]
+    pace = Pace(lambda: now[0])
+
+    def describe(at: float, stage: str, done: int, total: int = 0) -> str:
+        now[0] = at
+        return pace.describe(Progress(stage, done, total))
+
+    assert describe(0, "land", 0, 1000) == ""
+    assert describe(2, "land", 100, 1000) == ", 50/s, 18 s left"
+    assert describe(30, "publish", 1000, 1000) == ""
+    assert describe(60, "land", 500, 1000) == "", "another batch: no rate yet"
+    assert describe(70, "land", 510, 1000) == ", 1/s, 8 min left"
+    assert describe(80, "land", 1000, 1000) == ""
+    assert describe(90, "read", 0) + describe(99, "read", 50) == "", "a stage without a total"
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (0, "0 offsets/s"),
+        (8.5e-5, "7.3 offsets/day"),
+        (0.02, "1.2 offsets/min"),
+        (2.5, "2.5 offsets/s"),
+        (1e4, "10,000 offsets/s"),
+    ],
+)
+def test_rates_have_a_readable_unit(rate: float, text: str) -> None:
+    ((_, words),) = outlook_text.pace(Outlook(0, production=rate))
+    assert words == f"{text} produced"

@@ -399,7 +399,7 @@ def forget_early() -> Iterator[None]:
 @contextmanager
 def run_deterministically() -> Iterator[None]:
     """Run Sluice without its own threads, clocks and random numbers."""
-    still = SimpleNamespace(perf_counter_ns=lambda: 0)
+    still = SimpleNamespace(perf_counter_ns=lambda: 0, monotonic=lambda: 0)
     with ExitStack() as stack:
         for module in (parallel, rewrite):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", Inline))

@@ -24,14 +24,14 @@ def test_exceptions_of_a_reporter_reach_the_batch() -> None:
     def report(progress: Progress) -> None:
         raise Ended
 
-    with pytest.raises(Ended), report_progress(MemoryLake(), "orders", 1, PLAN, report):
+    with pytest.raises(Ended), report_progress(MemoryLake(), "orders", 1, "a", PLAN, report):
         pass
-    with pytest.raises(ZeroDivisionError), report_progress(MemoryLake(), "orders", 1, PLAN, report):
+    with pytest.raises(ZeroDivisionError), report_progress(MemoryLake(), "orders", 1, "a", PLAN, report):
         raise ZeroDivisionError
 
 
 def test_unresponsive_lake_is_retried() -> None:
-    looks: list[Callable[[], Iterator[str]]] = [Mock(side_effect=LakeUnavailable("later")), lambda: iter(())]
+    looks: list[Callable[[], Iterator[str]]] = [Mock(side_effect=LakeUnavailable("later")), *[lambda: iter(())] * 2]
     lake = Mock(list=lambda folder: looks.pop(0)())
     reports, twice = list[Progress](), threading.Event()
 
@@ -40,6 +40,6 @@ def test_unresponsive_lake_is_retried() -> None:
         if len(reports) == 2:
             twice.set()
 
-    with report_progress(lake, "orders", 1, PLAN, report):
+    with report_progress(lake, "orders", 1, "a", PLAN, report):
         assert twice.wait(20)
     assert not looks

@@ -24,7 +24,8 @@ from sluice.pipelines.errors import (
     SluiceError,
 )
 from sluice.pipelines.feed.sections import LandingSettings
-from sluice.pipelines.lake import paths
+from sluice.pipelines.lake import paths, receipt_files
+from sluice.pipelines.landing import task
 from sluice.pipelines.landing.task import Assignment, Tools, run_task, salvage_task, share_memory
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.model.plans import OffsetRange, Task
@@ -395,3 +396,22 @@ def test_memory_is_bounded_for_any_ranges(sizes: list[int], memory: int, active:
     assert limits.active_ranges == 1 or used * 5 <= memory
     for s in ranges:
         assert share_memory([s], work)[0] == {s: chunks[s]}, "a share depends on its offset range alone"
+
+
+def test_begun_ranges_are_noted_until_the_attempt_ends(lake: LocalLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes, put = list[dict[str, int]](), lake.put
+
+    def note(path: str, data: bytes) -> None:
+        put(path, data)
+        if path.endswith(paths.PROGRESS):
+            notes.append(receipt_files.read_partial(lake, "sales", 12, "a"))
+            assert receipt_files.read_partial(lake, "sales", 12, "another owner's") == {}
+
+    monkeypatch.setattr(task, "_NOTE_SECONDS", 0)
+    monkeypatch.setattr(lake, "put", note)
+    outcomes, _ = run(lake, {ZERO: PLAIN}, answer_bytes=1)
+    (receipt,) = expect_receipts(outcomes)
+    done = [n for name in notes for n in name.values()]
+    assert done == sorted(done)
+    assert 0 < done[0] < done[-1] <= receipt.offset_range.end
+    assert not [path for path in list_staged(lake) if path.endswith(paths.PROGRESS)]

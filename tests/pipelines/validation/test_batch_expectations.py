@@ -238,7 +238,7 @@ def test_results_match_great_expectations(rows: list[Row], expectations: list[Ex
     ):
         assert result.passed == passed, (expectation, result, observed)
         if isinstance(observed, int | float | Decimal) and not isinstance(observed, bool):
-            number = float(result.observed.removesuffix(" rows").replace(",", ""))
+            number = float(result.observed.split()[0].replace(",", ""))
             assert number == pytest.approx(float(observed), abs=1e-12), (expectation, result)
 
 
