@@ -24,7 +24,7 @@ from sluice.assets.checks import contract_checks
 from sluice.assets.checks.feed_checks import NO_GAPS, OFFSETS_COMMITTED, WINDOW_CHECKS, WINDOW_COMPLETE
 from sluice.assets.events.ledger_view import quarantines
 from sluice.assets.instance import internals
-from sluice.assets.jobs.compaction_job import compact_job
+from sluice.assets.jobs.compaction_job import compact_job, schedule_maintenance
 from sluice.assets.jobs.fleet_job import Fleet, many_job
 from sluice.assets.jobs.report_assets import read_reports, report_definitions, report_key
 from sluice.assets.jobs.republish_job import republish_job
@@ -308,7 +308,7 @@ def build(project: Project, session: RunSession | None = None) -> dg.Definitions
 
 
 def fleets_of(files: FeedFiles, windows: FeedPartitions, session: RunSession) -> dg.Definitions:
-    """Returns the jobs over the feeds of each schedule: landing with the schedule itself, compaction, republishing.
+    """Returns the jobs over the feeds of each schedule: landing and compaction with their schedules, republishing.
 
     If each feed also has jobs of its own, a schedule of one feed, or of `schedule: own`, lands by them.
     """
@@ -320,7 +320,10 @@ def fleets_of(files: FeedFiles, windows: FeedPartitions, session: RunSession) ->
     others = [job(name, session.apart()) for name in by_name for job in (compact_job, republish_job)]
     return dg.Definitions(
         jobs=[*(many_job(Fleet(session, name), name) for name in landing), *others],
-        schedules=[fleet_schedule(name, by_name[name], windows, session) for name in landing if name != OWN],
+        schedules=[
+            *(fleet_schedule(name, by_name[name], windows, session) for name in landing if name != OWN),
+            *(schedule_maintenance(name, feeds) for name, feeds in by_name.items()),
+        ],
     )
 
 

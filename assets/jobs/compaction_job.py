@@ -1,4 +1,5 @@
 """The job `compact_<schedule>_feeds`: merges small files of complete windows of a feed. It changes no asset and no row.
+The schedule `maintain_<schedule>_feeds` runs it each night for each feed, and retires windows beyond its `retention`.
 
 It neither waits for runs of the feed nor delays them: the ledger's reservation is the guard. One compaction runs at a
 time, over all feeds, since each takes the memory that its feed allows.
@@ -6,7 +7,7 @@ time, over all feeds, since each takes the memory that its feed allows.
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of `config` itself, not as text.
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dagster as dg
@@ -16,8 +17,11 @@ from sluice.assets.instance.instance import with_dagster_liveness
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.steps.table_step import sync_table
 from sluice.pipelines.errors import UsageError
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.maintenance.compaction import Compacted, compact
+from sluice.pipelines.maintenance.expiry import Retired, request_retention, retire
 from sluice.pipelines.model.receipts import count_files
 from sluice.pipelines.planning.windows import check_aligned
 from sluice.resources.liveness import new_owner
@@ -31,6 +35,7 @@ class CompactConfig(dg.Config):
     feed: str = Field(description="The feed.")
     since: str = Field(default="", description="The first window, such as 2026-11-20T14:00.")
     until: str = Field(default="", description="The end (exclusive).")
+    expires: bool = Field(default=False, description="Retire the windows beyond the feed's `retention`, too.")
 
     def windows(self, settings: WindowSettings) -> list[int] | None:
         """Returns the windows' starts (ms); None: all. Raises UsageError."""
@@ -85,12 +90,35 @@ def compact_step(context: dg.OpExecutionContext, session: RunSession) -> Iterato
         with session.open_ports(feed) as opened:
             ports, report = with_dagster_liveness(opened, context.instance), session.reporter(context.log)
             done = compact(feed, ports, windows, new_owner(context.run.run_id), report)
+            request = request_retention(feed, ports.clock()) if config.expires else None
+            retired = None
+            if request and Ledger(ports.lake, name, ports.clock).read().known():
+                retired = retire(feed, ports, request, context.run.run_id, report)
     with session.hold_lock(context):
         yield from sync_table(context, session, name)
-    yield dg.Output(None, metadata=_build_metadata(done, feed.window))
+    yield dg.Output(None, metadata=_build_metadata(done, retired, feed.window))
 
 
-def _build_metadata(done: Compacted, settings: WindowSettings) -> dict[str, Any]:
+def schedule_maintenance(schedule: str, feeds: Sequence[Feed]) -> dg.ScheduleDefinition:
+    """Returns the schedule that requests a run for each of these feeds, at night. It is off by default."""
+    job = f"compact_{schedule}_feeds"
+
+    @dg.schedule(
+        name=f"maintain_{schedule}_feeds",
+        job_name=job,
+        cron_schedule="0 3 * * *",
+        execution_timezone="UTC",
+        description="Retires the windows beyond each feed's `retention`, and merges small files. At 3:00 UTC.",
+    )
+    def request_maintenance(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest]:
+        day = f"{context.scheduled_execution_time:%Y-%m-%d}"
+        config = {f.name: {"ops": {f"{job}__compact": {"config": {"feed": f.name, "expires": True}}}} for f in feeds}
+        return [dg.RunRequest(f"{job} {name} {day}", run_config=own) for name, own in config.items()]
+
+    return request_maintenance
+
+
+def _build_metadata(done: Compacted, retired: Retired | None, settings: WindowSettings) -> dict[str, Any]:
     receipts = [r for _, r in done.merged if r is not None]
     return {
         "files_before": sum(len(m.parts) for m, _ in done.merged),
@@ -98,6 +126,7 @@ def _build_metadata(done: Compacted, settings: WindowSettings) -> dict[str, Any]
         "bytes_before": sum(m.bytes for m, _ in done.merged),
         "bytes_after": sum(p.bytes for r in receipts for p in r.parts),
         "batches": ", ".join(map(str, done.batches)) or "none",
+        **({"expired_files": count_files(retired.expiry.receipts)} if retired else {}),
         "left_alone": ", ".join(map(settings.name, done.incomplete)) or "none",
         **({"conflicts": "; ".join(map(str, done.met))} if done.met else {}),
     }

@@ -41,14 +41,14 @@ def expire(
     session: Session,
     feed: EachFeed,
     before: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--before",
             metavar="TIME",
             help="Start of the oldest window to keep (UTC), such as 2026-08-01; or an age, such as 90d.",
-            show_default=False,
+            show_default="the feed's `retention`",
         ),
-    ],
+    ] = None,
     reason: Annotated[
         str | None,
         typer.Option("--reason", metavar="TEXT", help="The reason; the ledger keeps it.", show_default=False),
@@ -66,12 +66,18 @@ def expire(
     $ sluice expire orders --before 2026-08-01 --dry-run
     $ sluice expire orders --before 90d --reason "kept for 90 days" --yes
     $ sluice expire --all --before 90d --reason "kept for 90 days" --yes
+    $ sluice expire --all --yes
     """
     definition = session.feed(feed)
     with session.open_ports(definition) as ports:
-        from sluice.pipelines.maintenance.expiry import RetireRequest
+        from sluice.pipelines.maintenance.expiry import RetireRequest, request_retention
 
-        at = _time(definition, before, ports.clock())
+        request = request_retention(definition, ports.clock()) if before is None else None
+        if before is None and request is None:
+            session.terminal.show(warn(f"feed {feed} has no `retention`: nothing expires without --before"))
+            return session.terminal.print_document(feed=feed, applied=False)
+        at = request.before if request else _time(definition, before or "", ports.clock())
+        reason = reason or (request.reason if request else None)
         if not dry_run and not (reason or "").strip():
             raise UsageError("--reason is missing", remedy='add --reason "kept for 90 days", or preview with --dry-run')
         if dry_run or not yes:

@@ -38,6 +38,7 @@ from sluice.pipelines.feed.sections import (
     CompactionSettings,
     DeadLetters,
     Description,
+    Duration,
     FetchSettings,
     FieldProtection,
     GroupName,
@@ -341,6 +342,8 @@ class Feed(Settings):
     dead_letters: Annotated[DeadLetters | None, AfterValidator(_check_letters)] = None
     landing: Annotated[LandingSettings, AfterValidator(_check_landing)] = LandingSettings()
     compaction: CompactionSettings = CompactionSettings()
+    retention: Duration | None = None
+    """Age (ms) of windows that expire by maintenance, or by `sluice expire` without a time. None: no window does."""
     table: Annotated[TableSettings | None, AfterValidator(_check_table)] = None
     limits: Limits = Limits()
     policies: Policies = Policies()

@@ -27,6 +27,7 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Liveness, Ports
 from sluice.pipelines.publishing import manifest, publish, published_files
 from sluice.pipelines.publishing.publish import roll_forward
+from sluice.pipelines.util.units import show_duration
 
 ENDLESS = 1 << 63
 
@@ -143,6 +144,14 @@ class RetireRequest(NamedTuple):
 
     before: int
     reason: str
+
+
+def request_retention(feed: Feed, now: int) -> RetireRequest | None:
+    """Returns the request to retire windows beyond the feed's `retention`; None if it has none."""
+    if feed.retention is None:
+        return None
+    before = feed.window.start_of(max(now - feed.retention, 0))
+    return RetireRequest(before, f"retention: {show_duration(feed.retention)}")
 
 
 def retire(feed: Feed, ports: Ports, request: RetireRequest, by: str, report: Reporter) -> Retired:

@@ -5,6 +5,8 @@ Also: a retired window in Dagster.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import dagster as dg
 import pytest
 
@@ -63,6 +65,37 @@ def test_job_merges_requested_windows_and_rejects_invalid_ranges(landed: World, 
     wrong_ends = ("", "2024-05-01T01:30", H0)
     for wrong in (*({"since": H0, "until": end} for end in wrong_ends), {"since": "dawn", "until": H0}):
         assert not compact(landed, instance, **wrong).success
+
+
+def test_nightly_maintenance_merges_and_retires_beyond_the_retention(
+    landed: World, instance: dg.DagsterInstance
+) -> None:
+    """A feed without retention, or without rows, is left as it is."""
+    definitions = build(landed.project, RunSession(landed.project, landed.open_ports))
+    schedule = definitions.resolve_schedule_def("maintain_many_feeds")
+    assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
+    at = datetime(2024, 5, 2, 3, tzinfo=UTC)
+    with dg.build_schedule_context(instance, scheduled_execution_time=at) as context:
+        requests = schedule.evaluate_tick(context).run_requests
+    assert requests is not None
+    (request,) = requests
+    assert request.run_key == "compact_many_feeds orders 2024-05-02"
+
+    def run_request() -> dg.ExecuteInProcessResult:
+        definitions = build(landed.project, RunSession(landed.project, landed.open_ports))
+        job = definitions.resolve_job_def(str(schedule.job_name))
+        return job.execute_in_process(request.run_config, instance=instance, raise_on_error=False)
+
+    metadata = read_output_metadata(run_request())
+    assert (metadata["files_before"], "expired_files" in metadata) == (20, False)
+    path = landed.project.root / "feeds" / "orders.yaml"
+    path.write_text(f"{path.read_text()}retention: 1h\n")
+    landed.clock.now = at_hour(2) + 1
+    metadata = read_output_metadata(run_request())
+    assert metadata["expired_files"] == 1
+    ledger_view = landed.open_ledger_view()
+    assert (len(ledger_view.list_receipts(at_hour(0))), len(ledger_view.list_receipts(at_hour(1)))) == (0, 2)
+    assert audit(landed.open_ledger(), landed.lake, hashes=True).reconciled  # type: ignore[arg-type]
 
 
 def test_compaction_changes_no_version_and_repeats_no_event(landed: World, instance: dg.DagsterInstance) -> None:

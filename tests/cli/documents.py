@@ -148,6 +148,7 @@ DOCUMENTS = [
         },
     ),
     Document("hold", None, {"feed": str, "holds": list[Any]}),
+    Document("expire without retention", None, {"feed": str, "applied": bool}),
     Document("expire --dry-run", expire.ExpiryResult, {"applied": bool}),
     Document("erase", erasure_search.Matches, {"feed": str, "applied": bool}),
     Document(

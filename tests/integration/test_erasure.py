@@ -189,7 +189,12 @@ def test_windows_on_hold_are_neither_expired_nor_erased(project: FeedProject, ca
     (command,) = re.findall(r"sluice (hold people --release \d+ --reason)", " ".join(text.split()))
     code, done = call(*command.split(), "closed", "--json")
     assert (code, done["holds"]) == (0, [])
-    assert call(*erase)[0] == call(*expire)[0] == 0
+    assert call(*erase)[0] == 0
+    code, text = call("expire", "people", "--yes")
+    assert (code, "nothing expires without --before" in text) == (0, True), text
+    project.write_feed("people", commit="none", window="1h", retention="30d", **lines)
+    code, done = call("expire", "people", "--yes", "--json")
+    assert (code, [w["window"] for w in done["windows"]]) == (0, [f"{WINDOWS[1]}:00"]), done
     assert call("files", "people", "--window", WINDOWS[1])[0] != 0
     assert call("audit", "people", "--rescan")[0] == 0
 
