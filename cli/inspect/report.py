@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +12,8 @@ import typer
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
-from sluice.pipelines.errors import LakeUnavailable, UsageError
+from sluice.cli.terminal.output import warn
+from sluice.pipelines.errors import UsageError
 
 
 def register(app: typer.Typer) -> None:
@@ -51,9 +55,9 @@ def report(
     """Print the address of a page: of a window, of a batch or of all feeds. It is HTML that opens offline.
 
     A window's page shows what `sluice check` prints, with samples of quarantined records; it is made again. Runs write
-    it and the batch's report. A missing report is built again from the ledger and the files of the batch. Pages contain
-    values of records. Users without the right to write give `--output`. Once `--all` has made the page of all feeds,
-    runs refresh it.
+    it and the batch's report. A missing report is built again from the ledger and the files of the batch. Once `--all`
+    has made the page of all feeds, runs refresh it. Pages contain values of records. For users without the right to
+    write they are temporary files, or `--output`.
 
     $ sluice report orders 2026-11-20T14
     $ sluice report orders --output orders.html
@@ -78,11 +82,7 @@ def _report_all(session: Session, output: Path | None) -> None:
     feeds = [*session.files.feeds.values()]
     with session.terminal.working("reading ledgers, asking Kafka"), session.share_ports(feeds) as open_ports:
         project = make_project_page(open_ports, feeds)
-    if output is not None:
-        output.write_bytes(project.data)
-    if not output and not project.addresses:
-        raise LakeUnavailable("the page cannot be stored in the lake", remedy="write it to a file: add --output FILE")
-    session.terminal.lines([str(output)] if output else project.addresses)
+    _finish(session, project.addresses, project.data, output)
     session.terminal.print_document(project, output=output, size=len(project.data))
 
 
@@ -95,17 +95,20 @@ def _report_window(session: Session, feed: str, window: str, output: Path | None
     with session.open_ports(definition) as ports, session.terminal.progress() as meter:
         check = check_window(definition, ports, find_one(definition, window), (), meter)
         page = build_page(definition, ports, check)
-    _finish(session, page.address, page.data, output)
+    _finish(session, [page.address], page.data, output)
     session.terminal.print_document(check, path=page.address, output=output, size=len(page.data))
 
 
-def _finish(session: Session, address: str, data: bytes, output: Path | None) -> None:
-    """Write the copy, and print where the page is. Raises LakeUnavailable if it is nowhere."""
+def _finish(session: Session, addresses: Iterable[str], data: bytes, output: Path | None) -> None:
+    """Write the copy, and print where the page is. If it is nowhere, it becomes a temporary file of this user."""
+    if output is None and not any(addresses):
+        descriptor, name = tempfile.mkstemp(".html", "sluice-")
+        os.close(descriptor)
+        output = Path(name)
+        session.terminal.show(warn("the lake may not be written by this user: the page is a temporary file"))
     if output is not None:
         output.write_bytes(data)
-    if not address and output is None:
-        raise LakeUnavailable("the page cannot be stored in the lake", remedy="write it to a file: add --output FILE")
-    session.terminal.lines([str(output or address)])
+    session.terminal.lines([str(output)] if output else addresses)
 
 
 def _report_batch(session: Session, feed: str, batch: int | None, output: Path | None) -> None:
@@ -114,7 +117,7 @@ def _report_batch(session: Session, feed: str, batch: int | None, output: Path |
     definition = session.feed(feed)
     with session.open_ports(definition) as ports:
         page = read_batch_report(definition, ports, batch)
-    _finish(session, page.address, page.data, output)
+    _finish(session, [page.address], page.data, output)
     account, facts = page.account, page.account.facts
     session.terminal.print_document(
         feed=account.feed,

@@ -10,6 +10,7 @@ import http.server
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -94,6 +95,51 @@ def test_page_of_all_feeds_matches_status_and_runs_refresh_it(project: FeedProje
     assert cells.labels == expect_labels(call)
     assert not any(label.endswith(": failed") for label in cells.labels)
     assert len({link for link in cells.links if not link.startswith("#")}) > len(linked)
+
+
+ENTRY = "import sys; from sluice.cli.main import main; sys.exit(main(sys.argv[1:]))"
+READING = (
+    "status", "check orders", "report orders", "report --all", "audit orders --strict", "explain orders {topic}:0:0",
+    "plan orders", "quarantine list orders", "metrics orders", "offsets show orders", "compact orders --dry-run",
+)  # fmt: skip
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
+def test_reading_commands_work_for_users_without_the_right_to_write(project: FeedProject, call: Call) -> None:
+    write_orders(project, 5)
+    assert call("run", "orders")[0] == 0
+    (page,) = (project.root / ".sluice/lake/_sluice/orders/reports").glob("[0-9]*/*.html")
+    page.unlink()
+    paths = [project.root, *project.root.rglob("*")]
+    before = {path: path.stat().st_mtime_ns for path in paths}
+    for path in paths:
+        path.chmod(path.stat().st_mode & ~0o222)
+    command = [
+        "setpriv",
+        "--bounding-set",
+        "-dac_override,-dac_read_search,-fowner",
+        sys.executable,
+        "-c",
+    ]
+    try:
+        for words in READING:
+            arguments = words.format(topic=project.topic).split()
+            done = subprocess.run(
+                [*command, ENTRY, *arguments, "--project", project.root], capture_output=True, text=True
+            )
+            assert done.returncode == 0, (words, done.stdout, done.stderr)
+            if words.startswith("report"):
+                copy = Path(done.stdout.split()[-1])
+                assert not copy.is_relative_to(project.root)
+                assert copy.stat().st_mode & 0o077 == 0, "nobody else reads values of records"
+                assert copy.read_text().startswith("<!DOCTYPE html>")
+                copy.unlink()
+        assert {path: path.stat().st_mtime_ns for path in [project.root, *project.root.rglob("*")]} == before
+    finally:
+        for path in paths:
+            path.chmod(path.stat().st_mode | 0o200)
 
 
 def test_windows_after_the_last_run_are_unknown_and_the_feed_comes_first(tmp_path: Path) -> None:
