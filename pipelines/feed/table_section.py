@@ -73,6 +73,13 @@ class IcebergSettings(Settings):
         which = ("name", "uri") if sql else ("name", "type", "uri", "warehouse", "prefix", "glue.id", "glue.region")
         return repr([_LOGIN.sub("//", properties.get(k, "")) for k in which])
 
+    @property
+    def address(self) -> str:
+        """Returns the catalog's address, without credentials; without one, its type or name."""
+        properties = self.properties()
+        address = _LOGIN.sub("//", properties.get("uri", "")).partition("?")[0]
+        return address or properties.get("type") or properties.get("name", "")
+
     def __repr_args__(self) -> Any:
         return [("name", self.name)]
 

@@ -185,7 +185,11 @@ def kafka_namespace(feed: Feed) -> str:
 
 def lake_name(feed: Feed) -> tuple[str, str]:
     """Namespace and name of the folder with the feed's rows."""
-    location = open_lake(feed).locate(paths.join(paths.visible_roots(feed.name)[0], feed.output))
+    return _name_folder(feed, paths.join(paths.visible_roots(feed.name)[0], feed.output))
+
+
+def _name_folder(feed: Feed, folder: str) -> tuple[str, str]:
+    location = open_lake(feed).locate(folder)
     if not scheme(location):
         return "file", location
     root = place(location).root
@@ -196,9 +200,21 @@ def list_datasets(feed: Feed, landed: Landed) -> tuple[list[Any], list[Any]]:
     """Returns the topics and the rows of a landing, as OpenLineage's inputs and outputs."""
     batches = [b for b in landed.batches if b.number is not None]
     topics = sorted({s.topic for b in batches for s in b.plan.offset_ranges})
-    return [_topic(feed, topic, batches) for topic in topics], [
-        _rows(d, batches) for d in feed.datasets
-    ] if batches else []
+    outputs = [o for d in feed.datasets for o in (_rows(d, batches), *_list_tables(d))] if batches else []
+    return [_topic(feed, topic, batches) for topic in topics], outputs
+
+
+def _list_tables(feed: Feed) -> Iterator[Any]:
+    """Yields the tables that the run brings up after the landing. A Delta table of all rows is their folder."""
+    from openlineage.client.event_v2 import OutputDataset
+
+    if feed.table is None:
+        return
+    if feed.table.iceberg:
+        names = [feed.table.iceberg.name, *([str(feed.table.current)] if feed.table.current else [])]
+        yield from (OutputDataset(namespace=feed.table.iceberg.address, name=name) for name in names)
+    elif feed.table.current:
+        yield OutputDataset(*_name_folder(feed, paths.get_current_table_root(feed.dataset)))
 
 
 def _topic(feed: Feed, topic: str, batches: Sequence[BatchResult]) -> Any:

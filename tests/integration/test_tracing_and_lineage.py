@@ -20,7 +20,7 @@ from sluice.cli.main import main
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.observe import lineage, tracing
 from tests.collectors import SECRET, build_environment, run_listener
-from tests.integration.support import FeedProject
+from tests.integration.support import FeedProject, produce_values, run
 from tests.resources.kafka.tools import free_port
 
 
@@ -103,6 +103,31 @@ def test_traces_are_sampled_evenly() -> None:
     """Ratio samplers use the lower half of the trace id."""
     fractions = [tracing.trace_of(str(n)) % 2**64 / 2**64 for n in range(1000)]
     assert 0.4 < sum(x < 0.5 for x in fractions) / len(fractions) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("", []),
+        ("{delta: {}}", []),
+        ("{delta: {}, current: true}", [("file", "{root}/.sluice/lake/tables/orders_current")]),
+        ("{iceberg: {name: db.orders}}", [("sqlite:///{root}/.sluice/catalog.db", "db.orders")]),
+        (
+            "{iceberg: {name: db.a, catalog: {type: rest, uri: 'http://me:pw@c:19120/i?token=x'}}, current: db.b}",
+            [("http://c:19120/i", "db.a"), ("http://c:19120/i", "db.b")],
+        ),
+        ("{iceberg: {name: db.a, catalog: {type: glue}}}", [("glue", "db.a")]),
+    ],
+)
+def test_lineage_has_the_tables_of_a_landing(project: FeedProject, table: str, expected: list[tuple[str, str]]) -> None:
+    settings = {"table": table, "changes": "{format: upsert}"} if table else {}
+    feed = project.write_feed(**settings)
+    produce_values(project, 4)
+    landed = run(feed)
+    _, outputs = lineage.list_datasets(feed, landed)
+    names = [(o.namespace, o.name) for o in outputs]
+    assert names[0] == lineage.lake_name(feed)
+    assert names[1:] == [(space.format(root=project.root), name.format(root=project.root)) for space, name in expected]
 
 
 def test_lineage_names_of_a_lake_on_s3(project: FeedProject) -> None:
