@@ -26,10 +26,9 @@ from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.sections import ENGINE
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.receipts import EngineKind, Owner, Progress
+from sluice.pipelines.model.receipts import ENGINE, EngineKind, Owner, Progress
 from sluice.pipelines.records.rows.wire_format import RegisteredSchema, WireFormat
 from sluice.pipelines.records.shape import READERS
 from sluice.pipelines.status.batch_facts import sum_times

@@ -22,8 +22,7 @@ from bench.check import TYPED, PeerLayout
 from bench.packages import make_python_path, packages
 from bench.stand import PeerTask
 from sluice.pipelines.errors import Failed, UsageError
-from sluice.pipelines.feed.sections import ENGINE
-from sluice.pipelines.model.receipts import EngineKind
+from sluice.pipelines.model.receipts import ENGINE, EngineKind
 from sluice.resources.local import java
 from sluice.resources.spark.daemon import WORKERS_ENVIRONMENT
 

@@ -26,7 +26,8 @@ from sluice.pipelines.util import extras
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
-    return run_app(build_app(*([] if completers.prepare() else words[:1])), "sluice", arguments)
+    first = ["docs"] if words[:1] == ["--version"] else words[:1]  # any command will do
+    return run_app(build_app(*([] if completers.prepare() else first)), "sluice", arguments)
 
 
 def run_app(commands: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:

@@ -24,8 +24,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 
-from sluice.pipelines.feed.sections import ENGINE
-from sluice.pipelines.model.receipts import EngineKind
+from sluice.pipelines.model.receipts import ENGINE, EngineKind
 from sluice.pipelines.records.compiled import library
 from sluice.resources.kafka.connection.zero_copy_transport import ClosingClient
 from sluice.resources.local.local_kafka import LocalKafka

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from sluice.pipelines.feed.sections import ENGINE
+from sluice.pipelines.model.receipts import ENGINE
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.extras import DISTRIBUTION, install
 from sluice.resources.local.local_kafka import LocalKafka

@@ -21,7 +21,7 @@ from bench.results import BenchReport
 from sluice.assets.jobs.report_assets import read_reports
 from sluice.cli.main import main
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.feed.sections import ENGINE
+from sluice.pipelines.model.receipts import ENGINE
 from sluice.pipelines.records.compiled import library
 from sluice.resources.project import Project
 from tests.environments import create_environment

@@ -20,6 +20,7 @@ from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.model.kafka import Key, Range, subtract, union
+from sluice.pipelines.model.plans import NO_LOSSES, Losses
 from sluice.pipelines.model.receipts import Met, Receipt, Traffic
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.schema_changes import shape_named
@@ -116,9 +117,9 @@ class LedgerView:
         """Returns whether no offset of any partition lies in a window whose ends are resolved."""
         ranges = [windows.find_range(self.state, k, window, self.feed.window) for k in self.frontiers]
         empty = bool(ranges) and all(r is not None and not r.span for r in ranges)
-        return empty and self.find_losses(window) == windows.NO_LOSSES
+        return empty and self.find_losses(window) == NO_LOSSES
 
-    def find_losses(self, window: int) -> windows.Losses:
+    def find_losses(self, window: int) -> Losses:
         """Returns the window's lost and unseen records, and its offsets in former lives of partitions."""
         return windows.find_losses(self.state, window, self.feed.window)
 

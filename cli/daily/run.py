@@ -26,9 +26,8 @@ from sluice.cli.shared.other_batches import MetRecorder
 from sluice.cli.terminal.output import heading
 from sluice.cli.terminal.process import fast_imports
 from sluice.pipelines.errors import SluiceError, UsageError, WindowHeld, WindowOpen, choose_exit_code
-from sluice.pipelines.feed.sections import ENGINE
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.receipts import EngineKind, Progress, Reporter, Scheduler
+from sluice.pipelines.model.receipts import ENGINE, EngineKind, Progress, Reporter, Scheduler
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import many
 from sluice.resources.local import process

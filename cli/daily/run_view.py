@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.options import window_options
-from sluice.cli.shared import other_batches, run_profile
+from sluice.cli.shared import other_batches, run_profile, window_text
 from sluice.cli.shared import outlook_text as outlooks
 from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, remedy, table, warn
 from sluice.cli.terminal.text_layout import count, format_percent, label_partitions, rate, seconds, size
@@ -173,7 +172,7 @@ def view(run: TimedRun) -> list[RenderableType]:
     if committed is not None:
         out += [warn(_describe_move(m)) for m in committed.put_by_others]
     out += _list_shortfalls(run)
-    return [*out, window_options.verdict(run.window)] if run.window else out
+    return [*out, window_text.verdict(run.window)] if run.window else out
 
 
 def _partition_table(batches: BatchFacts) -> RenderableType:
@@ -349,7 +348,7 @@ def line(run: TimedRun) -> list[RenderableType]:
     """The window's state, and the landed rows of this run."""
     status = good(str(run.request)) if run.result.error is None else bad(str(run.request))
     if run.window:
-        status = window_options.verdict(run.window)
+        status = window_text.verdict(run.window)
     status.append(f"  {_describe_landed(run)}, {seconds(sum(run.seconds.values()))}", style="dim")
     return [*other_batches.view(run.other_batches), status, *_list_shortfalls(run)]
 

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
-from sluice.cli.options import window_options
-from sluice.cli.shared import other_batches
+from sluice.cli.shared import other_batches, window_text
 from sluice.cli.shared import outlook_text as outlooks
 from sluice.cli.terminal.output import bad, facts, format_error, good, heading, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions
@@ -113,7 +112,7 @@ def _format_overview(
     rows = [[c for c, keep in zip(_build_row(f, terminal), selected, strict=True) if keep] for f in ordered[:room]]
     columns = [n for n, keep in zip(names, selected, strict=True) if keep]
     every = [w for f in ordered[:room] for w in f.windows[-length:]]
-    legend = [Text(), window_options.legend(every, fancy=terminal.fancy)] if every else []
+    legend = [Text(), window_text.legend(every, fancy=terminal.fancy)] if every else []
     return [
         *findings,
         table(columns, rows, right="lag behind uncommitted", optional="uncommitted last"),
@@ -151,7 +150,7 @@ def _count_others(others: Sequence[FeedStatus]) -> Iterator[Text]:
 
 def _build_row(f: FeedStatus, terminal: CommandOutput) -> tuple[str | Text, ...]:
     age = f.outlook.age if f.outlook else None
-    strip = window_options.strip(f.windows[-_strip_length(terminal) :], fancy=terminal.fancy)
+    strip = window_text.strip(f.windows[-_strip_length(terminal) :], fancy=terminal.fancy)
     last = _format_batch(f, brief=terminal.width < _WIDE)
     return f.feed, strip, count(f.lag), outlooks.short(age), count(f.uncommitted), last, _state(f)
 
@@ -313,8 +312,8 @@ def _format_windows(status: FeedStatus, terminal: CommandOutput) -> list[Rendera
     """The strip, and a line for each of the newest windows that wait for something."""
     waiting = [w for w in status.windows if w.state not in _NO_WORD]
     return [
-        heading("Windows", window_options.title(status.settings, status.windows)),
-        *window_options.calendar(status.windows, status.settings, fancy=terminal.fancy, width=terminal.width),
+        heading("Windows", window_text.title(status.settings, status.windows)),
+        *window_text.calendar(status.windows, status.settings, fancy=terminal.fancy, width=terminal.width),
         *(Text("  ") + _format_standing(status, w) for w in waiting[-_TOLD:]),
     ]
 
@@ -326,7 +325,7 @@ _NO_WORD = (Standing.LANDED, Standing.RETIRED, Standing.OPEN, Standing.PENDING)
 def _format_standing(status: FeedStatus, w: WindowStanding) -> Text:
     if w.state is Standing.FAILED and w.batch in status.refused:
         return bad(f"window {w.window}: refused batch {w.batch}; {describe_pending(w.pending)}")
-    line = window_options.verdict(w)
+    line = window_text.verdict(w)
     if w.state in (Standing.PARTIAL, Standing.FROM_ORIGIN):
         line.append(f"\n    → to complete it: sluice run {status.feed} --window {w.window}", style="default")
     return line

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.cli.options import parsing, window_options
+from sluice.cli.options import parsing
 from sluice.cli.options.window_options import OneWindow
+from sluice.cli.shared import window_text
 from sluice.pipelines.errors import WindowIncomplete
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.status.window_state import WindowStanding, describe_pending
@@ -57,7 +58,7 @@ def wait(
             looked.append(standing)
             if not ready:
                 break
-    session.terminal.show(*map(window_options.verdict, looked))
+    session.terminal.show(*map(window_text.verdict, looked))
     error = None if ready else _build_timeout(feed, standing, limit or 0)
     if error:
         session.terminal.fail(error)

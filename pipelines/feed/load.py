@@ -21,7 +21,6 @@ from sluice.pipelines.feed.problems import NAMES, problems_of, raise_problems
 from sluice.pipelines.feed.project_files import load_fleet
 from sluice.pipelines.feed.sections import (
     BOOTSTRAP,
-    ENGINE,
     LOCAL_KAFKA,
     LOCAL_LOGIN,
     LOCAL_REGISTRY,
@@ -33,7 +32,7 @@ from sluice.pipelines.feed.sections import (
 )
 from sluice.pipelines.feed.split_section import SplitSettings
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, YamlFile, parse_yaml, read_yaml
-from sluice.pipelines.model.receipts import EngineKind
+from sluice.pipelines.model.receipts import ENGINE, EngineKind
 from sluice.pipelines.records.rows.split_rule import Otherwise
 from sluice.pipelines.records.rows.value_reader import KEY_PREFIX, KeyReader, Reader, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import CONFLUENTS, WireFormat

@@ -696,9 +696,6 @@ class WindowSettings(Settings):
 BOOTSTRAP, LOCAL_KAFKA = "KAFKA_BOOTSTRAP", "SLUICE_LOCAL_KAFKA"
 """Environment variables with Kafka's address, for feeds that name none. The second serves if the first is not set."""
 
-ENGINE = "SLUICE_ENGINE"
-"""The environment variable with the engine of all feeds, whatever their files name."""
-
 UNKNOWN_KAFKA = "unknown.invalid:9"
 """Kafka's address in a feed that was loaded without the section `kafka`."""
 

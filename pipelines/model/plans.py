@@ -8,12 +8,12 @@ import re
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.kafka import Isolation, Key, Range, TopicPartition
 from sluice.pipelines.util.documents import AsText, Derived, Internal
-from sluice.pipelines.util.units import show_window
+from sluice.pipelines.util.units import many, show_window
 
 
 class RequestKind(StrEnum):
@@ -233,3 +233,25 @@ def _match(pattern: re.Pattern[str], text: str, what: str, form: str) -> re.Matc
     if (match := pattern.fullmatch(text)) is None:
         raise UsageError(f"{text!r} is not {what}", remedy=f"write {form}")
     return match
+
+
+class Losses(NamedTuple):
+    """The losses of a window, and its offsets outside the current lives of its partitions.
+
+    `former`: known offsets in lives that ended; `lost`: lost ones in any life; `unseen`: lives that ended in it or
+    before it, and may have had records in it that no run has seen.
+    """
+
+    former: Internal[int] = 0
+    lost: int = 0
+    unseen: AsText[tuple[Key, ...]] = ()
+
+    def __str__(self) -> str:
+        """`25 offsets are lost; what 3 partitions had in it when their logs were replaced is unknown`"""
+        lost = f"{many(self.lost, 'offset')} {'is' if self.lost == 1 else 'are'} lost" if self.lost else ""
+        others = f" and {many(len(self.unseen) - 1, 'more partition')}" if self.unseen[1:] else ""
+        unseen = f"{self.unseen[0]}{others} may have had more records, which no run has seen" if self.unseen else ""
+        return "; ".join(filter(None, (lost, unseen)))
+
+
+NO_LOSSES = Losses()

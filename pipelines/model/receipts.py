@@ -326,6 +326,10 @@ class EngineKind(StrEnum):
     PROCESSES = "processes"
 
 
+ENGINE = "SLUICE_ENGINE"
+"""The environment variable with the engine of all feeds, whatever their files name."""
+
+
 def find_scheduler(run: str) -> Scheduler:
     """Returns the scheduler of a run by its id: `airflow:DAG.TASK:RUN`, `none:UUID`, or Dagster's plain UUID."""
     prefix, colon, _ = run.partition(":")

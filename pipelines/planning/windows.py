@@ -23,9 +23,9 @@ from sluice.pipelines.ledger.columns import Pins
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginItem
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState, Range, cut, intersect, is_covered, subtract
-from sluice.pipelines.model.plans import Request
+from sluice.pipelines.model.plans import Losses, Request
 from sluice.pipelines.ports import Cluster
-from sluice.pipelines.util.documents import AsText, Instant, Internal
+from sluice.pipelines.util.documents import Instant, Internal
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many, show_instant, show_window
 
@@ -462,28 +462,6 @@ def find_range(state: State, key: Key, window: int, settings: WindowSettings) ->
     A partition that opened after the window has an empty range there, at its origin.
     """
     return find_range_between(state, key, window, settings.end_of(window))
-
-
-class Losses(NamedTuple):
-    """The losses of a window, and its offsets outside the current lives of its partitions.
-
-    `former`: known offsets in lives that ended; `lost`: lost ones in any life; `unseen`: lives that ended in it or
-    before it, and may have had records in it that no run has seen.
-    """
-
-    former: Internal[int] = 0
-    lost: int = 0
-    unseen: AsText[tuple[Key, ...]] = ()
-
-    def __str__(self) -> str:
-        """`25 offsets are lost; what 3 partitions had in it when their logs were replaced is unknown`"""
-        lost = f"{many(self.lost, 'offset')} {'is' if self.lost == 1 else 'are'} lost" if self.lost else ""
-        others = f" and {many(len(self.unseen) - 1, 'more partition')}" if self.unseen[1:] else ""
-        unseen = f"{self.unseen[0]}{others} may have had more records, which no run has seen" if self.unseen else ""
-        return "; ".join(filter(None, (lost, unseen)))
-
-
-NO_LOSSES = Losses()
 
 
 def find_losses(state: State, window: int, settings: WindowSettings) -> Losses:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sluice.pipelines.model.kafka import Key, OpenTransaction, Range
-from sluice.pipelines.planning.windows import NO_LOSSES, Losses
+from sluice.pipelines.model.plans import NO_LOSSES, Losses
 from sluice.pipelines.util.documents import Derived, Flat, Internal
 from sluice.pipelines.util.units import many
 

@@ -383,6 +383,14 @@ def test_status_and_feed_modules_load_no_heavy_library() -> None:
     assert not loaded & {"dagster", "pyspark", "numba", "scipy", "duckdb", "pandas", "boto3"}
 
 
+def test_help_and_usage_errors_need_no_arrow_and_no_ledger() -> None:
+    every = ", ".join(
+        f"sluice.cli.{folder}" for folder in ("daily.run", "daily.status", "inspect.wait", "maintain.erase")
+    )
+    heavy = {"pyarrow", "numpy", "kafka", "sluice.pipelines.ledger", "sluice.pipelines.feed.sections"}
+    assert not _list_modules(f"{every}; from sluice.cli.app.menu import build_app; build_app()") & heavy
+
+
 def _list_modules(modules: str) -> set[str]:
     code = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

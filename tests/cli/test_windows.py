@@ -10,7 +10,7 @@ import pytest
 
 from sluice.cli.daily import run, status
 from sluice.cli.inspect import files, plan, wait
-from sluice.cli.options import window_options
+from sluice.cli.shared import window_text
 from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.errors import PartUnreadable, UsageError, WindowIncomplete, WindowOpen
 from sluice.pipelines.feed.sections import WindowSettings
@@ -409,7 +409,7 @@ def test_status_lists_newest_windows_and_no_window_before_the_first_run(world: W
 def test_a_strip_fits_the_screen(minutes: int, width: int) -> None:
     settings, length = WindowSettings(length=f"{minutes}m"), minutes * 60_000
     standings = [WindowStanding(at_hour(0) + i * length, Standing.LANDED, 1, 1, ()) for i in range(48)]
-    lines = list(window_options.calendar(standings, settings, fancy=True, width=width))
+    lines = list(window_text.calendar(standings, settings, fancy=True, width=width))
     assert max(len(line.plain.rstrip()) for line in lines) <= width
     assert "".join(line.plain for line in lines[:-1]).count("■") == 48
 
@@ -417,8 +417,8 @@ def test_a_strip_fits_the_screen(minutes: int, width: int) -> None:
 def test_active_window_is_neither_done_nor_failed() -> None:
     pending = (PendingPart(Key("orders", "id-1", 0), (Range(0, 9),)),)
     at_work = WindowStanding(at_hour(1), Standing.RUNNING, 0, 9, pending, 31, window=f"{format_hour(1)}:00")
-    assert window_options.verdict(at_work).plain.startswith(f"▶ window {format_hour(1)}:00: batch 31 is active")
-    assert window_options.verdict(replace(at_work, state=Standing.FAILED)).plain.startswith("✗ window")
+    assert window_text.verdict(at_work).plain.startswith(f"▶ window {format_hour(1)}:00: batch 31 is active")
+    assert window_text.verdict(replace(at_work, state=Standing.FAILED)).plain.startswith("✗ window")
 
 
 def test_runs_over_several_windows_report_quarantined_records(

@@ -26,7 +26,7 @@ LOOPS = ROOM / "compiled" / "loops"
 SHARES = (
     *("json.scan", "json.fill", "avro.loops", "kafka_batches.decode.loops", "protobuf.loops", "json.unknown"),
     *("kafka_batches.encode.loops", "compiled.take_rows", "columns.loops"),
-    *("contract_rows.text_tables", "json.counting", "json.member_values"),
+    *("contract_rows.text_tables", "json.counting", "json.member_values", "rows.row_hashes"),
 )
 """The modules with entry points. Those that compile longest come first."""
 LEVEL, GENERIC = "x86-64-v3", "generic"

@@ -17,7 +17,7 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind
-from sluice.pipelines.records.rows.row_hashes import hash_rows
+from sluice.pipelines.records.rows.row_hashes import hash_rows, hash_texts
 from sluice.pipelines.status.repeats import Cause, RepeatCounter
 from sluice.pipelines.status.window_rows import WindowRows, read_rows
 from sluice.pipelines.util.units import HOUR, MINUTE
@@ -227,3 +227,51 @@ def test_a_wider_column_has_the_same_hashes() -> None:
     assert (
         hash_rows([("a", narrow), ("b", pa.nulls(3, pa.string()))], 3).tolist() == hash_rows([("a", wide)], 3).tolist()
     )
+
+
+def hash_by_paper(key: tuple[int, int], text: bytes) -> int:
+    """Returns SipHash-1-3, written after its paper."""
+    most = 2**64 - 1
+
+    def rotate(x: int, bits: int) -> int:
+        return (x << bits | x >> (64 - bits)) & most
+
+    first, second = key
+    v = [
+        first ^ 0x736F6D6570736575,
+        second ^ 0x646F72616E646F6D,
+        first ^ 0x6C7967656E657261,
+        second ^ 0x7465646279746573,
+    ]
+
+    def mix() -> None:
+        v[0] = (v[0] + v[1]) & most
+        v[1] = rotate(v[1], 13) ^ v[0]
+        v[0] = rotate(v[0], 32)
+        v[2] = (v[2] + v[3]) & most
+        v[3] = rotate(v[3], 16) ^ v[2]
+        v[0] = (v[0] + v[3]) & most
+        v[3] = rotate(v[3], 21) ^ v[0]
+        v[2] = (v[2] + v[1]) & most
+        v[1] = rotate(v[1], 17) ^ v[2]
+        v[2] = rotate(v[2], 32)
+
+    padded = text + bytes(7 - len(text) % 8) + bytes([len(text) % 256])
+    for at in range(0, len(padded), 8):
+        word = int.from_bytes(padded[at : at + 8], "little")
+        v[3] ^= word
+        mix()
+        v[0] ^= word
+    v[2] ^= 0xFF
+    for _ in range(3):
+        mix()
+    return v[0] ^ v[1] ^ v[2] ^ v[3]
+
+
+def test_texts_have_the_hashes_of_the_paper() -> None:
+    dice = random.Random(3)
+    texts = [dice.randbytes(n % 41) for n in range(400)] + [b"x" * 300]
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    key, out = np.array([dice.getrandbits(63), dice.getrandbits(63)]), np.empty(len(texts), np.int64)
+    hash_texts(np.frombuffer(b"".join(texts), np.uint8), ends, key, out)
+    assert out.view(np.uint64).tolist() == [hash_by_paper((int(key[0]), int(key[1])), text) for text in texts]
