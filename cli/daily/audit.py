@@ -146,6 +146,8 @@ def view(proof: FeedProof, *, rescanned: bool, rounded: Sequence[str]) -> list[R
         out.append(table(columns, limit_rows(cells), right=" ".join(columns[1:])))
     for p in report.problems:
         out += [bad(str(p)), *([f"  → {p.remedy}"] if p.remedy else [])]
+    if sum(bool(p.ranges) for p in report.problems) > 1:
+        out.append(f"  → all files that Kafka can replace, in one run: sluice run {report.feed} --missing-files")
     if again := sum(a.relanded for a in report.partitions):
         fixed = sum(a.fixed for a in report.partitions)
         out.append(

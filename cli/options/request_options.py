@@ -12,9 +12,11 @@ from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session
 from sluice.cli.options import parsing
 from sluice.cli.options.window_options import WindowOptions
-from sluice.pipelines.errors import UsageError
+from sluice.cli.terminal.output import good
+from sluice.pipelines.errors import Failed, UsageError
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -28,6 +30,15 @@ Offsets = Annotated[
         metavar="T:P:START-END",
         help="Exactly these offsets, END exclusive; repeatable.",
         show_default=False,
+    ),
+]
+
+MissingFiles = Annotated[
+    bool,
+    typer.Option(
+        "--missing-files",
+        metavar=" ",
+        help="Land the offsets of missing and changed files again, and no others.",
     ),
 ]
 
@@ -79,6 +90,7 @@ class WorkOptions:
     """The offsets or windows to land, as typed."""
 
     offsets: Offsets = None
+    missing_files: MissingFiles = False
     only: Only = None
     windows: WindowOptions = field(default_factory=WindowOptions)
     replace: Replace = False
@@ -94,6 +106,8 @@ class WorkOptions:
                 f"--offsets together with {'--only' if self.only else 'windows'}",
                 remedy="leave one out: --offsets alone selects the records",
             )
+        if self.missing_files:
+            return self._request_missing(session, feed)
         if self.offsets:
             ranges = tuple(parsing.parse_offset_range(text) for text in self.offsets)
             return RequestedWork((Request(RequestKind.OFFSETS, ranges, replace=self.replace),))
@@ -102,6 +116,27 @@ class WorkOptions:
             return RequestedWork((self._catch_up(only),))
         chosen = self.windows.choose(session, feed)
         return RequestedWork(tuple(self._of_windows(chosen.settled, feed.window, only)), chosen.open_windows)
+
+    def _request_missing(self, session: Session, feed: Feed) -> RequestedWork:
+        """Returns the request for missing files that Kafka can replace; none if no file is missing."""
+        from sluice.pipelines.operating.repairs import find_missing_files
+
+        if self.offsets or self.only or self.windows.any:
+            raise UsageError("--missing-files together with offsets or windows", remedy="leave the others out")
+        with session.open_ports(feed) as ports:
+            missing, lost = find_missing_files(feed, ports)
+        if lost:
+            first = f"{lost[0].topic}:{lost[0].partition}:{lost[0].start}-{lost[0].end}"
+            text = f"{many(len(lost), 'offset range')} of missing files cannot land again: Kafka no longer has {first}"
+            remedy = f"bring the files back from a backup, or give their rows up: see sluice audit {feed.name}"
+            error = Failed(text, remedy=remedy)
+            if not missing:
+                raise error
+            session.terminal.fail(error)
+        if not missing:
+            session.terminal.show(good(f"{feed.name}: no file is missing"))
+            return RequestedWork(())
+        return RequestedWork((Request(RequestKind.OFFSETS, tuple(missing), replace=True),))
 
     def _of_windows(
         self, settled: Sequence[int], settings: WindowSettings, only: tuple[TopicPartition, ...]

@@ -194,6 +194,8 @@ def _find_wrong_files(
     for error in wrong[:1]:
         remedy = find_remedies(feed.name, {error.path: ranges[error.path]}, state, ports.cluster).get(error.path)
         text = error.message + _more("; so are ", wrong, "file")
+        if wrong[1:]:
+            remedy = f"land their offsets again: sluice run {feed.name} --missing-files"
         yield Finding("files", text, remedy or error.remedy, severe=True)
 
 

@@ -22,12 +22,14 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.maintenance.expiry import remove_retired
-from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.model.receipts import Met, Owner, Part, Receipt, Verdict
+from sluice.pipelines.model.kafka import Isolation, Key, Range, union
+from sluice.pipelines.model.plans import AskedRange
+from sluice.pipelines.model.receipts import Met, Owner, Part, Verdict
+from sluice.pipelines.planning.origins import find_key
 from sluice.pipelines.ports import Lake, Liveness, Ports, Stat
 from sluice.pipelines.publishing import lost_entries, published_files
 from sluice.pipelines.publishing import publish as owners
-from sluice.pipelines.publishing.manifest import write_manifests
+from sluice.pipelines.publishing.manifest import find_wrong_files, write_manifests
 from sluice.pipelines.publishing.publish import abandon, roll_forward
 from sluice.pipelines.util.documents import Derived, Internal
 from sluice.pipelines.util.units import many
@@ -115,10 +117,6 @@ Verdicts = Mapping[str, Verdict]
 
 
 # -- plans
-
-
-WAYS = 5
-"""The most commands that one finding names."""
 
 
 def _check_dead(target: RepairTarget, giving_up: Sequence[int], verdicts: Verdicts) -> None:
@@ -227,18 +225,32 @@ def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
     replaced = target.ledger.list_replaced(p.path for p in lacking)
     if missing := tuple(p.path for p in lacking if p.path not in replaced):
         text = f"{many(len(missing), 'published file')} missing: {ends(missing)}"
-        ways = tuple(dict.fromkeys(_land_again(target, r) for r in receipts if any(p.path in missing for p in r.parts)))
-        yield RepairFinding(
-            RepairKind.MISSING, text, remedy=("restore them from a backup, or", *ways[:WAYS]), items=missing
-        )
+        again = f"sluice run {target.feed} --missing-files   lands their offsets again"
+        yield RepairFinding(RepairKind.MISSING, text, remedy=("restore them from a backup, or", again), items=missing)
 
 
-def _land_again(target: RepairTarget, r: Receipt) -> str:
-    """The command that lands a receipt's offset range again; with its window, if it has one."""
-    s, window = r.offset_range, r.offset_range.window
-    ranges = Request(RequestKind.OFFSETS, (AskedRange(s.topic, s.partition, s.start, s.end),), replace=True)
-    request = Request(RequestKind.WINDOW, window=window and target.windows.start_of(window), replace=True)
-    return f"{owners.format_request(target.feed, ranges if window is None else request)}   lands their offsets again"
+def find_missing_files(feed: Feed, ports: Ports) -> tuple[list[AskedRange], list[AskedRange]]:
+    """Returns the offset ranges of files that are missing or have another size: those that Kafka still has, and the
+    others. Raises KafkaUnavailable.
+    """
+    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    state = ledger.read()
+    receipts = list_live_receipts(ledger, state)
+    errors = find_wrong_files(ports.lake, (p for r in receipts for p in r.parts))
+    wrong = {path for path, error in errors.items() if error}
+    wrong -= {*ledger.list_replaced(wrong)}
+    lacking = [r.offset_range for r in receipts if any(p.path in wrong for p in r.parts)]
+    topics = {s.topic for s in lacking} & ports.cluster.topics().keys()
+    there = ports.cluster.partitions(topics, Isolation.READ_COMMITTED) if topics else ()
+    starts = {find_key(state, p): p.log_start for p in there}
+    by_key: dict[bool, dict[Key, list[Range]]] = {True: {}, False: {}}
+    for s in lacking:
+        by_key[s.start >= starts.get(s.key, s.end)].setdefault(s.key, []).append(s.range)
+    there_or_gone = (
+        [AskedRange(k.topic, k.partition, *r) for k, ranges in sorted(of.items()) for r in union(ranges)]
+        for of in by_key.values()
+    )
+    return next(there_or_gone), next(there_or_gone)
 
 
 def _visible(target: RepairTarget) -> set[str]:

@@ -153,7 +153,7 @@ def test_repair_reports_missing_files_with_a_remedy(world: World, invoke: Invoke
     result = invoke(repair)
     assert result.code == 1
     assert "✗ 1 published file missing" in result.text
-    assert "sluice run orders --window 2024-05-01T00:00 --replace" in result.text
+    assert "sluice run orders --missing-files" in result.text
 
 
 def test_repair_and_unstick_run_from_the_command_line(project: object, sluice: Sluice) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 
 import sluice
 from sluice.cli.main import main
@@ -247,6 +247,38 @@ def test_readers_stop_at_changed_file_and_the_printed_remedy_restores_it(
     code, document = run_command(capfd, "check", "orders", SECOND)
     assert (code, document["complete"], document["landed"]) == (0, True, rows)
     assert sluice.read("orders", SECOND, project=project.root).arrow().num_rows == rows
+
+
+@pytest.mark.kafka
+def test_missing_files_land_again_in_one_run_and_lost_ones_are_named(
+    project: FeedProject, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    command = ("run", "orders", "--missing-files", "--engine", "processes", "--no-dagster")
+    first, second = (sluice.read("orders", window, project=project.root) for window in (FIRST, SECOND))
+    rows, untouched = second.arrow(), [Path(path).stat().st_mtime_ns for path in first.paths]
+    for path in second.paths:
+        Path(path).unlink()
+    code, audited = run_command(capfd, "audit", "orders")
+    assert (code, len(audited["problems"])) == (1, len(second.paths))
+    assert main(["audit", "orders"]) == 1
+    assert "sluice run orders --missing-files" in capfd.readouterr().out
+    code, document = run_command(capfd, *command)
+    assert (code, len(document["feeds"][0]["runs"])) == (0, 1)
+    assert sluice.read("orders", SECOND, project=project.root).arrow().equals(rows)
+    assert [Path(path).stat().st_mtime_ns for path in first.paths] == untouched
+    assert run_command(capfd, "audit", "orders", "--strict")[0] == 0
+    assert main([*command]) == 0
+    assert "no file is missing" in capfd.readouterr().out
+
+    Path(first.paths[0]).unlink()
+    admin = KafkaAdminClient(bootstrap_servers=project.kafka.bootstrap)
+    admin.delete_records({TopicPartition(project.topic, 0): 2})
+    admin.close()
+    code, error = run_command(capfd, *command)
+    assert (code, error["error"]) == (1, "Failed")
+    assert f"Kafka no longer has {project.topic}:0:0-1" in error["message"]
+    assert sluice.read("orders", SECOND, project=project.root).arrow().equals(rows)
 
 
 @pytest.mark.kafka
