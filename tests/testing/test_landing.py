@@ -68,7 +68,7 @@ def test_a_contract_quarantines_rows_and_refuses_batches(orders: Path) -> None:
     assert landed.quarantined.column("detail").to_pylist() == ["amount should be at least 0.01"]
     first, second = landed.expectations
     assert (first.unexpected, first.passed) == (1, False)
-    assert (second.severity, second.passed, second.observed) == (Severity.WARNING, False, "1 rows")
+    assert (second.severity, second.passed, second.observed) == (Severity.WARNING, False, "1 row")
     contract(orders, rows, many)
     with pytest.raises(ContractBroken, match="nothing of it is published"):
         land(orders, [Message(order(1, amount=1))])

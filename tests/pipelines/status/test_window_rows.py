@@ -231,10 +231,10 @@ def test_a_wider_column_has_the_same_hashes() -> None:
 
 def hash_by_paper(key: tuple[int, int], text: bytes) -> int:
     """Returns SipHash-1-3, written after its paper."""
-    most = 2**64 - 1
+    mask = 2**64 - 1
 
     def rotate(x: int, bits: int) -> int:
-        return (x << bits | x >> (64 - bits)) & most
+        return (x << bits | x >> (64 - bits)) & mask
 
     first, second = key
     v = [
@@ -245,14 +245,14 @@ def hash_by_paper(key: tuple[int, int], text: bytes) -> int:
     ]
 
     def mix() -> None:
-        v[0] = (v[0] + v[1]) & most
+        v[0] = (v[0] + v[1]) & mask
         v[1] = rotate(v[1], 13) ^ v[0]
         v[0] = rotate(v[0], 32)
-        v[2] = (v[2] + v[3]) & most
+        v[2] = (v[2] + v[3]) & mask
         v[3] = rotate(v[3], 16) ^ v[2]
-        v[0] = (v[0] + v[3]) & most
+        v[0] = (v[0] + v[3]) & mask
         v[3] = rotate(v[3], 21) ^ v[0]
-        v[2] = (v[2] + v[1]) & most
+        v[2] = (v[2] + v[1]) & mask
         v[1] = rotate(v[1], 17) ^ v[2]
         v[2] = rotate(v[2], 32)
 
