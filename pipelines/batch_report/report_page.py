@@ -392,14 +392,16 @@ def _render_counts(
     longest = max((c.total for c in counts.values()), default=0)
     unchecked = HourFigures("not checked", None, None)
     figures = {n: (hours or {}).get(n, unchecked) for n, _ in items} if hours else {}
-    table_rows = [_render_row(n, c, longest, figures.get(n)) for n, c in items[:limit]]
+    erased = any(c.erased for _, c in items)
+    table_rows = [_render_row(n, c, longest, erased, figures.get(n)) for n, c in items[:limit]]
     if rest := items[limit:]:
-        table_rows.append(_render_row(f"{len(rest):,} more", sum((c for _, c in rest), Counts()), 0))
-    columns = [name, "", "landed", "quarantined", "share", "no record", *(["late", "copies", "now"] if figures else [])]
-    return table(caption, columns, table_rows, right=columns[2:8])
+        table_rows.append(_render_row(f"{len(rest):,} more", sum((c for _, c in rest), Counts()), 0, erased))
+    columns = [name, "", "landed", "quarantined", "share", "no record", *(["erased"] if erased else [])]
+    numbers = [*columns[2:], "late", "copies"]
+    return table(caption, [*columns, *(["late", "copies", "now"] if figures else [])], table_rows, right=numbers)
 
 
-def _render_row(name: str, c: Counts, longest: int, hour: HourFigures | None = None) -> list[str]:
+def _render_row(name: str, c: Counts, longest: int, erased: bool, hour: HourFigures | None = None) -> list[str]:
     pieces = [(c.landed, ""), (c.quarantined, "reject"), (c.no_record + c.dropped + c.erased, "hidden")]
     bar = tag("div", lying(pieces, longest), class_="w1") if longest else ""
     return [
@@ -408,7 +410,8 @@ def _render_row(name: str, c: Counts, longest: int, hour: HourFigures | None = N
         number(c.landed),
         number(c.quarantined),
         share(c.quarantined, c.records),
-        number(c.no_record + c.dropped + c.erased),
+        number(c.no_record + c.dropped),
+        *([number(c.erased)] if erased else []),
         *([number(hour.late), number(hour.copies), hour.state] if hour else []),
     ]
 

@@ -39,7 +39,7 @@ STALE_MS = 3_600_000
 
 
 class RepairKind(StrEnum):
-    """The kinds of findings. The last four are reported and left to others."""
+    """The kinds of findings. The last five are reported and left to others."""
 
     SHOWN = "published, not visible"
     HIDDEN = "replaced, still visible"
@@ -50,6 +50,7 @@ class RepairKind(StrEnum):
     UNFINISHED = "unfinished write"
     EMPTY = "empty folder"
     UNTOLD = "not reported to Dagster"
+    ERASING = "erasure not finished"
     WAITING = "batch of a dead run"
     AT_WORK = "running batch"
     STRANGER = "unknown file"
@@ -109,6 +110,9 @@ def repair(target: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[Repa
     yield from _orphans(target)
     yield from _unfinished_writes(target)
     yield from _beats(target, {o.token: o for o in all_owners}, verdicts)
+    if offsets := sum(r.span for ranges in target.ledger.read().erasing.values() for r in ranges):
+        text = f"{many(offsets, 'record')} of an erasure that was interrupted may still be in files"
+        yield RepairFinding(RepairKind.ERASING, text, remedy=(f"sluice erase {target.feed} --yes",))
     yield from _strangers(target)
 
 

@@ -18,9 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 from kafka import KafkaProducer
 
+from sluice.pipelines.maintenance.erasure import decide
+from sluice.pipelines.operating.erasure_search import Criteria, search
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Call
-from tests.integration.support import FeedProject
+from tests.integration.support import FeedProject, open_feed_ledger, open_inline_ports
 from tests.integration.test_protection import Canaries, find_canaries, read_everything
 
 STAMP, WINDOWS = 1_700_000_000_000, ("2023-11-14T22", "2023-11-14T23")
@@ -197,6 +199,32 @@ def test_windows_on_hold_are_neither_expired_nor_erased(project: FeedProject, ca
     assert (code, [w["window"] for w in done["windows"]]) == (0, [f"{WINDOWS[1]}:00"]), done
     assert call("files", "people", "--window", WINDOWS[1])[0] != 0
     assert call("audit", "people", "--rescan")[0] == 0
+
+
+def test_repair_and_audit_name_the_command_that_finishes_an_erasure(project: FeedProject, call: Call) -> None:
+    """The command was killed behind its entry: the records are still in the files."""
+    for person in (ONE, OTHER):
+        produce_person(project, person, Canaries(), hours=1)
+    settings = {"format": "json", "schema": json.dumps(SCHEMA), "policies": "{quarantine_limit: {share: 1}}"}
+    feed = project.write_feed("people", commit="none", **settings)
+    assert call("run", "people")[0] == 0
+    assert "sluice erase" not in call("repair", "people")[1]
+    with open_inline_ports(feed) as ports:
+        matches = search(feed, ports, Criteria(f"id = {ONE}"), lambda progress: None)
+        ledger = open_feed_ledger(feed, ports)
+        decide(ledger, ports.liveness, matches.offsets, "request 4711", lambda progress: None)
+    for name in ("audit", "repair"):
+        assert "sluice erase people --yes" in call(name, "people")[1]
+    assert call("erase", "people", "--yes")[0] == 0
+    assert "sluice erase" not in call("repair", "people")[1]
+    assert call("audit", "people")[0] == 0
+    assert read_ids(call) == [OTHER] * 7
+    assert any(path.endswith(".db") for path, _ in read_everything(project.root)), "also Dagster's storage is searched"
+
+    assert call("run", "people", "--window", WINDOWS[0], "--replace")[0] == 0
+    code, _ = call("report", "people", "--output", str(project.root / "page.html"))
+    page = (project.root / "page.html").read_text()
+    assert (code, re.findall(r"<th[^>]*>erased</th>", page) != []) == (0, True)
 
 
 def test_bad_conditions_name_the_columns(project: FeedProject, call: Call) -> None:
