@@ -397,8 +397,9 @@ def _render_counts(
     if rest := items[limit:]:
         table_rows.append(_render_row(f"{len(rest):,} more", sum((c for _, c in rest), Counts()), 0, erased))
     columns = [name, "", "landed", "quarantined", "share", "no record", *(["erased"] if erased else [])]
-    numbers = [*columns[2:], "late", "copies"]
-    return table(caption, [*columns, *(["late", "copies", "now"] if figures else [])], table_rows, right=numbers)
+    numbers, now = [*columns[2:], "late", "copies"], ["now"] if figures else []
+    columns += ["late", "copies", "now"] if figures else []
+    return table(caption, columns, table_rows, right=numbers, cards=now or None)
 
 
 def _render_row(name: str, c: Counts, longest: int, erased: bool, hour: HourFigures | None = None) -> list[str]:

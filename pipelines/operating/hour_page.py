@@ -71,7 +71,7 @@ def render(c: WindowCheck, lake: Lake, now: int) -> bytes:
 def _render_header(c: WindowCheck, sections: Iterable[str], now: int) -> Html:
     kind, text = describe_verdict(c)
     sentence = text[:1].upper() + text[1:]
-    word = _WORDS[kind] if c.complete else str(c.standing.state)
+    word = _name_state(c)
     reasons = (
         tag("div", tag("b", r.text), tag("div", "→ ", tag("code", r.remedy)), class_=f"why {kind}", role="note")
         for r in list_reasons(c)
@@ -100,6 +100,10 @@ def _render_header(c: WindowCheck, sections: Iterable[str], now: int) -> Html:
         tag("section", tag("dl", *facts), id="account"),
         tag("nav", *(tag("a", name, href=f"#{name.lower()}") for name in sections), aria_label="Sections"),
     )
+
+
+def _name_state(c: WindowCheck) -> str:
+    return _WORDS[describe_verdict(c)[0]] if c.complete else str(c.standing.state)
 
 
 def _render_tiles(c: WindowCheck) -> Html:
@@ -277,7 +281,7 @@ def list_hour_figures(checks: Mapping[int, WindowCheck]) -> Mapping[str, HourFig
     """Returns the figures of windows for a batch's report, by name."""
     return {
         show_window(start): HourFigures(
-            "complete" if c.complete else str(c.standing.state),
+            _name_state(c),
             c.rows.late.records if c.rows else None,
             c.rows.repeats.copied if c.rows else None,
         )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import dagster as dg
 
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import BatchIncomplete, QuarantineExceeded
 from sluice.pipelines.operating.check_text import list_figures
 from sluice.pipelines.operating.check_window import check_window
+from sluice.pipelines.operating.hour_page import describe_hour, list_hour_figures, render
+from sluice.pipelines.planning.windows import Losses
 from tests.assets.world import FEED, P0, SECRET, World, at_hour, in_hour, read_windows
 
 STRICT = f"{FEED}policies: {{quarantine_limit: {{share: 0.01, at_least: 1}}}}\n"
@@ -75,3 +79,24 @@ def test_run_writes_page_of_its_hour_and_dagster_shows_the_check(world: World, i
     assert all(figure.splitlines()[0] in text for _, figure in list_figures(check))
     assert "4 records (8.00 %): 4 not_json" in text
     assert "not_json" in page
+
+
+def test_window_with_losses_or_rows_twice_is_never_just_complete(world: World, instance: dg.DagsterInstance) -> None:
+    world.run(in_hour(0))
+    feed = world.make_session().feed("orders")
+    with world.open_ports(feed) as ports:
+        check = check_window(feed, ports, at_hour(0), (), lambda progress: None)
+    assert check.rows is not None
+    assert check.rows.earliest is not None
+    lossy = replace(check, standing=replace(check.standing, losses=Losses(lost=3)))
+    doubled = replace(check, rows=replace(check.rows, landed_twice=(check.rows.earliest,)))
+    for wrong, word, text in (
+        (lossy, "complete, with losses", "but 3 offsets are lost"),
+        (doubled, "rows twice", "1 record landed twice, such as orders:0:0"),
+    ):
+        page, (figures,) = render(wrong, world.lake, 0).decode(), list_hour_figures({0: wrong}).values()  # type: ignore[arg-type]
+        assert f">{word}</span>" in page
+        assert ">complete</span>" not in page
+        assert text in page
+        assert figures.state == word
+        assert not describe_hour(wrong, "").startswith("**✓")
