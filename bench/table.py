@@ -5,6 +5,9 @@ files, as an hour of ten partitions does. After this number of snapshots, a batc
 it: the table is read, each footer is read, one commit is made. The files are links to one small file of a raw feed.
 Seconds are this process's CPU and wall-clock time.
 
+Then current rows: all rows of a source are folded, and an hour of changes that are spread evenly over them. The files
+of changes are read, and buckets read and written, as a sync does it, without its commit.
+
 Iceberg's snapshots are staged many to a commit, since PyIceberg's catalog writes all snapshots again at each commit:
 later measurements see the same table.
 """
@@ -20,16 +23,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import RenderableType
 
 from sluice.cli.terminal.output import heading, table
 from sluice.cli.terminal.text_layout import count, size
+from sluice.pipelines.feed.changes_section import ChangeFormat, ChangesSettings
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.landing.writer import choose_options
 from sluice.pipelines.model.tables import DELTA, ICEBERG, LEDGER, TableChange, TableOperation
 from sluice.pipelines.ports import Table
 from sluice.pipelines.records.rows.row_format import RawFormat
-from sluice.pipelines.schema.wider import RAW_TYPES
+from sluice.pipelines.schema.schema import arrow_type
+from sluice.pipelines.schema.wider import RAW_TYPES, parse_type
+from sluice.pipelines.tables.key_fold import Columns, Fold
+from sluice.pipelines.util.units import many
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.tables.delta import DeltaLakeTable
 from sluice.resources.tables.iceberg import IcebergTable, describe_files, without_history
@@ -40,6 +50,8 @@ FILES, BATCH = 10, 200
 STAGED = 25
 """Snapshots of Iceberg in a commit while the table grows."""
 ORDERS = "data/orders"
+ROWS, CHANGES = 1_000_000, 100_000
+"""Rows of a source, and changes of an hour."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +66,22 @@ class OldTable:
 
 
 @dataclass(frozen=True)
+class FoldTimes:
+    """CPU and wall-clock seconds of folding all `rows`, and then `changes` of them. `buckets` are the files of rows."""
+
+    rows: int
+    changes: int
+    buckets: int
+    all: tuple[float, float]
+    hour: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class TableReport:
-    """By format."""
+    """By format, and of current rows."""
 
     grown: Mapping[str, tuple[OldTable, ...]]
+    folded: FoldTimes
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,7 +92,9 @@ def run(folder: Path, note: Callable[[str], None], snapshots: Sequence[int] = SN
     scratch = folder / f"table-{secrets.token_hex(4)}"
     try:
         worlds: dict[str, _World] = {ICEBERG: _IcebergWorld(scratch / "iceberg"), DELTA: _DeltaWorld(scratch / "delta")}
-        return TableReport({f: tuple(_measured(f, w, n, note) for n in snapshots) for f, w in worlds.items()})
+        grown = {f: tuple(_measured(f, w, n, note) for n in snapshots) for f, w in worlds.items()}
+        note(f"current rows: {ROWS:,}, and {CHANGES:,} changes")
+        return TableReport(grown, _measure_fold(scratch / "fold"))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -171,6 +197,65 @@ class _DeltaWorld:
         return sum(p.stat().st_size for p in (self._place / ORDERS / "_delta_log").iterdir())
 
 
+class _CurrentRows:
+    """Buckets of current rows in a folder, with the columns of a feed that has a schema."""
+
+    def __init__(self, folder: Path) -> None:
+        self._lake, self.buckets, self.rows = LocalLake(folder), 0, 0
+        kafka = {f"kafka_{name}": text for name, text in RAW_TYPES.items() if name != "value"}
+        landed = {"id": "int64", "name": "string", "balance": "decimal(18,2)"} | kafka | {"kafka_tombstone": "bool"}
+        self._columns = Columns.of(ChangesSettings(format=ChangeFormat.UPSERT, key=("id",)), landed)
+        self._kinds = pa.schema([(name, arrow_type(parse_type(text))) for name, text in landed.items()])
+
+    def land(self, name: str, ids: np.ndarray[Any, Any], first: int) -> str:
+        """Write a file of changes, with offsets from `first` on. Returns its path in the lake."""
+        n = len(ids)
+        values = {
+            "id": ids,
+            "name": [f"customer {i}" for i in ids.tolist()],
+            "balance": pa.array(ids.astype(np.int32)).cast(_MONEY),
+        }
+        values |= {"kafka_topic": ["customers"] * n, "kafka_partition": np.zeros(n, np.int32)}
+        values |= {"kafka_offset": np.arange(first, first + n), "kafka_tombstone": np.zeros(n, np.bool_)}
+        columns = [pa.array(values[f.name], f.type) if f.name in values else pa.nulls(n, f.type) for f in self._kinds]
+        self._write(name, pa.table(columns, schema=self._kinds))
+        return name
+
+    def fold_file(self, path: str, size: int) -> None:
+        """Fold the changes of a file into the buckets, which have `size` bytes."""
+        with Fold.create(self._columns) as fold:
+            fold.add(self._lake, [path])
+            fold.decide(self.buckets, self.rows, size)
+            fold.take(self._lake)
+            for number in fold.changed_buckets:
+                before = self._columns.schema.empty_table()
+                if self.buckets:
+                    with self._lake.open(f"now/{self.buckets}-{number % self.buckets}.parquet") as file:
+                        before = pq.read_table(file)
+                after = fold.merge(number, before, self._columns.deletion_schema.empty_table())
+                rows, path = after[0] if after else before, f"now/{fold.buckets}-{number}.parquet"
+                self._lake.remove(path)
+                self._write(path, rows)
+            self.buckets = fold.buckets
+
+    def _write(self, path: str, rows: pa.Table) -> None:
+        with self._lake.create(path) as file:
+            pq.write_table(rows, file, **choose_options(rows, LandingSettings()))
+
+
+_MONEY = pa.decimal128(18, 2)
+
+
+def _measure_fold(folder: Path) -> FoldTimes:
+    now, chance = _CurrentRows(folder), np.random.default_rng(1)
+    everything = now.land("all.parquet", np.arange(ROWS), 0)
+    all_rows = _timed(lambda: now.fold_file(everything, 0))
+    now.rows, size = ROWS, sum(p.stat().st_size for p in (folder / "now").iterdir())
+    hour = now.land("hour.parquet", chance.choice(ROWS, CHANGES, replace=False), ROWS)
+    of_hour = _timed(lambda: now.fold_file(hour, size))
+    return FoldTimes(ROWS, CHANGES, now.buckets, all_rows, of_hour)
+
+
 def table_view(report: TableReport) -> Iterator[RenderableType]:
     """A table for each format, with a column for each age, for the terminal."""
     descriptions = {ICEBERG: "in a folder, its catalog in SQLite", DELTA: "in a folder"}
@@ -183,3 +268,7 @@ def table_view(report: TableReport) -> Iterator[RenderableType]:
             rows.append([f"{what}: seconds", *(f"{wall:,.2f}" for _, wall in of)])
             rows.append(["  CPU seconds", *(f"{cpu:,.2f}" for cpu, _ in of)])
         yield table(["", *(f"{count(t.snapshots)} snapshots" for t in grown)], rows)
+    folded = report.folded
+    yield heading("Current rows", f"{count(folded.rows)} in {many(folded.buckets, 'file')}")
+    times = {"all rows": folded.all, f"{count(folded.changes)} changes": folded.hour}
+    yield table(["", "CPU seconds", "seconds"], [[what, f"{c:,.2f}", f"{w:,.2f}"] for what, (c, w) in times.items()])
