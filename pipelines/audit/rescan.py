@@ -9,9 +9,10 @@ that Kafka has deleted since: below the log start, or, in a compacted topic, any
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import cast
+from itertools import chain, islice
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -95,13 +96,15 @@ def rescan(
     files = {p.file for p in report.problems if p.file}
     problems: list[AuditProblem] = []
     right: list[ReceiptRow] = []
-    for row, r in _receipts(ledger, there):
-        result = _compare_range(ledger.feed, r, makers.of(r), lake, log)
-        compared, deleted = compared + result.records, deleted + result.deleted
-        problems += [p for p in [result.problem] if p and p.file not in files]
-        right += [] if result.problem or result.deleted else [row]
-        done += r.offset_range.span
-        report_progress(Progress("compare", done, total))
+    for together in _group_by_partition(_receipts(ledger, there)):
+        with closing(_LogReader(log, [r for _, r in together])) as reader:
+            for row, r in together:
+                result = _compare_range(ledger.feed, r, makers.of(r), lake, reader)
+                compared, deleted = compared + result.records, deleted + result.deleted
+                problems += [p for p in [result.problem] if p and p.file not in files]
+                right += [] if result.problem or result.deleted else [row]
+                done += r.offset_range.span
+                report_progress(Progress("compare", done, total))
     rows = report.audited.rows
     return replace(
         report,
@@ -123,6 +126,19 @@ def _receipts(ledger: Ledger, rows: Iterable[ReceiptRow]) -> Iterator[tuple[Rece
         for r in entry.receipts if isinstance(entry, PublishEntry) else ():
             if (receipt := wanted.pop((r.offset_range.key, r.offset_range.range), None)) is not None:
                 yield receipt, r
+
+
+_TOGETHER = 1024
+"""The most receipts that are in memory at once."""
+
+
+def _group_by_partition(rows: Iterator[tuple[ReceiptRow, Receipt]]) -> Iterator[list[tuple[ReceiptRow, Receipt]]]:
+    """Yields receipts of one partition, in log order, that one stream of fetches can read."""
+    while some := list(islice(rows, _TOGETHER)):
+        by_key: dict[Key, list[tuple[ReceiptRow, Receipt]]] = {}
+        for row, r in some:
+            by_key.setdefault(row.key, []).append((row, r))
+        yield from (sorted(of_key, key=lambda pair: pair[0].range.start) for of_key in by_key.values())
 
 
 def _log_holds(row: ReceiptRow, partitions: Mapping[Key, PartitionState]) -> bool:
@@ -185,30 +201,47 @@ class _LogDeleted(Exception):
     """Retention has deleted records of the range since the partitions were described."""
 
 
-def _from_kafka(
-    r: Receipt, fetcher: Fetcher, isolation: Isolation
-) -> Iterator[tuple[OversizedBatch | None, pa.RecordBatch]]:
-    """Yields the chunks of `BatchDecoder.read`; batches are oversized that were so when the receipt was written."""
-    s, committed = r.offset_range, isolation is Isolation.READ_COMMITTED
-    options = DecodeOptions(read_committed=committed)
-    options = replace(options, max_batch_bytes=r.batch_bytes or options.max_batch_bytes)
-    decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, options)
-    for fetched in fetcher.stream([s], FetchLimits()):
-        if isinstance(fetched, FetchFailed):
-            raise (_LogDeleted if isinstance(fetched.error, OffsetsLost) else _LogUnreadable)(fetched.error.message)
-        yield from decoder.read(fetched.records, fetched.aborted)
-    yield from ((None, chunk) for chunk in decoder.finish())
+class _LogReader:
+    """Reads offset ranges of one partition from the current log, one after another, in one stream of fetches."""
+
+    def __init__(self, log: CurrentLog, receipts: Sequence[Receipt]) -> None:
+        self.log = log
+        self._indices = {r.offset_range: index for index, r in enumerate(receipts)}
+        self._stream = log.fetcher.stream([r.offset_range for r in receipts], FetchLimits())
+
+    def read(self, r: Receipt) -> Iterator[tuple[OversizedBatch | None, pa.RecordBatch]]:
+        """Yields the chunks of `BatchDecoder.read`; batches are oversized that were so when the receipt was written.
+
+        What is left of ranges before it is skipped.
+        """
+        s, committed = r.offset_range, self.log.isolation is Isolation.READ_COMMITTED
+        options = DecodeOptions(read_committed=committed)
+        options = replace(options, max_batch_bytes=r.batch_bytes or options.max_batch_bytes)
+        decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, options)
+        for fetched in self._stream:
+            if fetched.index != self._indices[s]:
+                continue
+            if isinstance(fetched, FetchFailed):
+                raise (_LogDeleted if isinstance(fetched.error, OffsetsLost) else _LogUnreadable)(fetched.error.message)
+            yield from decoder.read(fetched.records, fetched.aborted)
+            if fetched.last:
+                break
+        yield from ((None, chunk) for chunk in decoder.finish())
+
+    def close(self) -> None:
+        """End the stream."""
+        cast(Any, self._stream).close()
 
 
-def _compare_range(feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, log: CurrentLog) -> RangeComparison:
+def _compare_range(feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, reader: _LogReader) -> RangeComparison:
     """Compare one offset range's files, damaged or not, with its log."""
     s, remedy = r.offset_range, parquet.build_part_remedy(feed, r.offset_range)
     if any(m.shape.protection and m.shape.protection.lacks_keys for m in makers):
         return RangeComparison(0, None, r.counts.landed)
     try:
-        compacted = log.compacted.get(s.topic)
+        compacted = reader.log.compacted.get(s.topic)
         comparers = _list_comparers(r, makers, lake, compacted)
-        return _compare_log(r, makers, comparers, _from_kafka(r, log.fetcher, log.isolation), compacted)
+        return _compare_log(r, makers, comparers, reader.read(r), compacted)
     except (_LogDeleted, OversizedBatch):
         return RangeComparison(0, None, r.counts.landed)
     except PartUnreadable as e:

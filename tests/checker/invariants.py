@@ -739,7 +739,7 @@ class _Check:
         self._decide(
             3, scanned, f"every byte compared with {by_log}", "no scan was given: the log's bytes are not known"
         )
-        decided |= dict.fromkeys((2, 4, 5, 6, 9, 10, 11, 12), "the ledger's files and the lake's")
+        decided |= dict.fromkeys((2, 4, 5, 6, 9, 10, 11, 12, 19, 20), "the ledger's files and the lake's")
         self._decide(13, dumped or scanned, by_log, "neither a scan nor a dump was given")
         if not dumped:
             self.verdict.undecided.setdefault(13, []).append("no dump was given: transactions are not known")
