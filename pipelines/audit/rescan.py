@@ -134,9 +134,9 @@ _TOGETHER = 1024
 
 def _group_by_partition(rows: Iterator[tuple[ReceiptRow, Receipt]]) -> Iterator[list[tuple[ReceiptRow, Receipt]]]:
     """Yields receipts of one partition, in log order, that one stream of fetches can read."""
-    while some := list(islice(rows, _TOGETHER)):
+    while batch := list(islice(rows, _TOGETHER)):
         by_key: dict[Key, list[tuple[ReceiptRow, Receipt]]] = {}
-        for row, r in some:
+        for row, r in batch:
             by_key.setdefault(row.key, []).append((row, r))
         yield from (sorted(of_key, key=lambda pair: pair[0].range.start) for of_key in by_key.values())
 
@@ -212,7 +212,7 @@ class _LogReader:
     def read(self, r: Receipt) -> Iterator[tuple[OversizedBatch | None, pa.RecordBatch]]:
         """Yields the chunks of `BatchDecoder.read`; batches are oversized that were so when the receipt was written.
 
-        What is left of ranges before it is skipped.
+        Skips the rest of ranges before it.
         """
         s, committed = r.offset_range, self.log.isolation is Isolation.READ_COMMITTED
         options = DecodeOptions(read_committed=committed)
