@@ -72,7 +72,7 @@ def test_definitions_of_two_folders_merge(tmp_path: Path) -> None:
     both = dg.Definitions.merge(eu, us)
     dg.Definitions.validate_loadable(both)
     assert {s.name for s in both.sensors or ()} == {"watch_feeds", "watch_us"}
-    assert [s.name for s in both.schedules or ()] == ["pending_of_many_feeds_windows"]
+    assert [s.name for s in both.schedules or ()] == ["pending_of_many_feeds_windows", "maintain_many_feeds"]
 
 
 def test_each_schedule_has_three_jobs_and_own_schedule_adds_feed_jobs(tmp_path: Path) -> None:
@@ -84,7 +84,8 @@ def test_each_schedule_has_three_jobs_and_own_schedule_adds_feed_jobs(tmp_path: 
         "land_alone",
         "catch_up_alone",
     }
-    assert {s.name for s in defs.schedules or ()} == {"pending_of_many_feeds_windows", "land_alone_windows"}
+    landing = {"pending_of_many_feeds_windows", "land_alone_windows"}
+    assert {s.name for s in defs.schedules or ()} == landing | {"maintain_many_feeds", "maintain_own_feeds"}
 
 
 def test_settings_needed_only_by_runs_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
