@@ -289,7 +289,7 @@ def test_unknown_files_and_missing_parts_are_reported_and_unchanged(world: World
     stranger, missing = world.repair()
     assert (stranger.kind, stranger.items) == (RepairKind.STRANGER, ("data/orders/mine.parquet",))
     assert (missing.kind, missing.items) == (RepairKind.MISSING, (lost,))
-    assert missing.remedy[1].startswith("sluice run orders --offsets orders:0:0-10 --replace ")
+    assert missing.remedy[1].startswith("sluice run orders --missing-files ")
     assert not stranger.act
     assert not missing.act
     assert world.lake.files == before
