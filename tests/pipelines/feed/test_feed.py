@@ -22,7 +22,6 @@ from sluice.pipelines.feed.kafka_section import CREDENTIALS, KAFKA_OWNED, KafkaS
 from sluice.pipelines.feed.load import find_feed_file, group_tuning, load_feed, load_feeds
 from sluice.pipelines.feed.project_files import load_fleet, load_notify
 from sluice.pipelines.feed.sections import (
-    ENGINE,
     TUNING,
     CommitMode,
     Compression,
@@ -35,6 +34,7 @@ from sluice.pipelines.feed.sections import (
 )
 from sluice.pipelines.feed.topic_selection import TopicFilter
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
+from sluice.pipelines.model.receipts import ENGINE
 
 SECRET = "hunter2-s3cr3t"
 LEAST: Mapping[str, Any] = {"kafka": {"bootstrap": "127.0.0.1:9092"}, "topics": "orders", "start": "earliest"}

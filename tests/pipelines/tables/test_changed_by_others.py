@@ -15,6 +15,7 @@ from sluice.pipelines.audit.strict_audit import table_problems
 from sluice.pipelines.errors import TableDiffers
 from sluice.pipelines.tables.check import comparison
 from sluice.pipelines.tables.sync import rebuild
+from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.resources.open_ports import open_tables
 from tests.pipelines.landed_world import A, B, split_offsets
 from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld
@@ -123,7 +124,9 @@ def _check_remedy(world: TableWorld, text: str, remedy: str) -> None:
     compared = comparison(world.reopen_ledger(), world.lake, world.open_table())
     assert text in compared.describe()
     assert (compared.right, compared.find_remedy("orders")) == (False, remedy)
-    assert {p.remedy for p in table_problems(world.reopen_ledger(), world.lake, world.open_table())} == {remedy}
+    assert {p.remedy for p in table_problems(world.reopen_ledger(), world.lake, FeedTables(world.open_table()))} == {
+        remedy
+    }
 
 
 def _follow(world: TableWorld, remedy: str) -> None:

@@ -14,6 +14,7 @@ from sluice.pipelines.audit.strict_audit import table_problems
 from sluice.pipelines.errors import TableDiffers
 from sluice.pipelines.tables.check import comparison
 from sluice.pipelines.tables.sync import rebuild
+from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.resources.open_ports import open_tables
 from sluice.resources.tables import iceberg
 from tests.pipelines.landed_world import A, B
@@ -62,7 +63,7 @@ def test_table_with_times_that_go_back_gets_rows_and_is_reported_until_it_is_reb
     assert refusal.value.remedy == "sluice table rebuild orders"
     compared = comparison(world.reopen_ledger(), world.lake, world.open_table())
     assert (compared.same, compared.right, compared.find_remedy("orders")) == (True, False, refusal.value.remedy)
-    problems = table_problems(world.reopen_ledger(), world.lake, world.open_table())
+    problems = table_problems(world.reopen_ledger(), world.lake, FeedTables(world.open_table()))
     assert [p.remedy for p in problems] == [refusal.value.remedy]
     with open_tables(world.feed, world.lake) as tables:
         rebuild(world.ledger, world.lake, tables)
