@@ -24,7 +24,7 @@ from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
 from tests.cli.conftest import Sluice
 
-YESTERDAY = now() // DAY * DAY - DAY
+YESTERDAY = (now() - HOUR) // DAY * DAY - DAY  # its last hour is closed also just after midnight
 TABLES = ["", "table: {iceberg: {name: db.orders}}\n", "table: {delta: {}}\n"]
 
 
