@@ -331,7 +331,7 @@ class LandStep:
 
     def _write_row(self, ports: Ports, ledger: Ledger, landed: Landed, watched: WatchResult | None) -> None:
         """Write the feed's row on the page of all feeds. Errors are only logged."""
-        from sluice.pipelines.operating.project_page import refresh, store_row
+        from sluice.pipelines.operating.project_page import WINDOWS, refresh, store_row
 
         now, status = ports.clock(), None
         try:
@@ -340,7 +340,7 @@ class LandStep:
             elif landed.failures:
                 failure = landed.failures[0]
                 error = Failed(f"{failure.offset_range}: {failure.message}", remedy=failure.remedy)
-                status = build_failed_status(self.feed, ledger, now, _ROW, error)
+                status = build_failed_status(self.feed, ledger, now, WINDOWS, error)
             if status:
                 store_row(ports.lake, status, now)
             if self.session.alone:
@@ -390,10 +390,6 @@ class LandStep:
             yield from internals.to_yield(context, event)
 
 
-_ROW = 24
-"""Windows of a feed on the page of all feeds."""
-
-
 def _build_open_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObservation:
     open_windows = OpenWindows.of(window, 1, feed.window)
     return dg.AssetObservation(
@@ -405,9 +401,11 @@ def _build_open_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObse
 
 
 def _watch_after_landing(context: Context, feed: Feed, ports: Ports, ledger: Ledger) -> WatchResult | None:
-    """Returns the sensor's findings. An error is only logged."""
+    """Returns the sensor's findings, with the windows for the page of all feeds. An error is only logged."""
+    from sluice.pipelines.operating.project_page import WINDOWS
+
     try:
-        return feed_checks.without_lag(watch(ports, feed, ledger, _ROW))
+        return feed_checks.without_lag(watch(ports, feed, ledger, WINDOWS))
     except SluiceError as error:
         context.log.warning("the feed could not be checked after landing: %s", error.message)
         return None

@@ -22,6 +22,7 @@ from sluice.pipelines.audit.receipt_rows import NEVER, ReceiptRow
 from sluice.pipelines.errors import OffsetsLost, OversizedBatch, PartUnreadable, Terminal
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.lake.schemas import KeptSchemas
+from sluice.pipelines.landing.landed_rows import get_offsets
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, Key, PartitionState, Range
@@ -290,11 +291,11 @@ def _distribute(
     if len(makers) == 1:
         yield from cast(SplitFormat, makers[0].format).distribute(s, chunk)
         return
-    there = _offsets(pa.Table.from_batches([chunk]))
+    there = get_offsets(chunk)
     names, chosen = [*comparers], np.full(len(there), -1)
     for maker, must_have in (*((m, True) for m in makers), (makers[0], False)):
         for name, share in cast(SplitFormat, maker.format).distribute(s, chunk):
-            mine = (chosen < 0) & np.isin(there, _offsets(pa.Table.from_batches([share])))
+            mine = (chosen < 0) & np.isin(there, get_offsets(share))
             chosen[mine & comparers[name].mark_own(there) if must_have else mine] = names.index(name)
     for code in np.unique(chosen).tolist():
         yield names[code], chunk.take(fixed_width(pa.int32(), np.flatnonzero(chosen == code).astype(np.int32)))
@@ -368,7 +369,7 @@ class _RangeComparer:
 
     def compare_chunk(self, chunk: pa.RecordBatch, *, readable: bool) -> AuditProblem | None:
         """Compare the records of a chunk, which is not empty. Returns the first difference."""
-        there = int64s(chunk.column(chunk.schema.get_field_index("offset")))
+        there = get_offsets(chunk)
         landed, refused = (self._keep(rows.upto(int(there[-1])), there) for rows in (self._landed, self._refused))
         mine, bad = _offsets(landed), _offsets(refused)
         if not readable:
@@ -558,8 +559,7 @@ class _RowCursor:
         """Returns the next rows up to the offset `last`; None if there are none."""
         taken: list[pa.RecordBatch] = []
         while self._next is not None:
-            schema = self._next.schema
-            offsets = int64s(self._next.column(schema.get_field_index(offset_column(schema))))
+            offsets = get_offsets(self._next)
             n = int(np.searchsorted(offsets, last, side="right"))
             taken += [self._next.slice(0, n)] if n else []
             if n < len(offsets):

@@ -70,8 +70,7 @@ def render(c: WindowCheck, lake: Lake, now: int) -> bytes:
 
 def _render_header(c: WindowCheck, sections: Iterable[str], now: int) -> Html:
     kind, text = describe_verdict(c)
-    sentence = text[:1].upper() + text[1:]
-    word = _name_state(c)
+    sentence, word = text[:1].upper() + text[1:], _name_state(c)
     reasons = (
         tag("div", tag("b", r.text), tag("div", "→ ", tag("code", r.remedy)), class_=f"why {kind}", role="note")
         for r in list_reasons(c)
@@ -91,9 +90,7 @@ def _render_header(c: WindowCheck, sections: Iterable[str], now: int) -> Html:
             class_="brand",
         ),
         tag("h1", tag("bdi", c.feed), f" · {c.standing.window}"),
-        tag(
-            "div", tag("span", word, class_=f"pill {kind}"), " ", sentence[:1].upper() + sentence[1:], class_="verdict"
-        ),
+        tag("div", tag("span", word, class_=f"pill {kind}"), " ", sentence, class_="verdict"),
         *reasons,
         *unchecked,
         _render_tiles(c),
