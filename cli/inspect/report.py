@@ -105,7 +105,7 @@ def _finish(session: Session, addresses: Iterable[str], data: bytes, output: Pat
         descriptor, name = tempfile.mkstemp(".html", "sluice-")
         os.close(descriptor)
         output = Path(name)
-        session.terminal.show(warn("the lake may not be written by this user: the page is a temporary file"))
+        session.terminal.show(warn("the page could not be written to the lake: it is a temporary file"))
     if output is not None:
         output.write_bytes(data)
     session.terminal.lines([str(output)] if output else addresses)
