@@ -389,10 +389,11 @@ def _check_sums(receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:
             yield AuditProblem(
                 5, f"{r.offset_range}: classes add up to {r.counts.total}, the span is {r.offset_range.span}"
             )
-        for kind, count in ((PartKind.LANDED, r.counts.landed), (PartKind.QUARANTINED, r.counts.quarantined)):
+        landed = r.counts.landed + r.counts.copies
+        for kind, count in ((PartKind.LANDED, landed), (PartKind.QUARANTINED, r.counts.quarantined)):
             rows = sum(p.rows for p in r.of(kind))
             if rows != count:
-                yield AuditProblem(5, f"{r.offset_range}: {count} records {kind}, {rows} rows in its parts")
+                yield AuditProblem(5, f"{r.offset_range}: {count} rows {kind} by its counts, {rows} in its parts")
         if r.counts.erased != sum(x.span for x in intersect(r.erased, r.offset_range.range)):
             yield AuditProblem(5, f"{r.offset_range}: {r.counts.erased} records are erased, its offsets are {r.erased}")
         yield from _check_relanded(r)

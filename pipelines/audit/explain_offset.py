@@ -109,11 +109,14 @@ def _explain_landed(ledger: Ledger, lake: Lake, offset: int, batch: int, number:
             text = f"{kind} by batch {batch}: row {position[1]} of row group {position[0]} in {lake.locate(part.path)}"
             if kind is OffsetClass.QUARANTINED:
                 text += f"; {_reason(lake, part, *position)}"
+            others = [p for p in r.parts if p.output != part.output] if r.counts.copies else []
+            if also := [p.output for p in others if _row(lake, p, offset) is not None]:
+                text += f"; also in {', '.join(sorted(also))}"
             return Explanation(tp, offset, kind, text, part.path, *position, batch, number)
         rows += _rows_within(lake, part, r.offset_range.range)
     counts = {k: getattr(r.counts, k) for k in _UNSEEN}
     possible = [k for k, n in counts.items() if n]
-    if rows != r.counts.records or not possible:
+    if rows != r.counts.rows or not possible:
         raise _rows_missing(lake, ledger.feed, r, rows)
     reasons = " or ".join(_UNSEEN[k] for k in possible)
     numbers = ", ".join(f"{counts[k]} {k}" for k in possible)
@@ -148,7 +151,7 @@ def _rows_within(lake: Lake, part: Part, own: Range) -> int:
 
 
 def _rows_missing(lake: Lake, feed: str, r: Receipt, rows: int) -> PartUnreadable:
-    wanted = r.counts.records
+    wanted = r.counts.rows
     where = ", ".join(lake.locate(p.path) for p in r.parts) or "no file"
     return PartUnreadable(
         f"{r.offset_range} landed {wanted} rows by the ledger, but {where} has {rows} of them: the file was replaced",

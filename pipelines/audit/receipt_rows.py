@@ -25,7 +25,7 @@ from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.receipts import Counts, Receipt
 from sluice.pipelines.ports import Lake
 
-COUNTS = tuple(name for name in Counts.__dataclass_fields__ if name != "elsewhere")
+COUNTS = tuple(name for name in Counts.__dataclass_fields__ if name not in ("elsewhere", "copies"))
 PROOFS = ("looked", "hashed", "compared")
 """Times (seconds since the epoch, or NEVER) at which the receipt and its files were checked, their bytes hashed, and
 their records compared with Kafka."""

@@ -22,7 +22,6 @@ from sluice.pipelines.audit.receipt_rows import NEVER, ReceiptRow
 from sluice.pipelines.errors import OffsetsLost, OversizedBatch, PartUnreadable, Terminal
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.lake.schemas import KeptSchemas
-from sluice.pipelines.landing.landed_rows import get_offsets
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, Key, PartitionState, Range
@@ -39,6 +38,7 @@ from sluice.pipelines.records.rows.row_format import (
     Format,
     RawFormat,
     get_former_text,
+    get_offsets,
     inside,
     offset_column,
     without_offsets,
@@ -286,19 +286,25 @@ def _distribute(
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
     """The records of each output that has any.
 
-    After a replay, a record is that of an output which has it and took it by any maker's rule, the newest first.
+    After a replay, a record is that of the outputs to which a maker's rule leads it, the newest first, of which one
+    has it.
     """
     if len(makers) == 1:
         yield from cast(SplitFormat, makers[0].format).distribute(s, chunk)
         return
     there = get_offsets(chunk)
-    names, chosen = [*comparers], np.full(len(there), -1)
+    chosen, rest = {name: np.zeros(len(there), bool) for name in comparers}, np.ones(len(there), bool)
+    own = {name: comparer.mark_own(there) for name, comparer in comparers.items()}
     for maker, must_have in (*((m, True) for m in makers), (makers[0], False)):
-        for name, share in cast(SplitFormat, maker.format).distribute(s, chunk):
-            mine = (chosen < 0) & np.isin(there, get_offsets(share))
-            chosen[mine & comparers[name].mark_own(there) if must_have else mine] = names.index(name)
-    for code in np.unique(chosen).tolist():
-        yield names[code], chunk.take(fixed_width(pa.int32(), np.flatnonzero(chosen == code).astype(np.int32)))
+        routed = cast(SplitFormat, maker.format).distribute(s, chunk)
+        shares = {name: rest & np.isin(there, get_offsets(share)) for name, share in routed}
+        taken = np.any([mine & own[name] if must_have else mine for name, mine in shares.items()], axis=0)
+        for name, mine in shares.items():
+            chosen[name] |= mine & taken
+        rest &= ~taken
+    for name, mine in chosen.items():
+        if mine.any():
+            yield name, chunk.take(fixed_width(pa.int32(), np.flatnonzero(mine).astype(np.int32)))
 
 
 def _compare_log(
@@ -331,8 +337,8 @@ def _compare_log(
         return None
 
     problem = find_problem()
-    deleted = 0 if problem else sum(c.deleted for c in comparers.values())
-    return RangeComparison(sum(c.compared for c in comparers.values()), problem, deleted)
+    compared, deleted = (sum(getattr(c, name) for c in comparers.values()) for name in ("compared", "deleted"))
+    return RangeComparison(min(compared, r.counts.landed), problem, 0 if problem else min(deleted, r.counts.landed))
 
 
 _MAYBE_COMPACTED = (

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from sluice.pipelines.feed.sections import Description, LocalFile, Name, RecordFormat, Settings, Text
 from sluice.pipelines.feed.table_section import TableSettings
-from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise, SplitRule
+from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise, SplitRule, Tombstones
 from sluice.pipelines.schema.schema import SchemaError, parse_field
 
 _RESERVED = frozenset({OTHERWISE, "landed", "quarantined", "committed", "republished", "table"})
@@ -66,17 +66,20 @@ class OutputSettings(Settings):
 
 
 class SplitSettings(Settings):
-    """The rule that chooses a record's output, the outputs, and the treatment of records that no output takes."""
+    """The rule that chooses a record's output, the outputs, and the place of records that the rule leads to none."""
 
     by: SplitBy
     into: dict[Name, OutputSettings] = Field(min_length=1)
     otherwise: Otherwise = Otherwise.QUARANTINE
+    tombstones: Tombstones = Tombstones.OTHERWISE
 
     @property
     def rule(self) -> SplitRule:
         """The rule by which records are split."""
         values = {v: name for name, output in self.into.items() for v in output.values or (name,)}
-        return SplitRule(values, self.by.header or "", self.by.path, self.otherwise, self.by.by_message)
+        return SplitRule(
+            values, self.by.header or "", self.by.path, self.otherwise, self.by.by_message, self.tombstones
+        )
 
     @model_validator(mode="after")
     def _check_outputs(self) -> Self:

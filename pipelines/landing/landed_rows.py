@@ -15,8 +15,8 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.proof import hash_file
 from sluice.pipelines.model.receipts import Part
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.records.rows.row_format import offset_column
-from sluice.pipelines.schema.arrays import find_equal, fixed_width, has_floats, int64s
+from sluice.pipelines.records.rows.row_format import get_offsets
+from sluice.pipelines.schema.arrays import find_equal, fixed_width, has_floats
 
 READ_BYTES, READ_ROWS = 2 << 20, 1 << 16
 """The most bytes and rows of one file that are decoded at once."""
@@ -71,11 +71,6 @@ def in_order(files: Sequence[Rows]) -> Rows:
                 heads[file] = rest
         together = pa.concat_batches(ready)
         yield together.take(fixed_width(pa.int64(), np.argsort(get_offsets(together))))
-
-
-def get_offsets(rows: pa.RecordBatch) -> np.ndarray:
-    """The rows' Kafka offsets, as int64."""
-    return int64s(rows.column(rows.schema.get_field_index(offset_column(rows.schema))))
 
 
 def compare_rows(before: Rows, after: Rows) -> bool:

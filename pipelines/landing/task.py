@@ -402,7 +402,7 @@ class _Landing:
             if rows.quarantined is not None:
                 refused = quarantine_rows(rows.quarantined, self._work.batch, rows.contract)
                 self._write(PartRole(PartKind.QUARANTINED, rows.output), refused)
-            self._counts += Counts(dropped=rows.dropped)
+            self._counts += Counts(-rows.copies, dropped=rows.dropped, copies=rows.copies)
             self._seen.add(rows)
             self._validated += rows.validate_ns
 

@@ -32,8 +32,8 @@ from sluice.pipelines.lake.parquet import TimeBounds, in_milliseconds
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind, SharedFile
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.records.rows.row_format import offset_column, time_column
-from sluice.pipelines.schema.arrays import fill_int64s, fixed_width, int64s
+from sluice.pipelines.records.rows.row_format import get_offsets, time_column
+from sluice.pipelines.schema.arrays import fill_int64s, fixed_width
 from sluice.pipelines.util.units import CALENDAR_ENDS
 
 # Limits of the choice of encodings, found by measuring.
@@ -409,7 +409,7 @@ def check_increasing(s: OffsetRange, rows: pa.RecordBatch, after: int) -> int:
     """The last offset of the rows. Raises ProofFailed if they do not increase from `after`, or leave the offset
     range.
     """
-    offsets = int64s(rows.column(rows.schema.get_field_index(offset_column(rows.schema))))
+    offsets = get_offsets(rows)
     first, last = int(offsets[0]), int(offsets[-1])
     if first <= after or last >= s.end or not bool(np.all(offsets[1:] > offsets[:-1])):
         raise ProofFailed(

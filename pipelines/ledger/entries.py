@@ -32,7 +32,7 @@ from sluice.pipelines.lake.paths import FORMER_PREFIX, FolderPrefix
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.model.receipts import Owner, RangeFailure, Receipt, Traffic
-from sluice.pipelines.records.rows.split_rule import Otherwise
+from sluice.pipelines.records.rows.split_rule import Otherwise, Tombstones
 from sluice.pipelines.records.rows.value_reader import Reader
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import READERS
@@ -65,6 +65,9 @@ parse them, and would land protected values as they are."""
 
 SPLIT_FORMAT: Literal[6] = 6
 """A schema entry with a `split`: earlier readers would take its outputs for one table of raw rows."""
+
+COPIES_FORMAT: Literal[7] = 7
+"""A schema entry whose outputs share tombstones: earlier readers would count a record for each of its rows."""
 
 
 class _Model(BaseModel):
@@ -117,7 +120,7 @@ class _Entry(_Model):
     wrote neither.
     """
 
-    format: Literal[1, 2, 3, 4, 5, 6] = 1
+    format: Literal[1, 2, 3, 4, 5, 6, 7] = 1
     number: int | None = None
     follows: str = ""
     write: str = ""
@@ -209,11 +212,13 @@ class PublishEntry(_Entry):
 
     @model_serializer(mode="wrap")
     def _without_erased(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what older readers do not know while nothing is erased."""
+        """Leave out what older readers do not know while nothing is erased, and no row is a copy."""
         document: dict[str, Any] = serialize(self)
         for receipt in document["receipts"]:
             if not receipt["erased"]:
                 del receipt["erased"], receipt["counts"]["erased"]
+            if not receipt["counts"]["copies"]:
+                del receipt["counts"]["copies"]
         return document
 
 
@@ -295,6 +300,7 @@ class SplitText(_Model):
     path: tuple[str, ...] = ()
     by_message: bool = False
     otherwise: Otherwise
+    tombstones: Tombstones = Tombstones.OTHERWISE
 
 
 class SchemaEntry(_Entry, ShapeText):
@@ -304,7 +310,7 @@ class SchemaEntry(_Entry, ShapeText):
     """
 
     kind: Literal["schema"] = "schema"
-    newest_format: ClassVar[int] = SPLIT_FORMAT
+    newest_format: ClassVar[int] = COPIES_FORMAT
     evolved: Columns = {}
     reason: str = ""
     folder_prefix: FolderPrefix = FORMER_PREFIX

@@ -182,7 +182,11 @@ class Merger:
         rs, last = m.receipts, m.receipts[-1]
         erased = self._list_erased(m)
         landed, quarantined = (sum(p.rows for p in parts if p.kind is kind) for kind in PartKind)
-        counts = replace(sum_counts(rs), landed=landed, quarantined=quarantined, erased=sum(x.span for x in erased))
+        before = sum_counts(rs)
+        counts = replace(before, landed=landed, quarantined=quarantined, erased=sum(x.span for x in erased), copies=0)
+        if before.copies:  # without an erasure as many as before
+            copies = counts.total - m.offset_range.span
+            counts = replace(counts, landed=landed - copies, copies=copies)
         tallies, drift = sum_tallies_and_drift(rs, count_landed(parts))
         return Receipt(
             m.offset_range,

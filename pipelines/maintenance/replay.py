@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from sluice.pipelines.errors import Failed, LakeUnavailable, PartUnreadable, ProofFailed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet, paths
-from sluice.pipelines.landing.landed_rows import Rows, check_source, compare_rows, get_offsets, in_order, read_part_at
+from sluice.pipelines.landing.landed_rows import Rows, check_source, compare_rows, in_order, read_part_at
 from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.landing.writer import PartRole, PartWriter
 from sluice.pipelines.ledger import BatchStatus, Ledger
@@ -63,7 +63,7 @@ from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.quarantine.limit import QuarantineKind
 from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.records.contract_rows.contract_format import RowChecks
-from sluice.pipelines.records.rows.row_format import QUARANTINED, Formatted, RawFormat
+from sluice.pipelines.records.rows.row_format import QUARANTINED, Formatted, RawFormat, get_offsets
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.arrays import boolean_array, fixed_width, plain, recast, unfit
@@ -407,7 +407,8 @@ class _RangeReplay:
         """The new receipt: today's counts and contract results, and the drift seen when the records were read."""
         old, new, mended = self._old, _ranges(self._new), _ranges(self._mended)
         n = sum(r.span for r in new)
-        counts = old.counts + Counts(landed=n, quarantined=-n)
+        rows = sum(count_landed(parts).values()) - sum(count_landed(old.parts).values())
+        counts = old.counts + Counts(landed=n, quarantined=-n, copies=rows - n)
         receipt = replace(
             old,
             counts=counts,

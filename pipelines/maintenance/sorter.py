@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines.landing.landed_rows import get_offsets
 from sluice.pipelines.landing.task import RowFindings
 from sluice.pipelines.maintenance.fixers import Botched, Fixer, Record
 from sluice.pipelines.model.plans import OffsetRange
@@ -23,6 +22,7 @@ from sluice.pipelines.records.rows.row_format import (
     WITHHELD,
     Formatted,
     RawFormat,
+    get_offsets,
     has_bytes,
     quarantine_rows,
 )
@@ -51,9 +51,9 @@ class Sorted:
 
     @property
     def offsets(self) -> Any:
-        """The offsets of the rows that fit."""
+        """The offsets of the records that fit."""
         columns = [get_offsets(rows) for batches in self.landed.values() for rows in batches]
-        return np.sort(np.concatenate(columns)) if columns else NO_OFFSETS
+        return np.unique(np.concatenate(columns)) if columns else NO_OFFSETS
 
 
 NONE = Sorted({}, {}, NO_OFFSETS)
@@ -106,7 +106,7 @@ class Sorter:
                     refused.setdefault(piece.output, []).append(self._replace_values(rows, piece, changed))
         for output, rest in self._left_alone(rows, tried) if self._alone else ():
             refused.setdefault(output, []).append(rest)
-        result = Sorted(landed, refused, np.sort(np.concatenate(mended)))
+        result = Sorted(landed, refused, np.unique(np.concatenate(mended)))
         for kind, n, _ in kinds_of(with_offsets(rows, result.offsets)):
             self.trial.fit[kind] += n
         self.trial.mended += len(result.mended)
@@ -126,7 +126,7 @@ class Sorter:
         alone = tried.take(fixed_width(pa.int64(), np.array(self._alone, np.int64)))
         for piece in self._format.convert(self._range, _records(alone)):
             self.seen.add(piece)
-            self.trial.left_fit += piece.landed.num_rows
+            self.trial.left_fit += piece.landed.num_rows - piece.copies
             if piece.quarantined is not None:
                 yield piece.output, self._replace_values(rows, piece, NO_OFFSETS)
 

@@ -84,7 +84,8 @@ class Counts:
     `control` and `aborted` are records of control batches and of aborted transactions. `compacted` are offsets that no
     batch holds: log compaction leaves such gaps, and a broker that lost a segment. `erased` are records whose rows an
     erasure removed. In the receipt of one output of a split feed, `elsewhere` are records of the others; it is 0 in
-    every receipt of a ledger.
+    every receipt of a ledger. `copies` is no class: the rows of landed records that lie in several outputs, beyond the
+    first of each.
     """
 
     landed: int = 0
@@ -95,6 +96,12 @@ class Counts:
     compacted: int = 0
     erased: int = 0
     elsewhere: Internal[Annotated[int, Exclude(exclude=True)]] = 0
+    copies: Internal[int] = 0
+
+    @property
+    def rows(self) -> int:
+        """The number of landed and quarantined rows in files."""
+        return self.records + self.copies
 
     @property
     def no_record(self) -> int:
@@ -226,11 +233,11 @@ class Receipt:
     def of_output(self, output: str) -> Receipt:
         """Returns the receipt of one output: its parts, with the records of all others counted as `elsewhere`.
 
-        Records that were dropped or erased belong to the empty output.
+        Records that were dropped or erased belong to the empty output. A record that lies in several counts in each.
         """
         parts = tuple(p for p in self.parts if p.output == output)
         landed, quarantined = (sum(p.rows for p in parts if p.kind is kind) for kind in PartKind)
-        counts = replace(self.counts, landed=landed, quarantined=quarantined)
+        counts = replace(self.counts, landed=landed, quarantined=quarantined, copies=0)
         if output:
             counts = replace(counts, dropped=0, erased=0)
         counts = replace(counts, elsewhere=self.counts.total - counts.total)

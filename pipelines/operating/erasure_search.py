@@ -20,13 +20,13 @@ from sluice.pipelines.audit.audit import list_live_receipts
 from sluice.pipelines.errors import PartUnreadable, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet
-from sluice.pipelines.landing.landed_rows import get_offsets, read_part_at
+from sluice.pipelines.landing.landed_rows import read_part_at
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import Key, Range, union
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind, Progress, Receipt, Reporter
 from sluice.pipelines.ports import Lake, Ports
-from sluice.pipelines.records.rows.row_format import has_bytes
+from sluice.pipelines.records.rows.row_format import get_offsets, has_bytes
 from sluice.pipelines.republishing.row_filter import Condition
 from sluice.pipelines.schema.schema import KAFKA, Field, arrow_type
 from sluice.pipelines.tables.pending import column_types

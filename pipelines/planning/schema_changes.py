@@ -20,6 +20,7 @@ from sluice.pipelines.feed.table_section import names_fit
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import (
+    COPIES_FORMAT,
     FOLDERS_FORMAT,
     FORMAT,
     PLACED_FORMAT,
@@ -32,7 +33,7 @@ from sluice.pipelines.ledger.entries import (
     SplitText,
 )
 from sluice.pipelines.model.receipts import Drift, DriftKind, Receipt
-from sluice.pipelines.records.rows.split_rule import SplitRule
+from sluice.pipelines.records.rows.split_rule import SplitRule, Tombstones
 from sluice.pipelines.records.rows.value_reader import KeyReader, Reader
 from sluice.pipelines.records.shape import SPLIT, Shape, Split
 from sluice.pipelines.schema.layout import make_layout
@@ -187,7 +188,7 @@ def shape_named(ledger: Ledger, state: State, name: str, keys: Protection | None
         return None
     if (split := entry.split) is None:
         return _parse_shape(entry, keys)
-    rule = SplitRule(split.values, split.header, split.path, split.otherwise, split.by_message)
+    rule = SplitRule(split.values, split.header, split.path, split.otherwise, split.by_message, split.tombstones)
     outputs = {output: _parse_shape(text, keys) for output, text in split.outputs}
     return replace(_parse_shape(entry, keys), columns=None, split=Split(rule, outputs))
 
@@ -286,6 +287,7 @@ def _build_entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.Fol
             path=rule.path,
             by_message=rule.by_message,
             otherwise=rule.otherwise,
+            tombstones=rule.tombstones,
         )
         evolved = {
             f"{o.output}/{name}": text
@@ -293,7 +295,8 @@ def _build_entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.Fol
             for name, text in _find_evolved(o, shape.split.shapes[o.output])
         }
         document = _spell_shape(shape) | {"columns": shape.split.columns, "split": split}
-        return SchemaEntry(format=SPLIT_FORMAT, evolved=evolved, reason=reason, folder_prefix=folder_prefix, **document)
+        format = SPLIT_FORMAT if rule.tombstones is Tombstones.OTHERWISE else COPIES_FORMAT
+        return SchemaEntry(format=format, evolved=evolved, reason=reason, folder_prefix=folder_prefix, **document)
     document = _spell_shape(shape)
     fields = shape.columns.fields if shape.columns else ()
     newest = PLACED_FORMAT if has_places(fields) else RENAMED_FORMAT if has_sources(fields) else None

@@ -21,7 +21,7 @@ from sluice.pipelines.records.avro.schema import parse
 from sluice.pipelines.records.json.schema_document import bundle_texts
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.protobuf import reader_schema as protobuf
-from sluice.pipelines.records.rows.split_rule import OTHERWISE, SplitRule
+from sluice.pipelines.records.rows.split_rule import OTHERWISE, SplitRule, Tombstones
 from sluice.pipelines.records.rows.value_reader import KeyReader, Reader, WriterSchemas
 from sluice.pipelines.records.rows.wire_format import AVRO, JSON, PROTOBUF, RegisteredSchema, WireFormat
 from sluice.pipelines.schema.layout import make_layout
@@ -127,6 +127,7 @@ class Split:
     def fingerprint(self) -> str:
         rule = self.rule
         of = [rule.header, *rule.path, rule.by_message, rule.otherwise, sorted(rule.outputs.items())]
+        of += [rule.tombstones] if rule.tombstones is not Tombstones.OTHERWISE else []
         shapes = [(output, shape.name) for output, shape in self.shapes.items()]
         return hashlib.sha256(repr((of, shapes)).encode()).hexdigest()[:12]
 

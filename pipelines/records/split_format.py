@@ -1,8 +1,9 @@
 """A `Format` that splits a feed's records into outputs, each with a format of its own.
 
 Promises: every record goes to the format of one output, or is quarantined, dropped or landed raw as the rule's
-`otherwise` has it; rows of an output stay in offset order. Values that lead to no output are reported as drift, and
-never become a path or a name. Makes Python objects per distinct value of a chunk, none per record.
+`otherwise` has it; rows of an output stay in offset order. Where the rule leads tombstones to all outputs, one without
+a value that chooses lands in each of them, or in none if one refuses it. Values that lead to no output are reported as
+drift, and never become a path or a name. Makes Python objects per distinct value of a chunk, none per record.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from sluice.pipelines.records.rows.row_format import (
     Formatted,
     RawFormat,
     Stage,
+    get_offsets,
 )
-from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise, SplitRule
+from sluice.pipelines.records.rows.split_rule import OTHERWISE, Otherwise, SplitRule, Tombstones
 from sluice.pipelines.records.rows.wire_format import WireFormat
-from sluice.pipelines.schema.arrays import fixed_width, int64s
+from sluice.pipelines.schema.arrays import as_mask, fixed_width, int64s
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema
 from sluice.pipelines.util.units import sanitize
 
@@ -49,9 +51,9 @@ _MOST_VALUES = 64
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """The outputs of a chunk's records: `outputs` has for each the index of its output, −1 for none, and −2 for
-    a record whose value cannot be read, which `rows` holds as rows of `REFUSED`. `values` are the distinct values of
-    the others, None for a missing one, and `codes` has for each record the index of its value.
+    """The outputs of a chunk's records: `outputs` has for each the index of its output, −1 for none, −3 for a tombstone
+    of all outputs, and −2 for a record that is refused, which `rows` holds as rows of `REFUSED`. `values` are the
+    distinct values of the others, None for a missing one, and `codes` has for each record the index of its value.
     """
 
     outputs: Array
@@ -60,7 +62,7 @@ class Routed:
     rows: pa.RecordBatch | None = None
 
 
-_REFUSED = -2
+_REFUSED, _ALL = -2, -3
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,27 +97,55 @@ class SplitFormat:
 
     def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """The pieces of all outputs, each with its name."""
-        routed = self._router.route(s, chunk)
+        routed = self._route(s, chunk)
+        everywhere = routed.outputs == _ALL
+        shared = get_offsets(chunk)[everywhere]
         for index, (name, output) in enumerate(self.outputs.items()):
-            mine = np.flatnonzero(routed.outputs == index)
+            mine = np.flatnonzero((routed.outputs == index) | everywhere)
             if not len(mine):
                 continue
             records = _take(chunk, mine, copies_values=not output.chooses)
             for piece in output.format.convert(s, records):
                 tallies = tuple(replace(t, expectation=output.first + t.expectation) for t in piece.tallies)
                 drift = tuple(replace(d, field=f"{name}/{d.field}") for d in piece.drift)
-                yield replace(piece, output=name, tallies=tallies, drift=drift)
+                copies = int(np.isin(get_offsets(piece.landed), shared).sum()) if index and len(shared) else 0
+                yield replace(piece, output=name, tallies=tallies, drift=drift, copies=copies)
         yield from self._finish(s, chunk, routed)
 
     def distribute(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The records of each output that has any; under the empty name those that are quarantined or dropped."""
-        outputs = self._router.route(s, chunk).outputs
+        """The records of each output that has any; under the empty name those that are quarantined or dropped.
+
+        A tombstone of all outputs is one of each.
+        """
+        outputs = self._route(s, chunk).outputs
         rest = OTHERWISE if self._rule.otherwise is Otherwise.RAW else ""
         names = {**dict(enumerate(self.outputs)), _REFUSED: "", -1: rest}
         for name in dict.fromkeys(names.values()):
-            mine = np.flatnonzero(np.isin(outputs, [index for index, of in names.items() if of == name]))
+            own = [index for index, of in names.items() if of == name] + ([_ALL] if name in self.outputs else [])
+            mine = np.flatnonzero(np.isin(outputs, own))
             if len(mine):
                 yield name, _take(chunk, mine)
+
+    def _route(self, s: OffsetRange, chunk: pa.RecordBatch) -> Routed:
+        """The outputs of a chunk's records. Those of all outputs have been tried in each: a tombstone that one of them
+        refuses, by its key or a header, is quarantined once, so that a replay lands it in all.
+        """
+        routed = self._router.route(s, chunk)
+        trial = np.flatnonzero(routed.outputs == _ALL)
+        if not len(trial):
+            return routed
+        records = _take(chunk, trial)
+        refusing = np.full(len(trial), -1)
+        for index, output in enumerate(self.outputs.values()):
+            landed = [get_offsets(piece.landed) for piece in output.format.convert(s, records)]
+            refusing[~np.isin(get_offsets(records), np.concatenate(landed))] = index
+        if not len(refused := np.flatnonzero(refusing >= 0)):
+            return routed
+        routed.outputs[trial[refused]] = _REFUSED
+        (raw,) = RawFormat().convert(s, _take(records, refused))
+        sentences = [f"output {name} refuses this tombstone, which is for all" for name in self.outputs]
+        rows = refuse_raw(raw.landed, UNROUTED, sentences, refusing[refused])
+        return replace(routed, rows=merge_refused(routed.rows, rows))
 
     def _finish(self, s: OffsetRange, chunk: pa.RecordBatch, routed: Routed) -> Iterator[Formatted]:
         """The records that no output takes, and those whose value cannot be read."""
@@ -139,7 +169,7 @@ class SplitFormat:
 
     def _describe_values(self, routed: Routed, rest: Array, records: pa.RecordBatch) -> Iterator[Drift]:
         """Drift for each value that leads to no output."""
-        offsets = int64s(records.column(records.schema.get_field_index("offset")))
+        offsets = get_offsets(records)
         distinct, firsts, counts = np.unique(routed.codes[rest], return_index=True, return_counts=True)
         for code, first, count in zip(distinct.tolist(), firsts.tolist(), counts.tolist(), strict=True):
             field = f"/{self._describe(routed.values[code])}"
@@ -194,6 +224,15 @@ class Router:
 
     def route(self, s: OffsetRange, chunk: pa.RecordBatch) -> Routed:
         """The outputs of a chunk's records. Raises a SluiceError when a registry is needed and out of reach."""
+        routed = self._find_outputs(s, chunk)
+        values = chunk.column(chunk.schema.get_field_index("value"))
+        if self._rule.tombstones is Tombstones.ALL and values.null_count:
+            missing = np.array([value is None for value in routed.values])[routed.codes]
+            routed.outputs[(routed.outputs == -1) & missing & as_mask(values.is_null())] = _ALL
+        return routed
+
+    def _find_outputs(self, s: OffsetRange, chunk: pa.RecordBatch) -> Routed:
+        """The outputs by the values that choose."""
         if self._names is not None:
             return self._route_by_name(s, chunk, self._names.read(chunk))
         if self._format is None:
@@ -216,7 +255,7 @@ class Router:
     def _route_by_value(self, s: OffsetRange, chunk: pa.RecordBatch, format: Format) -> Routed:
         """The outputs of records whose values `format` reads as rows with the value at the rule's path."""
         pieces = list(format.convert(s, chunk))
-        offsets = int64s(chunk.column(chunk.schema.get_field_index("offset")))
+        offsets = get_offsets(chunk)
         landed = pa.Table.from_batches([p.landed for p in pieces], format.schema)
         refused = [p.quarantined for p in pieces if p.quarantined is not None]
         column = landed.column(0).combine_chunks()

@@ -19,7 +19,6 @@ from sluice.pipelines.audit.rescan import equal_rows
 from sluice.pipelines.errors import Refused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.landed_rows import get_offsets
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, PartitionState
 from sluice.pipelines.model.plans import OffsetRange
@@ -28,7 +27,7 @@ from sluice.pipelines.ports import Fetcher, FetchFailed, Ports
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
-from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND, inside
+from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND, get_offsets, inside
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing import coordinates, republish_plan, row_filter
 from sluice.pipelines.republishing.republish_plan import Republish, check_still_there

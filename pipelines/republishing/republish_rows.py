@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 from sluice.pipelines.audit.audit import list_live_receipts
 from sluice.pipelines.errors import Refused, UsageError
 from sluice.pipelines.lake import parquet
-from sluice.pipelines.landing.landed_rows import Rows, check_source, get_offsets, in_order, read_rows
+from sluice.pipelines.landing.landed_rows import Rows, check_source, in_order, read_rows
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.kafka import Range, union
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND, has_bytes
+from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND, get_offsets, has_bytes
 from sluice.pipelines.records.rows.row_items import NotWritable
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing.republish_plan import Republish, Source

@@ -28,11 +28,11 @@ import pyarrow as pa
 
 from sluice.pipelines.errors import CommitFenced, PartUnreadable, ProofFailed, Refused, UsageError
 from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.landed_rows import get_offsets
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.maintenance.fixers import module_of
 from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.ports import Clock, Delivered, Lake, Target
+from sluice.pipelines.records.rows.row_format import get_offsets
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing import coordinates
 from sluice.pipelines.republishing.republish_plan import PartitionBy, Piece, Republish, check_still_there, pieces

@@ -119,6 +119,7 @@ class _RowSums:
         self._last: dict[tuple[Key, str], int] = {}
         self._extremes: tuple[Coordinate | None, Coordinate | None] = None, None
         self._twice: list[Coordinate] = []
+        self._tombstones: dict[Key, np.ndarray] = {}
 
     def choose_columns(self, schema: pa.Schema) -> list[str]:
         """Returns the columns to read of a file: coordinates, keys and values, but no headers."""
@@ -127,11 +128,18 @@ class _RowSums:
         return [name for name in schema.names if name in wanted or name not in _list_coordinates(schema)]
 
     def add(self, key: Key, rows: pa.RecordBatch, output: str) -> None:
-        """Add rows of one partition and output, in log order."""
+        """Add rows of one partition and output, in log order. A tombstone of several outputs counts once."""
         self.rows += rows.num_rows
         offsets = int64s(_get_column(rows, offset_column(rows.schema)))
-        times = _read_times(_get_column(rows, time_column(rows.schema)))
         self._check_order((key, output), offsets)
+        if output:
+            tombstones, before = offsets[_find_kinds(rows) == Kind.TOMBSTONE], self._tombstones.get(key, ())
+            new = ~np.isin(offsets, before)
+            self._tombstones[key] = np.union1d(tombstones, before).astype(np.int64)
+            rows, offsets = (rows, offsets) if new.all() else (rows.filter(pa.array(new)), offsets[new])
+        if not len(offsets):
+            return
+        times = _read_times(_get_column(rows, time_column(rows.schema)))
         self._note_ends(key, offsets, times)
         timed = times != NO_TIME
         self._untimed += int((~timed).sum())

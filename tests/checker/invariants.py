@@ -165,6 +165,8 @@ class _Check:
         self.contents: dict[str, Rows | None] = {}
         """The rows of each file by path; offset ranges may share a file."""
         self.rows: dict[Life, dict[int, tuple[_File, int]]] = defaultdict(dict)
+        self.copies: list[tuple[Life, int, _File, int]] = []
+        """Rows of tombstones that another output has, too."""
         self.mismatched: set[tuple[Life, int]] = set()
         """Offset ranges with a lost or phantom record, for which sums differ from the log's anyway."""
 
@@ -270,12 +272,21 @@ class _Check:
                     )
                     continue
                 if offset in self.rows[life]:
-                    other = self.rows[life][offset][0].part.path
-                    yield Broken(2, f"{life}:{offset} is in {other} and in {f.part.path}", where)
-                self.rows[life][offset] = (f, i)
+                    other, row = self.rows[life][offset]
+                    if self._is_copy(other, row) and self._is_copy(f, i) and _get_output(other) != _get_output(f):
+                        self.copies.append((life, offset, f, i))
+                    else:
+                        yield Broken(2, f"{life}:{offset} is in {other.part.path} and in {f.part.path}", where)
+                else:
+                    self.rows[life][offset] = (f, i)
                 since = None if self.settings.healed else f.receipt.number
                 if self.book.is_erased(life, offset, since):
                     yield Broken(19, f"{f.part.path}: row {i} is of offset {offset}, which was erased", where)
+
+    def _is_copy(self, f: _File, row: int) -> bool:
+        """Returns whether other outputs may have the row's record: a landed tombstone of a feed that shares them."""
+        typed = f.rows.tombstones if f.rows else ()
+        return self.book.shares_tombstones and f.part.kind == "landed" and bool(typed and typed[row])
 
     def _check_folder_keys(self) -> Iterator[Broken]:
         """Check that the folders of all parts have the keys of the ledger's first schema (18)."""
@@ -349,7 +360,9 @@ class _Check:
 
     def _find_phantoms(self, life: Life, log: Log) -> Iterator[Broken]:
         visible, is_comparable = log.list_visible(self.committed_only), self._build_filter(life, log)
-        for offset, (f, row) in sorted(self.rows[life].items()):
+        first = ((offset, f, row) for offset, (f, row) in self.rows[life].items())
+        copies = ((offset, f, row) for of, offset, f, row in self.copies if of == life)
+        for offset, f, row in sorted((*first, *copies), key=lambda row: row[0]):
             if not is_comparable(offset) or visible is None or log.is_compacted(offset):
                 self.verdict.counts["rows that the log no longer holds"] += 1
                 continue
@@ -460,15 +473,17 @@ class _Check:
             by_range[f.receipt.number, f.receipt.life, f.receipt.start].append(f)
         for r in self.book.list_live_receipts():
             where = locate(r.life, r.start, number=r.number)
-            if sum(r.counts.values()) != r.span:
+            copies = r.counts.get("copies", 0)
+            if sum(r.counts.values()) - copies != r.span:
                 yield Broken(5, f"{r}: classes add up to {sum(r.counts.values())}, the span is {r.span}", where)
-            for kind in ("landed", "quarantined"):
+            stored = sum(of == r.life and r.has_offset(offset) for of, offset, _, _ in self.copies)
+            if copies != stored:
+                yield Broken(5, f"{r}: entry {r.number} counts {copies} copies, the files hold {stored}", where)
+            for kind, expected in (("landed", r.counts["landed"] + copies), ("quarantined", r.counts["quarantined"])):
                 parts = [f for f in by_range[r.number, r.life, r.start] if f.part.kind == kind]
                 rows = sum(len(f.rows.records) if f.rows else f.part.rows for f in parts)
-                if r.counts[kind] != rows or sum(f.part.rows for f in parts) != rows:
-                    yield Broken(
-                        5, f"{r}: entry {r.number} counts {r.counts[kind]} {kind}, the files hold {rows}", where
-                    )
+                if expected != rows or sum(f.part.rows for f in parts) != rows:
+                    yield Broken(5, f"{r}: entry {r.number} counts {expected} {kind}, the files hold {rows}", where)
             yield from self._compare_sums_with_log(r)
 
     def _compare_sums_with_log(self, r: Receipt) -> Iterator[Broken]:
@@ -1155,3 +1170,8 @@ def _truncate(value: Any) -> str:
 def _get_sort_key(b: Broken) -> tuple[int, str, int, int]:
     where = b.where
     return b.invariant, str(where.get("topic", "")), where.get("partition") or 0, where.get("offset") or 0
+
+
+def _get_output(f: _File) -> str:
+    """Returns the first folder of a file below those of its feed: an output, or a level of its window."""
+    return f.part.path.split("/")[2]

@@ -32,6 +32,8 @@ class Rows:
     metadata: dict[str, str]
     reasons: tuple[str, ...] = ()
     """Why each record is in quarantine."""
+    tombstones: tuple[bool, ...] = ()
+    """Of typed rows: whether the record has no value."""
 
     @property
     def offsets(self) -> list[int]:
@@ -39,8 +41,10 @@ class Rows:
 
     def slice(self, first: int, rows: int) -> Rows:
         """Returns one offset range's rows of a shared file."""
-        records, partitions, typed = (x[first : first + rows] for x in (self.records, self.partitions, self.typed))
-        return Rows(records, partitions, typed, self.has_value, self.metadata, self.reasons[first : first + rows])
+        own = slice(first, first + rows)
+        records, partitions, typed = (x[own] for x in (self.records, self.partitions, self.typed))
+        reasons, tombstones = self.reasons[own], self.tombstones[own]
+        return Rows(records, partitions, typed, self.has_value, self.metadata, reasons, tombstones)
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,7 @@ def _convert_rows(table: pa.Table) -> Rows:
         has_value,
         metadata,
         tuple(table.column("reason").to_pylist()) if has_value and "reason" in table.column_names else (),
+        tuple(table.column("kafka_tombstone").to_pylist()) if "kafka_tombstone" in table.column_names else (),
     )
 
 

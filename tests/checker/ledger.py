@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from tests.checker.facts import EvidenceError, Life
 
-FORMATS = {"boundary": (1, 2, 3), "publish": (1, 2, 3), "schema": (1, 2, 3, 4, 5, 6)}
+FORMATS = {"boundary": (1, 2, 3), "publish": (1, 2, 3), "schema": (1, 2, 3, 4, 5, 6, 7)}
 """Known formats of entries by kind; 1 for all others. In a publish entry of format 2 offset ranges may share files. A
 schema entry of format 4 names the prefix of folders' keys; one of format 5 has columns with other names in records, one
-of format 6 columns at paths and in headers.
+of format 6 columns at paths and in headers; outputs of one of format 7 share tombstones.
 """
 _SOURCE = re.compile(r'.* from ("(?:[^"\\]|\\.)*")', re.DOTALL)
 """A column's type, followed by the column's name in records."""
@@ -186,6 +186,8 @@ class Book:
     """(start, end, entry) of each range of erased records."""
     outputs: set[str] = field(default_factory=set)
     """The folders of outputs that a schema entry names."""
+    shares_tombstones: bool = False
+    """Whether tombstones may land in all outputs."""
 
     def list_live_receipts(self) -> list[Receipt]:
         """Returns the receipts that no later entry superseded."""
@@ -548,6 +550,7 @@ def _apply_schema(book: Book, number: int, entry: dict[str, Any]) -> None:
         book.folder_prefix = entry.get("folder_prefix", "")
     if split := entry.get("split"):
         book.outputs |= {"otherwise", *(name for name, _ in split["outputs"])}
+        book.shares_tombstones |= split.get("tombstones") == "all"
 
 
 _APPLY = {

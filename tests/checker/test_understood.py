@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice import testing as sluice_testing
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake.paths import log_path
@@ -341,3 +342,24 @@ def test_lost_or_duplicate_row_is_detected_in_random_history(
     assert set(first) == {1 if lost else 2}
     where = first[1 if lost else 2].where
     assert (where["partition"], where["offset"]) == (partition, offset)
+
+
+@pytest.mark.parametrize("tampered", ["", "counts", "rule"])
+def test_tombstones_of_all_outputs_are_accepted(tmp_path: Path, tampered: str) -> None:
+    path = tmp_path / "feeds" / "orders.yaml"
+    path.parent.mkdir()
+    split = "{by: {field: kind}, into: {a: {schema: {n: int64}}, b: {schema: {n: int64}}}, tombstones: all}"
+    path.write_text(f"kafka: {{bootstrap: 'a:1'}}\ntopics: orders\nstart: earliest\nformat: json\nsplit: {split}\n")
+    values = [b'{"kind": "a", "n": 1}', None, b'{"kind": "b", "n": 2}', None]
+    sluice_testing.land(path, [sluice_testing.Message(v) for v in values], lake=tmp_path / "lake", environ={})
+    for file in sorted((tmp_path / "lake").rglob("*.json")):
+        entry = json.loads(file.read_text())
+        if tampered == "rule" and entry.get("kind") == "schema":
+            entry["split"]["tombstones"] = "otherwise"
+        if tampered == "counts" and entry.get("kind") == "publish":
+            del entry["receipts"][0]["counts"]["copies"]
+        if tampered:
+            file.write_text(json.dumps(entry))
+    broken = {b.invariant for b in check(Folder(tmp_path / "lake", "orders"), Evidence(), HEALED).broken}
+    assert {"": set(), "counts": {5}, "rule": {2}}[tampered] <= broken
+    assert tampered or not broken

@@ -97,14 +97,14 @@ def apply_kind(field: Field, kind: Kind) -> None:
 
 
 def split_feed(field: Field) -> tuple[str, ...]:
-    """Split the feed by a field: two typed outputs with tables, one of them under the contract, and a raw one. Returns
-    them."""
+    """Split the feed by a field: two typed outputs with tables, one of them under the contract, and a raw one.
+    Tombstones are in both typed ones. Returns the outputs."""
     typed = {"schema": yaml.safe_load(TYPED["schema"])}
     catalog = {"type": "sql", "uri": f"sqlite:///{field.root}/catalog.db"}
     tables: list[dict[str, Any]] = [{"iceberg": {"name": "db.odd", "catalog": catalog}}, {"delta": {}}]
     into = {name: typed | {"table": table} for name, table in zip(("odd", "even"), tables, strict=True)}
-    field.fields = [{"kind": name} for name in into]
-    rule = {"by": {"field": "kind"}, "into": into, "otherwise": "raw"}
+    field.fields = [*({"kind": name} for name in into), {"tombstone": True}]
+    rule = {"by": {"field": "kind"}, "into": into, "otherwise": "raw", "tombstones": "all"}
     contract = field.root / "feeds" / f"{field.name}.contract.json"
     contract.rename(contract.with_name(f"{field.name}.odd.contract.json"))
     field.settings |= {"split": json.dumps(rule)}
@@ -121,6 +121,10 @@ def check_tables(field: Field) -> None:
     }
     columns, expected = ("kafka_partition", "kafka_offset", "producer", "sequence"), defaultdict[str, list[Row]](list)
     for record in consume_topic(field.arena.kafka, field.topic):
+        if record["value"] is None:
+            for of_output in readers:
+                expected[of_output].append((record["partition"], record["offset"], None, None))
+            continue
         with suppress(ValueError, KeyError, TypeError):
             value = json.loads(record["value"])
             output, who, sequence = value["kind"], value["producer"], value["sequence"]
@@ -146,8 +150,11 @@ def produce_history(field: Field) -> None:
             for partition in range(field.partitions):
                 who = {"producer": "h", "sequence": sequence}
                 more = field.fields[sequence % len(field.fields)] if field.fields else {}
-                value, stamp = json.dumps(who | more, indent=1).encode(), now - hour * HOUR_MS
-                sent = producer.send(field.topic, value, partition=partition, timestamp_ms=stamp).get(60)
+                key, value = None, json.dumps(who | more, indent=1).encode()
+                if more.get("tombstone"):
+                    key, value = value, None
+                stamp = now - hour * HOUR_MS
+                sent = producer.send(field.topic, value, key, partition=partition, timestamp_ms=stamp).get(60)
                 notes.append(who | {"topic": field.topic, "partition": partition, "offset": sent.offset})
                 sequence += 1
     write_lines(field.add_notes("history"), (n | {"outcome": "acknowledged", "transaction": None} for n in notes))

@@ -418,3 +418,120 @@ def test_keys_of_all_outputs_are_typed(project: FeedProject) -> None:
     assert {at[1] for at in read_quarantine(feed)} != set()
     report = rescan_feed(feed)
     assert (report.problems, report.compared) == ((), 57)
+
+
+TOMBSTONE_SPLIT = {
+    "by": {"field": "kind"},
+    "into": {
+        "push": {"schema": {"n": "int64"}},
+        "issues": {"schema": {"n": "int64", "trace": "string header trace"}},
+    },
+    "tombstones": "all",
+}
+
+
+def produce_tombstones(project: FeedProject, count: int) -> None:
+    """Write records of two kinds, of which a fifth are tombstones, some with a header that does not fit."""
+    producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, linger_ms=5)
+    for i in range(count):
+        value = None if i % 5 == 3 else json.dumps({"kind": ("push", "issues")[i % 2], "n": i}).encode()
+        headers = [("trace", b"\xff" if i % 25 == 13 else b"t")]
+        producer.send(project.topic, value, f"k{i % 40}".encode(), headers, i % 3, 1_700_000_000_000 + i * 1000)
+    producer.close()
+
+
+def expect_tombstones(project: FeedProject) -> tuple[dict[str, dict[Place, int | None]], set[Place]]:
+    """Returns `n` by output and place, None for tombstones, and the tombstones that one output cannot read."""
+    expected: dict[str, dict[Place, int | None]] = {"push": {}, "issues": {}}
+    refused = set()
+    for record in consume_topic(project.kafka, project.topic):
+        at = record["partition"], record["offset"]
+        if record["value"] is not None:
+            body = json.loads(record["value"])
+            expected[body["kind"]][at] = body["n"]
+        elif record["headers"][0]["value"] == b"\xff":
+            refused.add(at)
+        else:
+            for rows in expected.values():
+                rows[at] = None
+    return expected, refused
+
+
+def read_numbers(feed: Feed) -> dict[str, dict[Place, int | None]]:
+    return {output: {at: row[1] for at, row in read_output(feed, output).items()} for output in ("push", "issues")}
+
+
+@pytest.fixture
+def tombstones(project: FeedProject, monkeypatch: pytest.MonkeyPatch) -> FeedProject:
+    monkeypatch.setitem(COLUMNS, "push", ("kafka_tombstone", "n"))
+    monkeypatch.setitem(COLUMNS, "issues", ("kafka_tombstone", "n"))
+    produce_tombstones(project, 300)
+    return project
+
+
+@pytest.mark.parametrize("shared", ["true", "false"])
+def test_tombstones_of_all_outputs_land_in_each_or_in_none(tombstones: FeedProject, shared: str, call: Call) -> None:
+    """One that an output cannot read is in no output. Merging and erasing count records, not rows."""
+    project, landing = tombstones, f"{{shared_files: {shared}}}"
+    feed = write_split_feed(project, TOMBSTONE_SPLIT, policies=LENIENT, landing=landing, limits="{records: 60}")
+    for _ in range(6):
+        run(feed)
+    expected, refused = expect_tombstones(project)
+    assert read_numbers(feed) == expected
+    assert read_quarantine(feed) == dict.fromkeys(refused, "")
+    report = rescan_feed(feed)
+    assert (report.problems, report.compared) == ((), 300 - len(refused))
+    code, printed = call("audit", "github", "--json")
+    assert code == 0, printed
+    landed, quarantined = (sum(p[name] for p in printed["partitions"]) for name in ("landed", "quarantined"))
+    assert (landed, quarantined) == (300 - len(refused), len(refused))
+
+    at = next(at for at, n in expected["push"].items() if n is None)
+    code, printed = call("explain", "github", f"{project.topic}:{at[0]}:{at[1]}", "--json")
+    assert code == 0, printed
+    assert printed["text"].endswith("; also in issues") or printed["text"].endswith("; also in push")
+    code, of_feed = call("check", "github", "2023-11-14T22:15", "--json")
+    assert code == 0, of_feed
+    code, of_push = call("check", "github.push", "2023-11-14T22:15", "--json")
+    code, of_issues = call("check", "github.issues", "2023-11-14T22:15", "--json")
+    assert of_feed["landed"] < of_push["landed"] + of_issues["landed"]
+    assert not of_feed["landed_twice"]
+
+    code, printed = call("compact", "github", "--json")
+    assert code == 0, printed
+    assert read_numbers(feed) == expected
+    assert rescan_feed(feed).reconciled
+
+    code, printed = call("erase", "github", "--where", "kafka_key = 'k3'", "--reason", "a test", "--yes")
+    assert code == 0, printed
+    erased = {(r["partition"], r["offset"]) for r in consume_topic(project.kafka, project.topic) if r["key"] == b"k3"}
+    assert erased
+    assert read_numbers(feed) == {of: {a: n for a, n in r.items() if a not in erased} for of, r in expected.items()}
+    assert rescan_feed(feed).reconciled
+
+
+def test_a_changed_tombstone_of_one_output_is_noticed(tombstones: FeedProject) -> None:
+    feed = write_split_feed(tombstones, TOMBSTONE_SPLIT, policies=LENIENT, landing="{shared_files: false}")
+    run(feed)
+    for path in Path(feed.lake, "data", "github", "issues").rglob("*.parquet"):
+        rows = pq.ParquetFile(path).read()
+        keys = pa.compute.if_else(rows["kafka_tombstone"], b"other", rows["kafka_key"])
+        pq.write_table(rows.set_column(rows.schema.get_field_index("kafka_key"), "kafka_key", keys), path)
+    report = rescan_feed(feed)
+    assert not report.reconciled
+    assert any("differs from the landed row: kafka_key" in p.text for p in report.problems), report.problems
+
+
+def test_tombstones_in_quarantine_land_in_all_outputs_once_they_may(tombstones: FeedProject, call: Call) -> None:
+    """The former rule leads tombstones to `otherwise`."""
+    former = {k: v for k, v in TOMBSTONE_SPLIT.items() if k != "tombstones"}
+    feed = write_split_feed(tombstones, former, policies=LENIENT)
+    run(feed)
+    expected, refused = expect_tombstones(tombstones)
+    assert len(read_quarantine(feed)) == 60
+    feed = write_split_feed(tombstones, TOMBSTONE_SPLIT, policies=LENIENT)
+    code, printed = call("quarantine", "replay", "github")
+    assert code == 0, printed
+    assert read_numbers(feed) == expected
+    assert read_quarantine(feed) == dict.fromkeys(refused, "")
+    assert rescan_feed(feed).reconciled

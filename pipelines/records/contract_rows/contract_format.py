@@ -30,6 +30,7 @@ from sluice.pipelines.records.rows.row_format import (
     Formatted,
     RawFormat,
     Stage,
+    get_offsets,
     offset_column,
 )
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
@@ -75,7 +76,7 @@ class RowChecks:
         """Check landed rows against the contract. Tombstones are left out."""
         if self._schema is None:
             self._prepare(rows.schema)
-        offsets = int64s(rows.column(rows.schema.get_field_index(offset_column(rows.schema))))
+        offsets = get_offsets(rows)
         columns = [rows.column(i) for i in self._looked_at]
         alive = _alive(rows)
         if alive is None:

@@ -45,7 +45,8 @@ class Formatted:
     Both batches keep offset order; `quarantined` is None when it would be empty. There is one tally per expectation,
     and one drift per kind and field. `typed` counts the records with a value that fits the schema: a missing field is
     missing in these. `validate_ns` is the time spent on the contract, `contract` its hash. `output` is that of a split
-    feed: the name that its rows and drift have.
+    feed: the name that its rows and drift have. `copies` counts landed rows whose records land in another output, too,
+    where they are counted.
     """
 
     landed: pa.RecordBatch
@@ -57,12 +58,13 @@ class Formatted:
     validate_ns: int = field(default=0, compare=False)
     contract: str = ""
     output: str = ""
+    copies: int = 0
 
     @property
     def total(self) -> int:
         """How many records this accounts for."""
         quarantined = 0 if self.quarantined is None else self.quarantined.num_rows
-        return int(self.landed.num_rows + quarantined) + self.dropped
+        return int(self.landed.num_rows + quarantined) + self.dropped - self.copies
 
 
 class Format(Protocol):
@@ -137,13 +139,18 @@ def inside(offsets: np.ndarray, ranges: Iterable[Range]) -> np.ndarray:
 
 def without_offsets(rows: pa.RecordBatch, ranges: Iterable[Range]) -> pa.RecordBatch:
     """The rows whose offset lies in none of the ranges."""
-    outside = ~inside(int64s(rows.column(rows.schema.get_field_index(offset_column(rows.schema)))), ranges)
+    outside = ~inside(get_offsets(rows), ranges)
     return rows if outside.all() else rows.take(fixed_width(pa.int64(), np.flatnonzero(outside)))
 
 
 def offset_column(schema: pa.Schema) -> str:
     """The column that holds the Kafka offset: `offset` in raw feeds, `kafka_offset` in typed ones."""
     return "kafka_offset" if "kafka_offset" in schema.names else "offset"
+
+
+def get_offsets(rows: pa.RecordBatch) -> np.ndarray:
+    """The rows' Kafka offsets, as int64."""
+    return int64s(rows.column(rows.schema.get_field_index(offset_column(rows.schema))))
 
 
 def time_column(schema: pa.Schema) -> str:

@@ -17,6 +17,13 @@ class Otherwise(StrEnum):
     DROP = "drop"
 
 
+class Tombstones(StrEnum):
+    """The outputs of a record without a value that has no value which chooses one."""
+
+    OTHERWISE = "otherwise"
+    ALL = "all"
+
+
 @dataclass(frozen=True, slots=True)
 class SplitRule:
     """How a record's output is chosen: by the text of its last header of the name `header`, by the value at `path` in
@@ -29,6 +36,7 @@ class SplitRule:
     path: tuple[str, ...] = ()
     otherwise: Otherwise = Otherwise.QUARANTINE
     by_message: bool = False
+    tombstones: Tombstones = Tombstones.OTHERWISE
 
     @property
     def source_path(self) -> str:

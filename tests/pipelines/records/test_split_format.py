@@ -13,7 +13,7 @@ from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.records.rows.row_format import HEADERS
-from sluice.pipelines.records.rows.split_rule import Otherwise, SplitRule
+from sluice.pipelines.records.rows.split_rule import Otherwise, SplitRule, Tombstones
 from sluice.pipelines.records.shape import RAW, Shape, Split
 from sluice.pipelines.schema.schema import parse_schema
 
@@ -231,3 +231,37 @@ def test_outputs_are_typed_by_their_own_schemas() -> None:
     out = land(rule, records, shapes)
     assert out["landed"] == {"one": [10], "two": [13]}
     assert {output: offsets for (output, _), offsets in out["refused"].items()} == {"one": [12], "two": [11]}
+
+
+def test_tombstones_of_all_outputs_are_copies_in_all_but_the_first() -> None:
+    rule = SplitRule({"a": "one", "b": "two"}, path=("kind",), tombstones=Tombstones.ALL)
+    shapes = {
+        "one": Shape(parse_schema({"n": "int64"})),
+        "two": Shape(parse_schema({"n": "int64", "trace": "string header trace"})),
+    }
+    records: list[Record] = [
+        (None, None),
+        (b'{"kind": "a", "n": 1}', None),
+        (None, [("trace", b"\xff")]),
+        (b"{}", None),
+        (b'{"kind": "b", "n": 1}', None),
+        (None, []),
+    ]
+    assert land(rule, records, shapes) == {
+        "landed": {"one": [10, 11, 15], "two": [10, 14, 15]},
+        "refused": {("", "no output"): [12, 13]},
+        "dropped": 0,
+        "values": {"/kind is missing": 1},
+    }
+    shape, s = Shape(split=Split(rule, shapes)), OffsetRange("t", 0, "life", 10, 16)
+    pieces = list(shape.format().convert(s, make_chunk(records)))
+    assert {p.output: p.copies for p in pieces if p.output} == {"one": 0, "two": 2}
+    assert sum(p.total for p in pieces) == len(records)
+
+
+def test_a_tombstone_with_a_value_to_choose_by_has_one_output() -> None:
+    rule = SplitRule({"a": "one", "b": "two"}, header="kind", tombstones=Tombstones.ALL)
+    records: list[Record] = [(None, [("kind", b"b")]), (None, [("kind", b"c")]), (None, [("kind", None)]), (None, None)]
+    out = land(rule, records)
+    assert out["landed"] == {"one": [12, 13], "two": [10, 12, 13]}
+    assert out["refused"] == {("", "no output"): [11]}
