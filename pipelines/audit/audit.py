@@ -24,13 +24,10 @@ from sluice.pipelines.audit.receipt_rows import (
     COUNTS,
     NEVER,
     PROOFS,
-    SUMMED,
     ReceiptRow,
     Rows,
-    Settled,
     place_of,
     runs,
-    sum_settled,
 )
 from sluice.pipelines.errors import Terminal
 from sluice.pipelines.lake import parquet
@@ -191,7 +188,7 @@ def audit(
     settled = scope.settled
     return AuditReport(
         ledger.feed,
-        tuple(_list_partitions(state, everything, settled)),
+        tuple(_list_partitions(state, everything.plus(scope.sums))),
         tuple(problems),
         len(np.unique(everything.tags)) + sum(s.parts for s in settled),
         int(everything.column("rows").sum()) + sum(s.rows for s in settled),
@@ -217,47 +214,14 @@ def _find_scope(
             listed = previous.numbers(due) if loaded.settled else [(0, None)]
             log = EntryHashes(ledger, state, listed, loaded.log)
             if log.begin(loaded):
-                scope = _Scope(ledger, state, _Listing(ledger, lake, state, loaded), loaded, log, proof)
+                scope = _Scope(ledger, lake, state, loaded, log, proof)
                 if not scope.settled or (not scope.unread and scope.tiles()):
                     return scope
     if previous is not None and (loaded := previous.with_settled(lake, ledger.feed)) is not None:
         log = EntryHashes(ledger, state)
         if log.begin(loaded):
-            return _Scope(ledger, state, _Listing(ledger, lake, state, loaded), loaded, log, proof)
-    return _Scope(ledger, state, _Listing(ledger, lake, state, None), None, EntryHashes(ledger, state), proof)
-
-
-class _Listing:
-    """Lists the feed's visible files: all, or only the folders of checked entries if some rows are not loaded.
-
-    `unloaded` are rows that are not loaded and have files in these folders.
-    """
-
-    def __init__(self, ledger: Ledger, lake: Lake, state: State, previous: Audited | None) -> None:
-        self._ledger, self._lake, self._state, self._known = ledger, lake, state, previous
-        self.unloaded: tuple[Settled, ...] = ()
-
-    def __call__(self, new: Iterable[tuple[int, Receipt]]) -> dict[str, int]:
-        previous = self._known
-        if previous is None or not previous.settled:
-            return shown(self._lake, self._ledger.feed)
-        again = ((n, e) for n in previous.again if isinstance(e := self._ledger.entry(n), PublishEntry))
-        old = (r for n, e in again for r in self._state.receipts(n, e))
-        wanted = {
-            *(previous.folders or ()),
-            *previous.strange,
-            *(place_of(p.path) for r in (*(r for _, r in new), *old) for p in r.parts),
-        }
-        self.unloaded = tuple(s for s in previous.settled if not wanted.isdisjoint(s.places))
-        if "" in wanted:
-            self.unloaded = previous.settled
-            return shown(self._lake, self._ledger.feed)
-        every = {p for s in previous.settled for p in s.places}
-        return shown(self._lake, self._ledger.feed, list(runs(wanted, every)))
-
-    def load_rows(self) -> list[Rows | None]:
-        """Returns the `unloaded` rows; None for a file that does not match its digest."""
-        return [s.load(self._lake, self._ledger.feed) for s in self.unloaded]
+            return _Scope(ledger, lake, state, loaded, log, proof)
+    return _Scope(ledger, lake, state, None, EntryHashes(ledger, state), proof)
 
 
 class _Scope:
@@ -268,26 +232,46 @@ class _Scope:
     """
 
     def __init__(
-        self, ledger: Ledger, state: State, listing: _Listing, previous: Audited | None, log: EntryHashes, proof: str
+        self, ledger: Ledger, lake: Lake, state: State, previous: Audited | None, log: EntryHashes, proof: str
     ) -> None:
-        self._ledger, self._state, self._previous, self.log, self._proof = ledger, state, previous, log, proof
+        self._ledger, self._lake, self._state, self._previous = ledger, lake, state, previous
+        self.log, self._proof, none = log, proof, Rows.of((), self.tag, ())
         self.settled = previous.settled if previous else ()
+        self.sums = previous.sums if previous else none
         since = previous.number if previous else 0
         self.receipts: list[tuple[int, Receipt]] = []
         for number, path, data in log.entries(since):
             self._take(number, parse(data, path))
-        self.listed = listed = listing(self.receipts)
-        unopened = listing.load_rows()
+        self.listed, unopened = self._list_visible()
         self.unread = None in unopened
         self._unloaded_tags = {tag for rows in unopened if rows for tag in rows.tags.tolist()}
-        rows = previous.rows if previous else Rows.of((), self.tag, ())
+        rows = previous.rows if previous else none
         counts = still_counts(rows, state, since)
-        holds = counts & still_there(rows, listed) & (rows.column(proof) != NEVER)
+        holds = counts & still_there(rows, self.listed) & (rows.column(proof) != NEVER)
         again = {*(previous.again if previous else ()), *rows.column("number")[counts & ~holds].tolist()}
         self.rows, stale_tags = rows.where(holds), rows.where(~holds).tags
         while len(again := again | self._sharing(stale_tags)):
             stale_tags = self._read_again(again)
             again = set()
+
+    def _list_visible(self) -> tuple[dict[str, int], list[Rows | None]]:
+        """Returns the tags of the feed's visible files by path: of all, or only of those in the folders of checked
+        entries if some rows are not loaded. Also returns such rows with files there, None for a damaged file of them.
+        """
+        previous, lake, feed = self._previous, self._lake, self._ledger.feed
+        if previous is None or not previous.settled:
+            return shown(lake, feed), []
+        again = ((n, e) for n in previous.again if isinstance(e := self._ledger.entry(n), PublishEntry))
+        old = (r for n, e in again for r in self._state.receipts(n, e))
+        wanted = {
+            *(previous.folders or ()),
+            *previous.strange,
+            *(place_of(p.path) for r in (*(r for _, r in self.receipts), *old) for p in r.parts),
+        }
+        everywhere, known_folders = "" in wanted, {p for s in previous.settled for p in s.places}
+        unloaded = [s for s in previous.settled if everywhere or not wanted.isdisjoint(s.places)]
+        listed = shown(lake, feed, None if everywhere else list(runs(wanted, known_folders)))
+        return listed, [s.load(lake, feed) for s in unloaded]
 
     def _take(self, number: int, entry: Entry) -> None:
         if isinstance(entry, PublishEntry):
@@ -327,12 +311,11 @@ class _Scope:
 
     def tiles(self) -> bool:
         """Returns whether the spans of live receipts add up to the landed offsets, so that no two overlap."""
-        spans = Counter(self.rows.spans())
+        spans = Counter({key: row["span"] for key, row in self.rows.plus(self.sums).by_partition().items()})
         for _, r in self.receipts:
             spans[r.offset_range.key] += r.offset_range.span
-        keys = {*spans, *self._state.landed, *(k for s in self.settled for k in s.sums)}
-        landed = {key: sum(r.span for r in self._state.landed.get(key, ())) for key in keys}
-        return all(landed[key] == spans[key] + sum_settled(self.settled, key, "span") for key in keys)
+        landed = {key: sum(r.span for r in ranges) for key, ranges in self._state.landed.items()}
+        return all(landed.get(key, 0) == spans[key] for key in {*spans, *landed})
 
     def get_proof_times(self) -> tuple[int, int] | None:
         """Returns the oldest and the newest time (ms) of the proofs that the audit relies on."""
@@ -345,12 +328,13 @@ class _Scope:
         return Audited(
             self._state.ledger_id,
             self._state.number,
-            rows,
             tuple(sorted(again)),
             self.log.blocks(),
             self._previous.strictly if self._previous else None,
             self.settled,
             strange=tuple(sorted({place_of(path) for path in strangers})),
+            rows=rows,
+            sums=self.sums,
             tagged={tag: place_of(path) for path, tag in self.listed.items()},
         )
 
@@ -361,11 +345,10 @@ class _Scope:
         return [path for path, tag in self.listed.items() if path not in live and tag not in known_tags]
 
 
-def _list_partitions(state: State, rows: Rows, others: Sequence[Settled]) -> Iterator[AuditedPartition]:
-    totals = rows.totals(*SUMMED)
+def _list_partitions(state: State, rows: Rows) -> Iterator[AuditedPartition]:
+    figures = rows.by_partition()
     for key in sorted(state.origins):
-        own = totals.get(key, {})
-        of = {n: own.get(n, 0) + sum_settled(others, key, n) for n in (*SUMMED, "files")}
+        of = Counter(figures.get(key, {}))
         yield AuditedPartition(
             key=key,
             origin=state.origins[key].offset,
@@ -415,10 +398,11 @@ def _check_overlaps(state: State, rows: Rows) -> Iterator[AuditProblem]:
     names = ("landed", "lost", "retired", "skipped")
     others = [(key, r, n) for n, by in enumerate((state.lost, state.retired, state.skipped), 1)
               for key, ranges in by.items() for r in ranges]  # fmt: skip
-    keys = sorted({*rows.keys, *(key for key, _, _ in others)})
+    own_keys, own_indexes = rows.by_key()
+    keys = sorted({*own_keys, *(key for key, _, _ in others)})
     indexes = {key: i for i, key in enumerate(keys)}
-    at = np.array([indexes[k] for k in rows.keys] or [0], np.int64)
-    mine = np.stack([at[rows.column("key")], rows.column("start"), rows.column("end"), np.zeros(len(rows), np.int64)])
+    at = np.array([indexes[k] for k in own_keys] or [0], np.int64)
+    mine = np.stack([at[own_indexes], rows.column("start"), rows.column("end"), np.zeros(len(rows), np.int64)])
     theirs = np.array([(indexes[k], *r, n) for k, r, n in others], np.int64).reshape(-1, 4).T
     bounds = np.concatenate([mine, theirs], axis=1)
     key, start, end, name = bounds = bounds[:, np.lexsort(bounds[::-1])]
@@ -431,9 +415,9 @@ def _check_overlaps(state: State, rows: Rows) -> Iterator[AuditProblem]:
 
 def _check_landed(feed: str, state: State, rows: Rows) -> Iterator[AuditProblem]:
     """Check that every landed offset lies in an offset range that counts."""
-    spans = rows.spans()
+    figures = rows.by_partition()
     for key, ranges in sorted(state.landed.items()):
-        if sum(r.span for r in ranges) == spans.get(key, 0):
+        if sum(r.span for r in ranges) == figures.get(key, {}).get("span", 0):
             continue
         own = [row.range for row in rows.to_rows() if row.key == key]
         for r in (x for wide in ranges for x in subtract(wide, own)):

@@ -7,34 +7,31 @@ files, are never stored. An unreadable cache counts as absent: everything is che
 
 from __future__ import annotations
 
-import base64
-import json
-import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter
 
 from sluice.pipelines.audit import receipt_rows
 from sluice.pipelines.audit.receipt_rows import Rows, Settled, place_of
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.lake import paths
+from sluice.pipelines.lake.parquet import DAMAGE
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.columns import MOST, inflate
 from sluice.pipelines.model.kafka import union
 from sluice.pipelines.ports import Lake, Stat
 
-FORMAT = 1
 BLOCK = 1000
 """Entries under one hash: if a listing shows that one of them changed, all of them are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockHashes:
-    """Entries of a block up to some number: `files` is a hash of the listing, `said` one of their bytes."""
+    """Entries of a block up to some number: `files` is a hash of the listing, `content_hash` one of their bytes."""
 
     files: str
     content_hash: str
@@ -45,6 +42,8 @@ class Strictly:
     """The additional results of a strict audit. All `recorded` commit entries below `number` were compared with the
     fold below them, and `state` is a checkpoint there. `manifests` are tags of the manifests that were read."""
 
+    __pydantic_config__ = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
     number: int
     recorded: int
     state: bytes
@@ -52,14 +51,12 @@ class Strictly:
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
-    """The entries below `number` of the ledger with this id were read. `rows` are the receipts that were live then and
-    have no problems, except settled ones; publish entries in `again` have other receipts, too.
-    `places` are the folders of the rows' files, None where that is not known."""
+class Note:
+    """The entries below `number` of the ledger with this id were read. Publish entries in `again` have receipts with
+    problems. `folders` are those of the unsettled rows' files, None where that is not known."""
 
     ledger: str
     number: int
-    rows: Rows
     again: tuple[int, ...]
     log: tuple[BlockHashes, ...]
     strictly: Strictly | None = None
@@ -67,6 +64,18 @@ class Audited:
     folders: tuple[str, ...] | None = None
     strange: tuple[str, ...] = ()
     """Folders with unknown files: they are listed each time."""
+
+
+_NOTE = TypeAdapter(Note)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audited(Note):
+    """A note, with `rows`: the receipts that were live then and have no problems, except settled ones. `sums` are those
+    of each partition in a settled file."""
+
+    rows: Rows
+    sums: Rows
     tagged: Mapping[int, str] = field(default_factory=dict, repr=False, compare=False)
     """The folder of each listed file, by tag. Not stored."""
 
@@ -75,14 +84,15 @@ class Audited:
 
         Returns None if one of their files does not match its digest.
         """
-        rows, taken = self.rows, self.settled if selection is None else tuple(selection)
-        for one in taken:
-            if (more := one.load(lake, feed)) is None:
-                return None
-            rows = rows.plus(more)
+        taken = self.settled if selection is None else tuple(selection)
+        loaded = [s.load(lake, feed) for s in taken]
+        if None in loaded:
+            return None
         unopened = tuple(s for s in self.settled if s not in taken)
+        sums = self.sums.where(np.isin(self.sums.column("number"), [s.first for s in unopened]))
         lie_in = None if self.folders is None else tuple({*self.folders, *(p for s in taken for p in s.places)})
-        return replace(self, rows=rows, settled=unopened, folders=lie_in)
+        rows = self.rows.plus(*filter(None, loaded))
+        return replace(self, rows=rows, sums=sums, settled=unopened, folders=lie_in)
 
     def may_be_quick(self, state: State) -> bool:
         """Returns whether the folders of all files are known and no entries were lost since."""
@@ -90,7 +100,8 @@ class Audited:
 
     def due(self, state: State) -> tuple[Settled, ...]:
         """Returns the settled rows that a quick audit checks: possibly changed ones, and the next in turn."""
-        changed = [s for s in self.settled if self._again_in(s) or s.meets(state, self.number)]
+        superseded = self.sums.column("number")[~still_counts(self.sums, state, self.number)].tolist()
+        changed = [s for s in self.settled if s.first in superseded or any(s.first <= n < s.end for n in self.again)]
         others = [s for s in self.settled if s not in changed]
         return (*changed, *([min(others, key=lambda s: (s.seen, s.first))] if others else ()))
 
@@ -99,59 +110,23 @@ class Audited:
         newest = self.number // BLOCK * BLOCK
         return [*((s.first, s.end) for s in sorted(due, key=lambda s: s.first)), (newest, None)]
 
-    def _again_in(self, s: Settled) -> bool:
-        return any(s.first <= n < s.end for n in self.again)
-
     def dump(self) -> bytes:
-        raw = receipt_rows.document(self.rows) | {
-            "format": FORMAT,
-            "ledger": self.ledger,
-            "number": self.number,
-            "places": self.folders,
-            "strange": self.strange,
-            "settled": [s.document() for s in self.settled],
-            "again": self.again,
-            "log": [(b.files, b.content_hash) for b in self.log],
-            "strictly": self.strictly and _strictly(self.strictly),
-        }
-        return zlib.compress(json.dumps(raw, separators=(",", ":")).encode(), 1)
+        note = Note(*(getattr(self, f.name) for f in fields(Note)))
+        return self.rows.plus(self.sums).dump(_NOTE.dump_json(note))
 
     @classmethod
     def load(cls, data: bytes) -> Audited | None:
         """Returns None if the data is not an audit cache."""
         try:
-            raw = json.loads(inflate(data, MOST))
-            return _read_audited(raw) if raw["format"] == FORMAT else None
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error):
+            rows, content = receipt_rows.load(data)
+            note = _NOTE.validate_json(content)
+        except DAMAGE:
             return None
-
-
-def _read_audited(raw: dict[str, Any]) -> Audited:
-    rows = receipt_rows.parse(raw)
-    number, log = int(raw["number"]), tuple(BlockHashes(str(a), str(b)) for a, b in raw["log"])
-    if len(log) != -(-number // BLOCK):
-        raise ValueError("not one value for each block")
-    again = tuple(int(n) for n in raw["again"])
-    old = tuple(Settled.parse(one) for one in raw.get("settled", ()))  # there were none at first
-    folders = None if raw.get("places") is None else tuple(str(p) for p in raw["places"])
-    strange, strictly = tuple(str(p) for p in raw.get("strange", ())), _strictly_of(raw["strictly"])
-    return Audited(str(raw["ledger"]), number, rows, again, log, strictly, old, folders, strange)
-
-
-def _strictly(s: Strictly) -> dict[str, Any]:
-    return {
-        "number": s.number,
-        "recorded": s.recorded,
-        "state": base64.b64encode(s.state).decode(),
-        "manifests": list(s.manifests),
-    }
-
-
-def _strictly_of(raw: dict[str, Any] | None) -> Strictly | None:
-    if raw is None:
-        return None
-    state, manifests = base64.b64decode(raw["state"]), tuple(int(t) for t in raw["manifests"])
-    return Strictly(int(raw["number"]), int(raw["recorded"]), state, manifests)
+        if len(note.log) != -(-note.number // BLOCK):
+            return None
+        is_sum = rows.table.column("tags").is_null().to_numpy()
+        values = {f.name: getattr(note, f.name) for f in fields(Note)}
+        return cls(**values, rows=rows.where(~is_sum), sums=rows.where(is_sum))
 
 
 # -- files
@@ -192,9 +167,10 @@ def still_there(rows: Rows, listed: Mapping[str, int]) -> Any:
 
 def still_counts(rows: Rows, state: State, since: int) -> Any:
     """Returns a mask of the rows, live below entry `since`, that no later entry has superseded."""
-    out, order = np.ones(len(rows), bool), np.argsort(rows.column("key"), kind="stable")
-    begins = np.searchsorted(rows.column("key")[order], np.arange(len(rows.keys) + 1))
-    for i, key in enumerate(rows.keys):
+    keys, indexes = rows.by_key()
+    out, order = np.ones(len(rows), bool), np.argsort(indexes, kind="stable")
+    begins = np.searchsorted(indexes[order], np.arange(len(keys) + 1))
+    for i, key in enumerate(keys):
         newer = state.superseded.get(key)
         over = union(r for n, r in newer if n >= since) if newer and newer.numbers[-1] >= since else ()
         if over:
@@ -298,11 +274,14 @@ def keep(lake: Lake, feed: str, now: Audited, before: Audited | None, at: int) -
 
     Returns the error if they cannot be stored: auditors may lack the permission to write.
     """
+    seconds = at // 1000
     try:
         if before is not None and before.ledger == now.ledger:
-            opened = before.with_settled(lake, feed, _of(before, now.rows, at // 1000)) or before
-            now = replace(now, rows=now.rows.also(opened.rows, at // 1000))
-        now = _settling(lake, feed, now, at // 1000)
+            again = np.unique(now.rows.column("number")[now.rows.column("looked") == seconds])
+            reopened = [s for s in before.settled if ((s.first <= again) & (again < s.end)).any()]
+            opened = before.with_settled(lake, feed, reopened) or before
+            now = replace(now, rows=now.rows.also(opened.rows, seconds))
+        now = _settle(lake, feed, now, seconds)
         lake.put(paths.audited_path(feed), now.dump())
         for first in {s.first for s in (before.settled if before else ())} - {s.first for s in now.settled}:
             lake.remove(paths.settled_path(feed, first))
@@ -311,22 +290,17 @@ def keep(lake: Lake, feed: str, now: Audited, before: Audited | None, at: int) -
     return None
 
 
-def _of(before: Audited, rows: Rows, at: int) -> list[Settled]:
-    """Returns the settled files with entries that were checked again at that time."""
-    again = np.unique(rows.column("number")[rows.column("looked") == at])
-    return [s for s in before.settled if ((s.first <= again) & (again < s.end)).any()]
-
-
-def _settling(lake: Lake, feed: str, now: Audited, at: int) -> Audited:
+def _settle(lake: Lake, feed: str, now: Audited, at: int) -> Audited:
     """Move old rows into files of their own, written before the cache names them."""
     rows, old = receipt_rows.split(now.rows, now.number, now.tagged)
-    there = {s.first: s for s in now.settled}
+    there, sums = {s.first: s for s in now.settled}, now.sums
     for first, (mine, folders) in old.items():
-        there[first], data = Settled.of(first, mine, folders, at)
-        receipt_rows.put(lake, feed, first, data)
+        there[first] = Settled.put(lake, feed, first, mine, folders, at)
+        sums = sums.plus(mine.sum_up(first))
     folders = {now.tagged.get(t, "") for t in rows.tags.tolist()}
     known_folders = None if "" in folders else tuple(sorted(folders))
-    return replace(now, rows=rows, settled=tuple(there[n] for n in sorted(there)), folders=known_folders)
+    settled = tuple(there[n] for n in sorted(there))
+    return replace(now, rows=rows, sums=sums, settled=settled, folders=known_folders)
 
 
 def load_audited(lake: Lake, feed: str) -> Audited | None:

@@ -20,8 +20,8 @@
                    declared.json                        up to where complete windows were declared
                    schemas/<id>.json                    a writer's schema from its registry
                    compacted.json                       up to where small files were merged
-                   audited.json                         results of audits
-                   audited/<20 digits>.json             the same of old entries, by the first one's number
+                   audited.rows                         results of audits, in Parquet: not for globs of *.parquet
+                   audited/<20 digits>.rows             the same of old entries, by the first one's number
                    table.json                           notes that a table names files of the feed
                    tables/<output>.json                 the same of one output
                    removals/<id>.json                   files that go once no snapshot of the table names them
@@ -200,12 +200,12 @@ def compacted_path(feed: str) -> str:
 
 def audited_path(feed: str) -> str:
     """Returns the path of the results of audits."""
-    return f"_sluice/{feed}/audited.json"
+    return f"_sluice/{feed}/audited.rows"
 
 
 def settled_path(feed: str, first: int) -> str:
     """Returns the path of the audit results of old publish entries from `first` on."""
-    return f"_sluice/{feed}/audited/{first:020d}.json"
+    return f"_sluice/{feed}/audited/{first:020d}.rows"
 
 
 def schema_path(feed: str, id: int | str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import zlib
 from collections.abc import Iterator
@@ -150,20 +149,6 @@ def test_two_receipts_for_one_offset_are_named(world: World) -> None:
     report = run_audit(world)
     assert [p.invariant for p in report.problems] == [2]
     assert report.problems == audit_all(world).problems
-
-
-def test_older_note_is_read(world: World) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(receipt_rows, "ENTRIES", 10_000)
-        run_audit(world, everything=True)
-        raw = json.loads(zlib.decompress(world.lake.files[paths.audited_path("orders")]))
-    assert raw.pop("settled") == []
-    del raw["places"]
-    world.lake.put(paths.audited_path("orders"), zlib.compress(json.dumps(raw).encode()))
-    report = run_audit(world)
-    assert (report.looked_at, report.problems) == (0, ())
-    assert load_cache(world).settled
-    assert summarize(run_audit(world)) == summarize(report)
 
 
 @pytest.mark.parametrize("seed", range(6))
