@@ -10,22 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options.request_options import Yes
-from sluice.cli.shared import other_batches
-from sluice.cli.shared.rewrite_summary import name
-from sluice.cli.terminal.output import format_dry_run, good, heading, limit_rows, table, warn
-from sluice.cli.terminal.text_layout import count
+from sluice.cli.shared import other_batches, rewrite_summary
+from sluice.cli.terminal.output import format_dry_run, good, warn
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.maintenance.erasure import Finished
-    from sluice.pipelines.operating.erasure_search import Criteria, Matches
+    from sluice.pipelines.operating.record_search import Criteria, Matches
     from sluice.pipelines.ports import Ports
 
 
@@ -59,7 +56,7 @@ class Selection:
 
     def parse(self) -> Criteria | None:
         """Returns None if nothing is asked for. Raises UsageError."""
-        from sluice.pipelines.operating.erasure_search import Criteria
+        from sluice.pipelines.operating.record_search import Criteria
 
         if self.where and self.keys_file:
             raise UsageError("--where together with --keys-file", remedy="use either --where or --keys-file")
@@ -96,7 +93,7 @@ def erase(
     $ sluice erase orders --where "customer_id = 17" --reason "request 4711" --yes
     $ sluice erase orders --keys-file keys.txt --column email --reason "request 4712" --yes
     """
-    from sluice.pipelines.operating.erasure_search import search
+    from sluice.pipelines.operating.record_search import search
 
     dataset, criteria = session.find_dataset(feed), selection.parse()
     if yes and criteria and not (reason or "").strip():
@@ -106,7 +103,7 @@ def erase(
         if criteria:
             with session.terminal.progress() as meter:
                 matches = search(dataset, ports, criteria, meter)
-            session.terminal.show(*_format_matches(dataset, matches))
+            session.terminal.show(*rewrite_summary.view_matches(dataset, matches, f"Erasure in {dataset.dataset}"))
         if not yes:
             session.terminal.show(_format_remaining(), format_dry_run("nothing was erased; add --yes"))
             session.terminal.print_document(matches, feed=feed, applied=False)
@@ -162,24 +159,6 @@ def _clean_tables(session: Session, dataset: Feed) -> tuple[list[Text], list[Tex
 
 
 # -- for people
-
-
-def _format_matches(dataset: Feed, matches: Matches) -> Iterator[RenderableType]:
-    yield heading(
-        f"Erasure in {dataset.dataset}", f"{many(matches.records, 'record')} in {many(matches.files, 'file')}"
-    )
-    if matches.windows:
-        rows = [[name(dataset, w), count(n)] for w, n in matches.windows.items()]
-        yield table(("window", "records"), limit_rows(rows), right="records")
-    if matches.quarantined:
-        yield Text(f"  {count(matches.quarantined)} of them are in quarantine.")
-    if matches.unsearchable:
-        records = many(matches.unsearchable, "quarantined record")
-        yield warn(f"{records} could be searched by key only: the value is no JSON that fits the columns, or not there")
-    if matches.skipped:
-        yield warn(f"not searched, without these columns: {', '.join(matches.skipped)}")
-    if not matches.records:
-        yield good("no record matches")
 
 
 def _format_done(done: Finished) -> Iterator[Text]:

@@ -1,4 +1,4 @@
-"""What commands that rewrite windows share: their sums by window, how a window is called, the table after them."""
+"""Views of commands that search or rewrite windows: matching records, sums by window, the table afterwards."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import Session
-from sluice.cli.terminal.output import good, warn
+from sluice.cli.terminal.output import good, heading, limit_rows, table, warn
+from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.model.receipts import count_files
 from sluice.pipelines.util.documents import Flat
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.maintenance.compaction import Compacted
     from sluice.pipelines.maintenance.merging import Merge
     from sluice.pipelines.model.receipts import Receipt
+    from sluice.pipelines.operating.record_search import Matches
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,22 @@ def name(feed: Feed, window: int | None) -> str:
 
 def format_window(feed: Feed, window: int | None) -> str | None:
     return None if window is None else feed.window.name(window)
+
+
+def view_matches(dataset: Feed, matches: Matches, title: str) -> Iterator[RenderableType]:
+    yield heading(title, f"{many(matches.records, 'record')} in {many(matches.files, 'file')}")
+    if matches.windows:
+        rows = [[name(dataset, w), count(n)] for w, n in matches.windows.items()]
+        yield table(("window", "records"), limit_rows(rows), right="records")
+    if matches.quarantined:
+        yield Text(f"  {count(matches.quarantined)} of them are in quarantine.")
+    if matches.unsearchable:
+        records = many(matches.unsearchable, "quarantined record")
+        yield warn(f"{records} could be searched by key only: the value is no JSON that fits the columns, or not there")
+    if matches.skipped:
+        yield warn(f"not searched, without these columns: {', '.join(matches.skipped)}")
+    if not matches.records:
+        yield good("no record matches")
 
 
 def table_after(session: Session, feed: Feed) -> Iterator[Text]:

@@ -46,20 +46,26 @@ class Explanation:
     topic_id: str = ""
 
 
-def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int, cluster: Cluster | None = None) -> Explanation:
-    """Explain one offset of the topic's current incarnation from ledger and files. Raises PartUnreadable.
+def explain(
+    ledger: Ledger,
+    lake: Lake,
+    tp: TopicPartition,
+    offset: int,
+    cluster: Cluster | None = None,
+    life: Key | None = None,
+) -> Explanation:
+    """Explain one offset from ledger and files, in the partition's current life or in this one. Raises PartUnreadable.
 
     The cluster, if given, is asked for the topic's policy if the offset may be in no batch of the log.
     """
     state = ledger.read()
-    key = state.current.get(tp)
+    key = life or state.current.get(tp)
     if key is None:
         return Explanation(tp, offset, OffsetClass.UNKNOWN_PARTITION, f"the ledger knows no partition {tp}")
     explanation = _explain_offset(ledger, lake, state, key, offset)
     if cluster and explanation.counts.get("compacted"):
         explanation = replace(explanation, text=explanation.text + _describe_policy(cluster, tp.topic))
-    others = sorted(k.life for k in state.origins if k.tp == tp and k != key)
-    which = f" (of topic id {key.life}; earlier lives are not searched: {', '.join(others)})" if others else ""
+    which = f" (of topic id {key.life})" if any(k.tp == tp and k != key for k in state.origins) else ""
     return replace(explanation, text=explanation.text + which, topic_id=key.topic_id)
 
 
@@ -229,7 +235,10 @@ def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
         groups, before = parquet.find_row_groups(file.metadata, part)
         for group in range(file.metadata.num_row_groups) if groups is None else groups:
             rows = file.metadata.row_group(group).num_rows
-            first, end = (0, rows) if part.shared is None else _own_places(part.shared.first - before, part.rows, rows)
+            first, end = 0, rows
+            if part.shared:
+                first = part.shared.first - before
+                first, end = max(first, 0), min(first + part.rows, rows)
             before += rows
             stats = file.metadata.row_group(group).column(_leaf(file, index)).statistics
             if stats is not None and stats.has_min_max and not stats.min <= offset <= stats.max:
@@ -238,11 +247,6 @@ def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
             if row is not None:
                 return group, first + row
     return None
-
-
-def _own_places(first: int, own: int, rows: int) -> tuple[int, int]:
-    """Returns (start, end) of `own` rows, starting at `first`, within a row group of `rows` rows."""
-    return max(first, 0), min(first + own, rows)
 
 
 def _place(offsets: pa.ChunkedArray, offset: int) -> int | None:

@@ -29,13 +29,13 @@ from sluice.pipelines.operating import (
     acceptance,
     check_window,
     describe_group,
-    erasure_search,
     feed_status,
     group_offsets,
     migrate_offsets,
     move_offsets,
     project_page,
     propose_feed,
+    record_search,
     republish,
 )
 from sluice.pipelines.planning.windows import OpenWindows
@@ -150,10 +150,10 @@ DOCUMENTS = [
     Document("hold", None, {"feed": str, "holds": list[Any]}),
     Document("expire without retention", None, {"feed": str, "applied": bool}),
     Document("expire --dry-run", expire.ExpiryResult, {"applied": bool}),
-    Document("erase", erasure_search.Matches, {"feed": str, "applied": bool}),
+    Document("erase", record_search.Matches, {"feed": str, "applied": bool}),
     Document(
         "erase --yes",
-        erasure_search.Matches,
+        record_search.Matches,
         {
             "feed": str,
             "applied": bool,
@@ -167,8 +167,13 @@ DOCUMENTS = [
     Document(
         "explain",
         explain_offset.Explanation,
-        {"record": dict[str, Any] | None, "republished": tuple[coordinates.SentRecord, ...]},
+        {
+            "record": dict[str, Any] | None,
+            "republished": tuple[coordinates.SentRecord, ...],
+            "earlier": list[dict[str, Any]],
+        },
     ),
+    Document("explain --where", record_search.Matches, {"feed": str, "records": list[dict[str, Any]]}),
     Document("feeds check", None, {"feeds": list[str], "schemas": dict[str, Any]}),
     Document("feeds list", None, {"feeds": list[Any], "broken": list[feeds.BrokenFile]}),
     Document("feeds schema", dict),

@@ -38,10 +38,12 @@ def test_audit_names_the_topic_id_of_each_line(twice: World, invoke: Invoke) -> 
             assert f"{p} (topic id {life[:8]})" in result.text
 
 
-def test_explain_names_searched_and_skipped_incarnations(twice: World, invoke: Invoke) -> None:
+def test_explain_shows_the_offset_in_each_incarnation(twice: World, invoke: Invoke) -> None:
     result = invoke(explain.explain, "orders", "orders:0:7")
     assert result.document["topic_id"] == NEW
-    assert f"(of topic id {NEW[:8]}; earlier lives are not searched: {OLD[:8]})" in " ".join(result.text.split())
+    assert [e["topic_id"] for e in result.document["earlier"]] == [OLD]
+    text = " ".join(result.text.split())
+    assert text.index(f"(of topic id {NEW[:8]})") < text.index(f"(of topic id {OLD[:8]})")
 
 
 def test_status_omits_the_topic_id_of_a_single_incarnation(world: World, invoke: Invoke) -> None:

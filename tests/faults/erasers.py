@@ -13,8 +13,8 @@ from typing import Any
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.maintenance.erasure import ErasureRequest, erase
-from sluice.pipelines.operating.erasure_search import Criteria, search
 from sluice.pipelines.operating.feed_tables import forget_snapshots
+from sluice.pipelines.operating.record_search import Criteria, search
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.liveness import new_owner
 from sluice.resources.open_ports import open_tables

@@ -19,7 +19,7 @@ import pytest
 from kafka import KafkaProducer
 
 from sluice.pipelines.maintenance.erasure import decide
-from sluice.pipelines.operating.erasure_search import Criteria, search
+from sluice.pipelines.operating.record_search import Criteria, search
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Call
 from tests.integration.support import FeedProject, open_feed_ledger, open_inline_ports

@@ -1,4 +1,4 @@
-"""Finds the records to erase: landed rows and quarantined records that meet a condition in SQL, or that have a key.
+"""Finds landed rows and quarantined records that meet a condition in SQL, that have a key, or that a run landed.
 
 Landed rows are searched by their columns; a column that a file lacks is null. A quarantined record has only its bytes:
 its key and coordinates are searched, and the fields of a value that is JSON. The condition may name a person, so no
@@ -8,7 +8,7 @@ error, log or entry repeats it, except the errors of the command that was given 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,10 +21,13 @@ from sluice.pipelines.errors import PartUnreadable, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.landed_rows import read_part_at
-from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.model.kafka import Key, Range, union
-from sluice.pipelines.model.plans import OffsetRange
+from sluice.pipelines.model.plans import OffsetRange, RequestKind
 from sluice.pipelines.model.receipts import Part, PartKind, Progress, Receipt, Reporter
+from sluice.pipelines.planning.windows import list_windows_within
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.records.rows.row_format import get_offsets, has_bytes
 from sluice.pipelines.republishing.row_filter import Condition
@@ -35,11 +38,17 @@ from sluice.pipelines.util.documents import Internal
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
-    """Selects rows that meet `where`, or whose `column` (empty: the record's key) is one of `keys`."""
+    """Selects rows that meet `where`, or whose `column` (empty: the record's key) is one of `keys`; else all rows.
+
+    `run` narrows the search to offsets that a run with this in its id published; `windows` to those
+    of windows (their starts, ms).
+    """
 
     where: str = field(default="", repr=False)
     keys: tuple[str, ...] = field(default=(), repr=False)
     column: str = ""
+    run: str = ""
+    windows: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +88,17 @@ def search(dataset: Feed, ports: Ports, criteria: Criteria, report: Reporter) ->
 
 def _search(dataset: Feed, lake: Lake, ledger: Ledger, criteria: Criteria, report: Reporter) -> Matches:
     state = ledger.read()
-    receipts = list_live_receipts(ledger, state)
+    receipts, within = list_live_receipts(ledger, state), None
+    if criteria.windows:
+        starts = {t for w in criteria.windows for t in list_windows_within(state, w, dataset.window)}
+        receipts = [r for r in receipts if r.offset_range.window in starts]
+    if criteria.run:
+        within = _list_published(ledger, state, criteria.run)
+        receipts = [
+            r for r in receipts if any(r.offset_range.range.meets(x) for x in within.get(r.offset_range.key, ()))
+        ]
     total, done = sum(r.offset_range.span for r in receipts), 0
-    findings = _Findings()
+    findings = _Findings(within)
     with ExitStack() as stack:
         matchers: dict[str, _Matcher] = {}
         skipped: dict[str, UsageError] = {}
@@ -110,9 +127,25 @@ def _search(dataset: Feed, lake: Lake, ledger: Ledger, criteria: Criteria, repor
     return findings.to_matches(tuple(skipped))
 
 
+def _list_published(ledger: Ledger, state: State, run: str) -> Mapping[Key, tuple[Range, ...]]:
+    """Returns the ranges that the run published, also those whose rows another batch rewrote since.
+
+    A compaction landed none, and a replay the records that left the quarantine.
+    """
+    ranges = list[tuple[Key, Range]]()
+    for number, e in ledger.entries():
+        if isinstance(e, PublishEntry) and number not in state.void:
+            batch = ledger.recall(state.batches[e.batch])
+            for r in e.receipts if run in batch.owner.run else ():
+                replayed = r.relanded if batch.request.kind is RequestKind.REPLAY else ()
+                ranges += [(r.offset_range.key, x) for x in (replayed if batch.rewrites else (r.offset_range.range,))]
+    return {key: union(own) for key, own in by_key(ranges).items()}
+
+
 class _Findings:
-    def __init__(self) -> None:
+    def __init__(self, within: Mapping[Key, tuple[Range, ...]] | None) -> None:
         self.unsearchable = 0
+        self._within = within
         self._offsets: dict[Key, list[Any]] = {}
         self._counts = dict.fromkeys(PartKind, 0)
         self._windows: dict[int | None, int] = {}
@@ -120,14 +153,23 @@ class _Findings:
 
     def add(self, r: Receipt, part: Part, matches: Iterator[Any]) -> None:
         s: OffsetRange = r.offset_range
-        for offsets in (o for o in matches if len(o)):
+        for offsets in matches:
+            if self._within is not None:
+                bounds = [x for own in self._within[s.key] for x in own]
+                offsets = offsets[np.searchsorted(bounds, offsets, side="right") % 2 == 1]
+            if not len(offsets):
+                continue
             self._offsets.setdefault(s.key, []).append(offsets)
             self._counts[part.kind] += len(offsets)
             self._windows[s.window] = self._windows.get(s.window, 0) + len(offsets)
             self._files.add(part.path)
 
     def to_matches(self, skipped: tuple[str, ...]) -> Matches:
-        ranges = {k: union(Range(o, o + 1) for of in all_ for o in of.tolist()) for k, all_ in self._offsets.items()}
+        ranges = dict[Key, tuple[Range, ...]]()
+        for key, chunks in self._offsets.items():
+            offsets = np.unique(np.concatenate(chunks))
+            rows = np.split(offsets, np.flatnonzero(np.diff(offsets) > 1) + 1)
+            ranges[key] = tuple(Range(int(r[0]), int(r[-1]) + 1) for r in rows)
         windows = dict(sorted(self._windows.items(), key=lambda x: (x[0] is None, x[0] or 0)))
         counts = self._counts[PartKind.LANDED], self._counts[PartKind.QUARANTINED]
         return Matches(ranges, *counts, self.unsearchable, windows, len(self._files), skipped)
@@ -141,8 +183,8 @@ class _Matcher:
         fields: Sequence[Field] = dataset.columns.fields if dataset.columns else ()
         self._fields = {f.name: f for f in fields}
         self._condition: Condition | None = None
-        if criteria.where:
-            self._condition = Condition(criteria.where, schema)
+        if criteria.where or not criteria.keys:
+            self._condition = Condition(criteria.where or "true", schema)
             try:
                 self._condition.check(schema)
             except UsageError as error:
