@@ -13,9 +13,12 @@ from sluice.cli.app import completers
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, safe, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.operating.check_window import CheckedPartition, WindowCheck
+    from sluice.pipelines.operating.event_hours import EventHour
     from sluice.pipelines.status.repeats import Repeats
 
 WindowArgument = Annotated[
@@ -42,18 +45,45 @@ def register(app: typer.Typer) -> None:
     command(app)(check)
 
 
-def check(session: Session, feed: FeedName, window: WindowArgument = None, key: KeyColumns = None) -> int:
+def check(
+    session: Session,
+    feed: FeedName,
+    window: WindowArgument = None,
+    key: KeyColumns = None,
+    event_hour: Annotated[
+        str | None,
+        typer.Option(
+            "--event-hour",
+            metavar="HOUR",
+            help="Instead of a window: the windows with records stamped in this hour or on this day (UTC).",
+            show_default=False,
+        ),
+    ] = None,
+    event_time: Annotated[
+        str | None,
+        typer.Option(
+            "--event-time", metavar="COLUMN", help="With --event-hour: the time.", show_default="Kafka's timestamp"
+        ),
+    ] = None,
+) -> int:
     """Show whether a window is complete, and why it has duplicates.
 
     It counts landed and quarantined records, late records (stamped in an earlier window), and repeated keys with their
     likely causes. It reads the ledger and exactly the window's files. Kafka is asked only why a window that is due is
     not complete. Exit 1 if the window is not complete; 75 if it is not closed, a transaction holds it, or a run is
-    active.
+    active. With --event-hour, exit 1 if a due window from the hour on is not complete.
 
     $ sluice check orders
     $ sluice check orders 2026-11-20T14 --key order_id
     $ sluice check orders 2026-11-20T14 --json | jq .late
+    $ sluice check orders --event-hour 2026-11-20T14
     """
+    if event_hour:
+        if window or key:
+            raise UsageError("--event-hour together with a window or --key", remedy="leave one of them out")
+        return _check_event_hour(session, feed, event_hour, event_time or "")
+    if event_time:
+        raise UsageError("--event-time without --event-hour", remedy="add --event-hour 2026-11-20T14")
     from sluice.pipelines.operating.check_window import check_window
     from sluice.reading import find_one
 
@@ -67,7 +97,33 @@ def check(session: Session, feed: FeedName, window: WindowArgument = None, key: 
     return result.exit_code
 
 
+def _check_event_hour(session: Session, feed: str, hour: str, column: str) -> int:
+    from sluice.pipelines.operating.event_hours import find_event_hour
+
+    dataset = session.find_dataset(feed)
+    with session.open_ports(dataset) as ports, session.terminal.progress() as meter:
+        result = find_event_hour(dataset, ports, hour, column, meter)
+    session.terminal.show(*_view_event_hour(result))
+    session.terminal.print_document(result)
+    return result.exit_code
+
+
 # -- for people
+
+
+def _view_event_hour(e: EventHour) -> Iterator[RenderableType]:
+    yield heading(f"{e.feed} event hour {e.event_hour}", f"by {e.column}")
+    yield Text(f"  {many(e.rows, 'row')} in {many(len(e.windows), 'window')}: {e.late:,} late, {e.early:,} early")
+    lines = [(w.window or "outside windows", count(w.rows), count(w.quarantined), f"{w.first}") for w in e.windows]
+    if lines:
+        yield table(("window", "rows", "quarantined", "first record"), lines, right="rows quarantined")
+    if e.expired:
+        yield warn(f"rows of {many(len(e.expired), 'expired window')} are gone and not counted: {e.expired[0]} …")
+    if e.complete_before:
+        yield bad(f"window {e.complete_before} is not complete: it may have more of them")
+        yield Text.assemble(("  → ", "bold"), f"sluice check {e.feed} {e.complete_before}")
+    else:
+        yield good("every due window is complete; later ones may bring more late rows")
 
 
 def _view(c: WindowCheck) -> Iterator[RenderableType]:

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from sluice.pipelines.model.plans import Request
     from sluice.pipelines.model.receipts import Progress
     from sluice.pipelines.operating.check_window import WindowCheck
+    from sluice.pipelines.operating.event_hours import LateHours
     from sluice.pipelines.operating.feed_status import FeedStatus
     from sluice.reading import When, Windows
     from sluice.running import RunResult
     from sluice.streaming import Place, Stream
 
-__all__ = ["__version__", "check", "errors", "read", "run", "status", "stream", "streams"]
+__all__ = ["__version__", "check", "errors", "find_late_hours", "read", "run", "status", "stream", "streams"]
 
 __version__: str
 
@@ -96,6 +97,24 @@ def check(
     from sluice import reading  # late: `import sluice` stays cheap
 
     return reading.check(feed, window, key=key, project=project)
+
+
+def find_late_hours(
+    feed: str, after: int | None = None, *, column: str = "", project: str | os.PathLike[str] | None = None
+) -> LateHours:
+    """Returns the hours whose rows have also landed in later windows since `after`: reports of them must be corrected.
+
+        late = sluice.find_late_hours("orders", after)
+        for hour, rows in late.hours.items():
+            print(hour, rows)  # 2026-11-20T13:00 {'2026-11-20T14:00': 5}
+        after = late.number
+
+    `after` is the `number` of an earlier call; None: only begin here. `column` is a column with times, by default the
+    Kafka timestamp; `project` is as in `read`. Raises FeedError.
+    """
+    from sluice import reading  # late: `import sluice` stays cheap
+
+    return reading.find_late_hours(feed, after, column, project=project)
 
 
 def run(

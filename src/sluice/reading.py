@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from sluice.pipelines.feed.sql_report import Report
     from sluice.pipelines.operating.check_window import WindowCheck
+    from sluice.pipelines.operating.event_hours import LateHours
     from sluice.pipelines.operating.feed_status import FeedStatus
 
 T = TypeVar("T")
@@ -83,6 +84,16 @@ def check(feed: str, window: When | None, *, key: Sequence[str], project: str | 
     with open_ports(definition) as ports:
         start = None if window is None else find_one(definition, window)
         return check_window(definition, ports, start, key, lambda progress: None)
+
+
+def find_late_hours(feed: str, after: int | None, column: str, *, project: str | os.PathLike[str] | None) -> LateHours:
+    """Returns hours with new late rows, as `sluice.find_late_hours` describes."""
+    from sluice.pipelines.operating import event_hours
+    from sluice.resources.open_ports import open_ports
+
+    dataset = Project.find(Path(project) if project else None).find_dataset(feed)
+    with open_ports(dataset) as ports:
+        return event_hours.find_late_hours(dataset, ports, after, column)
 
 
 def read_status(feed: str, windows: int, *, project: str | os.PathLike[str] | None) -> FeedStatus:
@@ -220,9 +231,9 @@ class Windows:
         """
         schemas = dict.fromkeys((self.standing, *self._schemas))
         unified = pa.unify_schemas(list(schemas), promote_options="permissive")
-        return pa.schema([f if self._everywhere(f.name) else f.with_nullable(True) for f in unified])
+        return pa.schema([f if self._is_everywhere(f.name) else f.with_nullable(True) for f in unified])
 
-    def _everywhere(self, name: str) -> bool:
+    def _is_everywhere(self, name: str) -> bool:
         return all(name in s.names for s in self._schemas)
 
     @cached_property

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import duckdb
 import pyarrow.parquet as pq
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 
 import sluice
+import sluice.dagster
 from sluice.cli.main import main
 from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.feed.load import load_feed
@@ -323,3 +325,62 @@ def test_readers_follow_window_that_lands_again(project: FeedProject, monkeypatc
     monkeypatch.setattr(check_window, "read_rows", replace_first)
     assert sluice.check("orders", SECOND, project=project.root).complete
     assert replaced
+
+
+@pytest.mark.kafka
+def test_rows_of_an_event_hour_are_those_of_duckdb(
+    project: FeedProject, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    code, document = run_command(capfd, "check", "orders", "--event-hour", FIRST)
+    query = """select kafka_window_date || 'T' || lpad(kafka_window_hour::text, 2, '0') || ':00', count(*)
+        from read_parquet('.sluice/lake/data/orders/**/*.parquet', hive_partitioning = true, hive_types_autocast = 0)
+        where epoch_ms(kafka_timestamp) between $1 and $1 + 3599999 group by all order by all"""
+    expected = duckdb.execute(query, [START]).fetchall()
+    assert [(w["window"], w["rows"]) for w in document["windows"]] == expected
+    assert expected == [("2026-11-20T14:00", 1), ("2026-11-20T15:00", 2)]
+    assert (code, document["rows"], document["late"], document["complete_before"]) == (0, 3, 2, None)
+    code, document = run_command(capfd, "check", "orders", "--event-hour", SECOND)
+    assert [(w["window"], w["quarantined"]) for w in document["windows"]] == [("2026-11-20T15:00", 1)]
+    code, day = run_command(capfd, "check", "orders", "--event-hour", "2026-11-20")
+    assert (day["late"], day["rows"]) == (0, sum(w["rows"] for w in day["windows"]))
+    assert run_command(capfd, "check", "orders", "--event-hour", FIRST, "--event-time", "id")[0] == 2
+
+    # A window that is due and has not landed may have more of them; a file that is gone makes no answer.
+    run(project.write_feed("part", format="json", schema="{id: int64}"), Request(RequestKind.WINDOW, (), START))
+    code, document = run_command(capfd, "check", "part", "--event-hour", FIRST)
+    assert (code, document["late"], document["complete_before"]) == (1, 0, "2026-11-20T15:00")
+    victim = next(project.root.glob("**/data/**/kafka_window_hour=15/*.parquet"))
+    victim.unlink()
+    assert run_command(capfd, "check", "orders", "--event-hour", FIRST)[1]["error"] == "PartUnreadable"
+
+
+@pytest.mark.kafka
+def test_late_rows_start_corrections_of_their_hours(
+    project: FeedProject, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    assert sluice.find_late_hours("orders").hours == {}
+    begun = sluice.find_late_hours("orders", -1)
+    assert begun.hours == {"2026-11-20T14:00": {"2026-11-20T15:00": 2}}
+    assert sluice.find_late_hours("orders", begun.number).hours == {}
+
+    orders = sluice.dagster.feed_assets("orders", "feeds")
+
+    @dg.asset(partitions_def=orders.partitions_def)
+    def make_hourly_report() -> None: ...
+
+    sensor = sluice.dagster.when_late("orders", "feeds", [make_hourly_report])
+    with dg.DagsterInstance.ephemeral() as instance:
+        before = sensor(dg.build_sensor_context(instance))
+        assert (before.run_requests, before.cursor) == ([], str(begun.number))
+        producer = Producer(project)
+        producer.send("late", b'{"id": 11}', 59)
+        producer.send("late", b'{"id": 12}', -600_000)
+        producer.kafka.close()
+        run(load_feed(project.root / "feeds" / "orders.yaml", {}))
+        again = sensor(dg.build_sensor_context(instance, cursor=before.cursor))
+    assert [(r.partition_key, r.tags["sluice/late_rows"]) for r in again.run_requests] == [("2026-11-20T14:00", "1")]
+    assert run_command(capfd, "compact", "orders")[0] == 0
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert sensor(dg.build_sensor_context(instance, cursor=again.cursor)).run_requests == []

@@ -24,7 +24,14 @@ from __future__ import annotations
 
 from sluice.assets.specs.asset_specs import AssetOf, FeedAsset
 from sluice.dagster.component import FeedsComponent
-from sluice.dagster.definitions import FeedAssets, FeedTranslator, feed_assets, feed_definitions, when_complete
+from sluice.dagster.definitions import (
+    FeedAssets,
+    FeedTranslator,
+    feed_assets,
+    feed_definitions,
+    when_complete,
+    when_late,
+)
 from sluice.dagster.resources import SluiceIOManager, SluiceResource, feed_spec
 
 __all__ = [
@@ -39,4 +46,5 @@ __all__ = [
     "feed_definitions",
     "feed_spec",
     "when_complete",
+    "when_late",
 ]

@@ -17,6 +17,8 @@ from sluice.assets.schedules.sensors import SENSOR, watch_sensor
 from sluice.assets.specs.asset_specs import AssetSpecs, FeedAsset
 from sluice.assets.specs.feed_files import read_shapes
 from sluice.pipelines.errors import UsageError
+from sluice.pipelines.operating.event_hours import find_late_hours
+from sluice.resources.open_ports import open_ports
 from sluice.resources.project import Project
 
 
@@ -129,6 +131,34 @@ def when_complete() -> dg.AutomationCondition[Any]:
     Like `AutomationCondition.eager`, but for every partition instead of the latest, so also for backfills.
     """
     return WHEN
+
+
+def when_late(name: str, feeds: Folder, target: Any, *, column: str = "", seconds: int = 300) -> dg.SensorDefinition:
+    """Returns a sensor that runs `target` again for each of the feed's windows whose late rows landed in later ones.
+
+        corrections = sluice.dagster.when_late("orders", "feeds", [hourly_report])
+
+    `target` is a job or assets with the feed's partitions. `column` is a column with times, by default the Kafka
+    timestamp. Rows that landed before the first tick are not reported. Raises FeedError and UsageError.
+    """
+    project = find_feeds(feeds)
+    windows = read_specs(project, name.partition(".")[0], None)[1]
+
+    @dg.sensor(name=f"{name.replace('.', '_')}_late", target=target, minimum_interval_seconds=seconds)
+    def request_corrections(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        dataset = project.find_dataset(name)
+        with open_ports(dataset) as ports:
+            late = find_late_hours(dataset, ports, int(context.cursor) if context.cursor else None, column)
+        due = {hour: rows for hour, rows in sorted(late.hours.items()) if windows.has_partition_key(hour)}
+        requests = [
+            dg.RunRequest(
+                f"{hour} {late.number}", partition_key=hour, tags={"sluice/late_rows": str(sum(rows.values()))}
+            )
+            for hour, rows in due.items()
+        ]
+        return dg.SensorResult(requests, cursor=str(late.number))
+
+    return request_corrections
 
 
 def find_feeds(feeds: Folder) -> Project:
