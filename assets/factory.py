@@ -20,9 +20,9 @@ from typing import Any
 
 import dagster as dg
 
-from sluice.assets.checks import contract_checks
+from sluice.assets.checks import contract_checks, feed_checks
 from sluice.assets.checks.feed_checks import NO_GAPS, OFFSETS_COMMITTED, WINDOW_CHECKS, WINDOW_COMPLETE
-from sluice.assets.events.ledger_view import quarantines
+from sluice.assets.events.ledger_view import LedgerView, quarantines
 from sluice.assets.instance import internals
 from sluice.assets.jobs.compaction_job import compact_job, schedule_maintenance
 from sluice.assets.jobs.fleet_job import Fleet, many_job
@@ -266,6 +266,33 @@ def build_republished(
     return [specs.republished.replace_attributes(deps=[specs.landed.key]), *targets]
 
 
+def _build_output_checks(
+    output: Feed, specs: AssetSpecs, windows: Partitions, session: RunSession
+) -> Iterator[dg.AssetChecksDefinition]:
+    """Yields the contract and schema checks of an output, if it has any. Landing reports them; executed, they evaluate
+    the newest complete window, or that of the run."""
+    key, texts = specs.keys.output(output.output), contract_checks.list_checks(output)
+    if not texts:
+        return
+
+    @dg.multi_asset_check(
+        name=f"{key.to_python_identifier()}_checks",
+        specs=[_build_check(name, key, text, windows) for name, text in texts.items()],
+        can_subset=True,
+    )
+    def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckEvaluation]:
+        feed = session.feed(output.name)
+        with session.open_ports(feed) as ports:
+            view = LedgerView.open(feed, ports, specs.keys)
+            chosen = map(feed.window.parse_name, context.partition_keys) if context.has_partition_key else view.complete
+            complete = sorted(view.complete.intersection(chosen))
+            for result in feed_checks.evaluate_outputs(context.instance, view, complete[-1:]):
+                if result.asset_check_key in context.selected_asset_check_keys:
+                    yield result
+
+    yield evaluate
+
+
 def _build_check(name: str, key: dg.AssetKey, description: str, windows: Partitions) -> dg.AssetCheckSpec:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.PreviewWarning)
@@ -405,6 +432,12 @@ def feeds_of(
             asset_checks=[
                 *(watch_check(feed, session) for feed in files.feeds.values()),
                 *(table_check(dataset, session) for feed in files.feeds.values() for dataset in feed.table_feeds),
+                *(
+                    check
+                    for name, feed in files.feeds.items()
+                    for output in feed.outputs
+                    for check in _build_output_checks(output, specs[name], windows[name], session)
+                ),
             ],
         ),
     )

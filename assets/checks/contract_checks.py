@@ -1,4 +1,4 @@
-"""Checks of a window's rows against the feed's contract and schema, on `<feed>/landed`.
+"""Checks of a window's rows against the feed's contract and schema, on `<feed>/landed`, or on `<feed>/<output>`.
 
 There is one check for each group of expectations, and `schema_drift` for typed feeds. Results come from the ledger
 alone: each receipt counts with the contract of its batch, not with today's file. Checks show coordinates of records,
@@ -42,19 +42,14 @@ def _name_check(issue: Issue) -> str:
 
 
 def list_checks(feed: Feed) -> dict[str, str]:
-    """Returns the descriptions of the feed's contract and schema checks, by name; of its outputs, too."""
+    """Returns the descriptions of the contract and schema checks of a feed or an output, by name."""
     if feed.split:
-        of_outputs = {_name_of(d, n): text for d in feed.outputs for n, text in list_checks(d).items()}
-        return of_outputs | {SCHEMA_DRIFT: _SPLIT}
+        return {SCHEMA_DRIFT: _SPLIT}
     texts: dict[str, list[str]] = {}
     for e in feed.contract.expectations if feed.contract else ():
         texts.setdefault(find_check(e), []).append(f"{text(e)} ({e.severity})")
     checks = {name: _describe_expectations(texts[name]) for name in map(_name_check, Issue) if name in texts}
     return checks | ({SCHEMA_DRIFT: _SCHEMA} if feed.columns is not None else {})
-
-
-def _name_of(output: Feed, name: str) -> str:
-    return f"{output.output}_{name}"
 
 
 def describe_check(feed: Feed, name: str) -> str:
@@ -95,13 +90,7 @@ def _describe_expectations(expectations: Sequence[str]) -> str:
 
 
 def evaluate(view: LedgerView, window: int) -> Iterator[tuple[str, CheckResult]]:
-    """Yields the result of each of the feed's checks for the landed part of a window."""
-    if view.feed.split:
-        for output in view.feed.outputs:
-            for name, result in evaluate(view.of_output(output), window):
-                yield _name_of(output, name), result
-        yield SCHEMA_DRIFT, _evaluate_drift(view, window)
-        return
+    """Yields the result of each of the view's checks for the landed part of a window."""
     names = list_checks(view.feed)
     groups = [name for name in names if name != SCHEMA_DRIFT]
     judged = view.read_judged(window) if groups else ()

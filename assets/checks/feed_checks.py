@@ -96,13 +96,27 @@ WINDOW_CHECKS = {
 def evaluate_windows(
     instance: dg.DagsterInstance, view: LedgerView, key: dg.AssetKey, windows: Iterable[int]
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """Yields the checks of complete windows, for their newest materialization."""
+    """Yields the checks of complete windows, and of their outputs, for their newest materialization."""
     ordered = sorted(windows)
     targets = internals.targets(instance, key, map(view.feed.window.name, ordered))
     for window in ordered:
         for name, result in evaluate_window(view, window).items():
             partition = view.feed.window.name(window)
             yield build_evaluation(key, name, partition, result, targets.get(partition))
+    yield from evaluate_outputs(instance, view, ordered)
+
+
+def evaluate_outputs(
+    instance: dg.DagsterInstance, view: LedgerView, windows: Sequence[int]
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """Yields the checks of each output of a split feed in complete windows, for its newest materialization."""
+    for output in view.feed.outputs:
+        own, key = view.of_output(output), view.keys.output(output.output)
+        targets = internals.targets(instance, key, map(view.feed.window.name, windows))
+        for window in windows:
+            partition = view.feed.window.name(window)
+            for name, result in contract_checks.evaluate(own, window):
+                yield build_evaluation(key, name, partition, result, targets.get(partition))
 
 
 def evaluate_committed(

@@ -253,6 +253,8 @@ class LandStep:
         results |= {NO_GAPS: feed_checks.check_gaps(view, landed, self.context.run.run_id)}
         for name, result in results.items():
             yield dg.AssetCheckResult(check_name=name, asset_key=key, **result)
+        if complete:
+            yield from feed_checks.evaluate_outputs(self.context.instance, view, [window])
         evaluated = dict(contract_checks.evaluate(view, window))
         yield from self._yield_known(window, evaluated.items())
         for name in sorted(self._selected_checks - results.keys() - evaluated.keys()):

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from inspect import signature
-from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -121,16 +120,15 @@ def _shares_beginnings(column: pa.ChunkedArray) -> bool:
     sample = column.slice(0, NEIGHBOURS)
     if len(sample) < NEIGHBOURS or sample.nbytes > SAMPLE_BYTES:
         return False
-    texts = [bytes(text) for text in sample.cast(pa.binary()).to_pylist() if text]
-    shared = sum(_measure_common_prefix(a, b) for a, b in pairwise(texts))
-    return shared > SHARED * sum(map(len, texts))
-
-
-def _measure_common_prefix(a: bytes, b: bytes) -> int:
-    """Returns the length in bytes of the common prefix."""
-    n = min(len(a), len(b))
-    differ = int.from_bytes(a[:n]) ^ int.from_bytes(b[:n])
-    return n - (differ.bit_length() + 7) // 8
+    texts = [text for text in sample.combine_chunks().view(pa.binary()).to_pylist() if text]
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    if not len(texts):
+        return False
+    padded = np.array(texts, np.bytes_).view(np.uint8).reshape(len(texts), lengths.max())
+    differs = padded[1:] != padded[:-1]
+    first = np.where(differs.any(axis=1), differs.argmax(axis=1), lengths.max())
+    shared = np.minimum(first, np.minimum(lengths[1:], lengths[:-1]))
+    return bool(shared.sum() > SHARED * lengths.sum())
 
 
 def _has_changes(column: pa.ChunkedArray) -> bool:

@@ -9,13 +9,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from dagster import AssetCheckKey, AssetKey, DagsterInstance
 from kafka import KafkaProducer
 
+from sluice.assets.factory import build
 from sluice.assets.instance.instance import open_instance
+from sluice.assets.runs.run_session import RunSession
 from sluice.pipelines.errors import EntriesLost
 from sluice.pipelines.feed.feed import Feed
 from sluice.resources.local.local_kafka import LocalKafka
@@ -262,14 +265,42 @@ def test_each_output_is_an_asset_and_has_its_checks(project: FeedProject, call: 
         rows = {output: count_rows(instance, AssetKey(["github", output])) for output in COLUMNS}
         assert rows == {"push": len(within), "issues": len(expected["issues"])}
         assert count_rows(instance, AssetKey(["github", "landed"])) == sum(rows.values())
-        names = {"push_contract_numeric": False, "push_schema_drift": False, "schema_drift": False, "no_gaps": True}
-        for name, passed in names.items():
-            key = AssetCheckKey(AssetKey(["github", "landed"]), name)
-            records = instance.event_log_storage.get_asset_check_execution_history(key, limit=50)
+        names = {
+            ("push", "contract_numeric"): False,
+            ("push", "schema_drift"): False,
+            ("issues", "schema_drift"): False,
+            ("landed", "schema_drift"): False,
+            ("landed", "no_gaps"): True,
+        }
+        results: dict[tuple[str, str], dict[str | None, bool]] = {}
+        for (asset, name), passed in names.items():
+            check = AssetCheckKey(AssetKey(["github", asset]), name)
+            records = instance.event_log_storage.get_asset_check_execution_history(check, limit=50)
             events = [r.event.dagster_event for r in records if r.event]
-            results = [e.asset_check_evaluation_data.passed for e in events if e]
-            assert results, name
-            assert all(results) is passed, name
+            evaluations = [e.asset_check_evaluation_data for e in events if e]
+            results[asset, name] = {e.partition: e.passed for e in evaluations}
+            assert evaluations, name
+            assert all(e.passed for e in evaluations) is passed, name
+        key = AssetKey(["github", "push"])
+        oldest = min(instance.get_materialized_partitions(key))
+        newest = max(instance.get_materialized_partitions(key))
+        for tags, partition in (({"dagster/partition": oldest}, oldest), ({}, newest)):
+            checks = execute_checks(project, instance, key, tags)
+            assert {*checks} == {"contract_numeric", "schema_drift"}
+            assert {c.partition for c in checks.values()} == {partition}
+            assert checks["contract_numeric"].passed is results["push", "contract_numeric"][partition]
+
+
+def execute_checks(
+    project: FeedProject, instance: DagsterInstance, key: AssetKey, tags: Mapping[str, str]
+) -> dict[str, dg.AssetCheckEvaluation]:
+    """Execute the checks of an asset, as from its page. Returns the results by name."""
+    own = Project(project.root)
+    job = dg.define_asset_job("look", dg.AssetSelection.checks_for_assets(key))
+    definitions = dg.Definitions.merge(build(own, RunSession(own)), dg.Definitions(jobs=[job]))
+    result = definitions.resolve_job_def("look").execute_in_process(instance=instance, tags=dict(tags))
+    assert result.success
+    return {e.check_name: e for e in result.get_asset_check_evaluations()}
 
 
 def count_rows(instance: DagsterInstance, key: AssetKey) -> int:
