@@ -181,8 +181,9 @@ def _describe_success(view: LedgerView, window: int, judged: Sequence[Judged]) -
 
 def _build_metadata(view: LedgerView, window: int, judged: Sequence[Judged]) -> Metadata:
     quarantined = any(j.outcome.unexpected and j.outcome.quarantines for j in judged)
+    ordered = sorted([j.outcome for j in judged], key=lambda o: (o.passed, not _is_failed(o)))
     return {
-        "expectations": _build_table([j.outcome for j in judged]),
+        "expectations": table([_build_row(o) for o in ordered], _COLUMNS),
         **count_breaches(judged),
         "contract": ", ".join(dict.fromkeys(j.contract for j in judged)) or "none",
         **(
@@ -196,12 +197,6 @@ def _build_metadata(view: LedgerView, window: int, judged: Sequence[Judged]) -> 
 
 def _link_report(page: str | None) -> Metadata:
     return {"report": dg.MetadataValue.path(page)} if page else {}
-
-
-def _build_table(outcomes: Sequence[ExpectationOutcome]) -> dg.TableMetadataValue:
-    """Returns the results as a table, broken ones first."""
-    ordered = sorted(outcomes, key=lambda o: (o.passed, not _is_failed(o)))
-    return table([_build_row(o) for o in ordered], _COLUMNS)
 
 
 _COLUMNS = {

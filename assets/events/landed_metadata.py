@@ -64,11 +64,15 @@ def build_window_metadata(view: LedgerView, window: int) -> Metadata:
     batches = view.list_batches(window)
     of_batches = view.read_facts(batches)
     facts = BatchFacts(view.list_receipts(window), of_batches.traffic)
+    ranges = {k: windows.find_range(view.state, k, window, view.feed.window) for k in sorted(view.state.origins)}
+    by_key = facts.by_partition
     return {
         **_describe_check(view, window),
         "dagster/partition_row_count": facts.counts.landed,
         "dagster/uri": _locate(view, window, 0),
-        "boundaries": _build_boundaries(view, window, facts),
+        "boundaries": _build_range_table(
+            [(k, r, by_key.get(k, BatchFacts(()))) for k, r in ranges.items() if r is not None]
+        ),
         **({"clocks": note} if (note := windows.describe_against(view.state, window, view.feed.window)) else {}),
         **_build_amounts(facts),
         **_build_quality(view, window, facts),
@@ -285,13 +289,6 @@ def _describe_batches(view: LedgerView, batches: Sequence[Batch]) -> Metadata:
         return {"batch": "none: nothing happened in this window", "ledger": view.state.ledger_id}
     several = {"batches": ", ".join(str(b.id) for b in batches)} if len(batches) > 1 else {}
     return several | _describe_batch(view, batches[-1])
-
-
-def _build_boundaries(view: LedgerView, window: int, facts: BatchFacts) -> dg.TableMetadataValue:
-    """Returns the window's offsets in each partition, by class."""
-    ranges = {k: windows.find_range(view.state, k, window, view.feed.window) for k in sorted(view.state.origins)}
-    by_key = facts.by_partition
-    return _build_range_table([(k, r, by_key.get(k, BatchFacts(()))) for k, r in ranges.items() if r is not None])
 
 
 def _build_ranges(facts: BatchFacts) -> dg.TableMetadataValue:

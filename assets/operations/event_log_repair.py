@@ -55,7 +55,12 @@ def _settle_windows(instance: dg.DagsterInstance, view: LedgerView, dry_run: boo
 def _find_unfounded(instance: dg.DagsterInstance, view: LedgerView) -> Iterator[RepairFinding]:
     """Partitions that are green without reason: their window is not complete by the ledger."""
     partitions = instance.get_materialized_partitions(view.keys.landed)
-    windows = sorted(w for w in internals.parse_windows(partitions, view.feed.window) if not _is_founded(view, w))
+    windows = sorted(
+        w
+        for w in internals.parse_windows(partitions, view.feed.window)
+        # The ledger cannot name windows that once had another length.
+        if w not in view.complete and view.feed.window.is_start(w) and not view.is_complete(w)
+    )
     if windows:
         names, name = tuple(map(view.feed.window.name, windows)), view.feed.name
         text = f"{many(len(names), 'window')} green in Dagster and pending by the ledger, {ends(names)}"
@@ -66,8 +71,3 @@ def _find_unfounded(instance: dg.DagsterInstance, view: LedgerView) -> Iterator[
             "or check whether these runs wrote to another lake",
         )
         yield RepairFinding(RepairKind.OVERTOLD, text, remedy=ways, items=names)
-
-
-def _is_founded(view: LedgerView, window: int) -> bool:
-    """Also true for windows that once had another length: the ledger cannot name them."""
-    return window in view.complete or not view.feed.window.is_start(window) or view.is_complete(window)

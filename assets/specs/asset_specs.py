@@ -198,14 +198,9 @@ def _describe_feed(feed: Feed) -> dict[str, Any]:
     return {"group_name": feed.group_name, "owners": list(feed.owners), "tags": dict(feed.tags)}
 
 
-def _build_freshness(feed: Feed) -> dg.FreshnessPolicy:
-    """A policy by the feed's windows: an asset without the last two windows warns, without the last three fails."""
-    length, grace = timedelta(milliseconds=feed.window.length), timedelta(milliseconds=feed.window.grace)
-    return dg.FreshnessPolicy.time_window(fail_window=3 * length + grace, warn_window=2 * length + grace)
-
-
 def _build_landed(feed: Feed) -> dg.AssetSpec:
     columns = columns_of(landed_schema(feed.landed_columns), feed.descriptions, own=feed.columns is None)
+    length, grace = timedelta(milliseconds=feed.window.length), timedelta(milliseconds=feed.window.grace)
     return dg.AssetSpec(
         landed_key(feed.name),
         **_describe_feed(feed),
@@ -213,7 +208,7 @@ def _build_landed(feed: Feed) -> dg.AssetSpec:
         f"The records of `{feed.topics}` as Parquet, each exactly once.",
         kinds={"parquet", "kafka"},
         metadata={} if feed.split else {"dagster/column_schema": columns},
-        freshness_policy=_build_freshness(feed),
+        freshness_policy=dg.FreshnessPolicy.time_window(fail_window=3 * length + grace, warn_window=2 * length + grace),
     )
 
 

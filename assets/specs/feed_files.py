@@ -66,13 +66,13 @@ def recall(feed: Feed, lake: Lake) -> Recalled:
         from sluice.pipelines.ledger import Ledger  # late: completion reads tips only
 
         facts = Facts.of(Ledger(lake, feed.name, lambda: 0, checkpoints=False).read())
-    return Recalled(facts.topics or (), facts.first_window, _read_targets(lake, feed.name))
-
-
-def _read_targets(lake: Lake, feed: str) -> tuple[str, ...]:
-    names = islice(lake.folders(paths.republish_root(feed)), _MAX_TARGETS)
-    plans = (lake.get(paths.republish_plan_path(feed, name)) for name in names)
-    return tuple(sorted({topic for plan in plans if (topic := _parse_target(plan))}))
+    names = islice(lake.folders(paths.republish_root(feed.name)), _MAX_TARGETS)
+    plans = (lake.get(paths.republish_plan_path(feed.name, name)) for name in names)
+    return Recalled(
+        facts.topics or (),
+        facts.first_window,
+        tuple(sorted({topic for plan in plans if (topic := _parse_target(plan))})),
+    )
 
 
 def _parse_target(plan: bytes | None) -> str | None:

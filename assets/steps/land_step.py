@@ -37,7 +37,7 @@ from sluice.assets.steps.commit_step import Context, Events
 from sluice.assets.steps.observe_step import build_topic_metadata, outlook_of, partitions_of, reader_of
 from sluice.pipelines.batch.result import BatchResult, Landed, Skip
 from sluice.pipelines.batch.survey import open_ledger
-from sluice.pipelines.errors import BatchRefused, Failed, SluiceError, WindowOpen
+from sluice.pipelines.errors import BatchRefused, Failed, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
@@ -134,7 +134,8 @@ class LandStep:
         self._plan_windows()
         with self._in_lineage(), self.session.open_ports(self.feed) as ports:
             if error := find_open_error(self.feed, ports, self.request):
-                yield from self._report_all_open(error)
+                self.session.result.error = error
+                yield from self._report_open(OpenWindows.of_request(self.request, self.feed.window))
                 return False
             try:
                 yield from self._land_or_commit(ports)
@@ -206,11 +207,6 @@ class LandStep:
         windows = [w for w in list_requested(self.feed, self.request)[: _PLANNED + 1] if w not in self._windows]
         planned = [self.feed.window.name(w) for w in windows[:_PLANNED] if self.feed.window.is_closed(w, at)]
         internals.plan_partitions(self.context, keys, planned)
-
-    def _report_all_open(self, error: WindowOpen) -> Events:
-        """`error` is the caller's result; in Dagster the run succeeds."""
-        self.session.result.error = error
-        yield from self._report_open(OpenWindows.of_request(self.request, self.feed.window))
 
     def _report_open(self, open_windows: OpenWindows | None) -> Events:
         """Report the open windows of a request: a line in the log, a tag, an observation of the first ones."""

@@ -105,7 +105,10 @@ def reader_of(feed: str, state: State, topic: str, outlook: Outlook) -> TopicRea
 
 def build_topic_metadata(partitions: Sequence[PartitionState], readers: Sequence[TopicReader]) -> Metadata:
     """Returns a topic's state in Kafka, and the lag of each feed in offsets and in time."""
-    lags = {r.feed: [_compute_lag(p, r) for p in partitions] for r in readers}
+    lags = {
+        r.feed: [max(0, p.last_stable_offset - r.frontiers.get(p.partition, p.log_start)) for p in partitions]
+        for r in readers
+    }
     rows: list[dict[str, str | int]] = [
         {
             "partition": p.partition,
@@ -117,7 +120,11 @@ def build_topic_metadata(partitions: Sequence[PartitionState], readers: Sequence
         for i, p in enumerate(partitions)
     ]
     columns = dict.fromkeys(("partition", "leader", "start", "end", *(f"lag of {feed}" for feed in lags)), "int")
-    ages = {r.feed: age for r in readers if (age := _find_age(r, sum(lags[r.feed]))) is not None}
+    ages = {
+        r.feed: age
+        for r in readers
+        if (age := max(r.ages.values(), default=None if sum(lags[r.feed]) else 0)) is not None
+    }
     return {
         "partitions": len(partitions),
         "offsets": sum(p.last_stable_offset - p.log_start for p in partitions),
@@ -126,12 +133,3 @@ def build_topic_metadata(partitions: Sequence[PartitionState], readers: Sequence
         **{f"at_risk_{r.feed}": "\n".join(r.at_risk) for r in readers if r.at_risk},
         "log": table(rows, columns),
     }
-
-
-def _compute_lag(p: PartitionState, reader: TopicReader) -> int:
-    return max(0, p.last_stable_offset - reader.frontiers.get(p.partition, p.log_start))
-
-
-def _find_age(reader: TopicReader, lag: int) -> int | None:
-    """Returns the age (ms) of the oldest pending record in the topic: 0 without any, None if unknown."""
-    return max(reader.ages.values(), default=None if lag else 0)

@@ -206,7 +206,9 @@ def demo(session: Session, options: DemoOptions) -> int:
                 show.stop()
     run.archive_classes()
     took = time.monotonic() - began
-    closing = Text.assemble(*_format_done(took), ". The S3 server and its data are gone; `sluice demo` keeps them.")
+    done = (f" done in {seconds(took)}", "bold")
+    farewell = ". The S3 server and its data are gone; `sluice demo` keeps them."
+    closing = Text.assemble("\n", (" ✓ ", "bold reverse green"), done, farewell)
     session.terminal.show(*([closing] if options.lake == LOCAL_S3 else show.list_closing(options, took)))
     session.terminal.print_document(project=folder, seconds=took, steps=show.steps)
     return 0
@@ -402,7 +404,8 @@ class _Show:
             path = folder.relative_to(Path.cwd())
         except ValueError:
             path = folder
-        sluice, project = _format_command(), f"--project {shlex.quote(str(path))}"
+        sluice = "sluice" if shutil.which("sluice") else os.path.relpath(sys.argv[0])  # `make demo` sets no path
+        project = f"--project {shlex.quote(str(path))}"
         kafka = ("stop Kafka", "stop") if options.keep else ("Kafka again", "start")
         return [
             Text.assemble(
@@ -498,12 +501,3 @@ def _format_text(cell: Any) -> str:
     if cell is None:
         return "–"
     return f"{cell:,}" if isinstance(cell, int | Decimal) else str(cell)
-
-
-def _format_done(took: float) -> tuple[Any, ...]:
-    return "\n", (" ✓ ", "bold reverse green"), (f" done in {seconds(took)}", "bold")
-
-
-def _format_command() -> str:
-    """How to call `sluice` from here: `make demo` does not put it on the path."""
-    return "sluice" if shutil.which("sluice") else os.path.relpath(sys.argv[0])

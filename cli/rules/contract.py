@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.landing.sample import Sample
     from sluice.pipelines.model.plans import OffsetRange
-    from sluice.pipelines.model.receipts import Counts
     from sluice.pipelines.quarantine.limit import Fault
 
 RECORDS = 20_000
@@ -257,7 +256,9 @@ def _format_proposal(
     yield heading(f"Proposed for {feed.dataset}", _sample_line(sample))
     rows = [(p.column, p.type.removeprefix("expect_column_"), _format_kwargs(p.kwargs), p.why) for p in proposals]
     yield table(("column", "expectation", "arguments", "reason"), rows)
-    yield from _format_unfit(faults, sample.counts)
+    if sample.counts.quarantined:
+        yield warn(f"{many(sample.counts.quarantined, 'record')} did not fit the schema and are not in the sample:")
+        yield from (f"    {safe(str(f))}" for f in faults[:5])
     yield good(f"{many(len(proposals), 'expectation')}, all of them warnings, written to {path}")
     yield "  No feed reads this file. Review it, mark critical expectations, then adopt and try it:"
     yield copyable(shlex.join(("mv", str(path), str(adopted))))
@@ -267,12 +268,6 @@ def _format_proposal(
 def _sample_line(sample: Sample) -> str:
     partitions = len({r.offset_range.tp for r in sample.receipts})
     return f"{many(sample.records, 'record')} of {many(partitions, 'partition')}; no record landed"
-
-
-def _format_unfit(faults: Sequence[Fault], counts: Counts) -> Iterator[RenderableType]:
-    if counts.quarantined:
-        yield warn(f"{many(counts.quarantined, 'record')} did not fit the schema and are not in the sample:")
-        yield from (f"    {safe(str(f))}" for f in faults[:5])
 
 
 def _format_kwargs(kwargs: Mapping[str, Any]) -> str:

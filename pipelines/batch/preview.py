@@ -135,7 +135,8 @@ def preview(feed: Feed, ports: Ports, request: Request) -> Preview:
     lost_entries.check_names(ledger, snapshot.state, ports.lake.list(paths.staging_root(feed.name)))
     check_sound(snapshot, request)
     schema_changes.check_one_table(feed, schema_changes.find_shape(feed, snapshot.state), snapshot.state)
-    state, reads = _with_boundaries(call, _with_origins(snapshot), snapshot)
+    origins = [OriginEntry(items=snapshot.new_origins)] if snapshot.new_origins else []
+    state, reads = _with_boundaries(call, snapshot.state.extend(origins), snapshot)
     replaced = find_receipts_replaced(call, snapshot, state)
     pending, refused = planning.find_pending_ranges(request, state, snapshot.partitions, feed.window, replaced)
     plan = plan_for(call, snapshot.cluster_id, pending, state, replaced, build_sizing(feed, ports))
@@ -167,10 +168,6 @@ def compare(feed: Feed, ports: Ports, planned: Preview) -> tuple[Comparison, ...
     leaders = {key.tp: p.leader for key, p in planned.survey.partitions.items()}
     sizes = replace(build_sizing(feed, ports), before=read_tasks_before(ledger, planned.survey.state))
     return assignment.compare([(leaders[s.tp], s) for s in planned.plan.offset_ranges], sizes)
-
-
-def _with_origins(snapshot: Survey) -> State:
-    return snapshot.state.extend([OriginEntry(items=snapshot.new_origins)]) if snapshot.new_origins else snapshot.state
 
 
 def _with_boundaries(call: Call, state: State, snapshot: Survey) -> tuple[State, int]:

@@ -87,6 +87,7 @@ def read_account(
     shape = (shape_named(ledger, state, receipts[-1].format) if receipts else None) or RAW
     earlier = count_earlier_rows(state, batch.request, number)
     results = entry.results if entry else hold_whole(shape, receipts, lake, earlier) if receipts else ()
+    starts, times = set(windows(receipts)), state.boundary_times
     return BatchAccount(
         feed=ledger.feed,
         ledger_id=state.ledger_id,
@@ -104,14 +105,9 @@ def read_account(
         types=columns.texts() if (columns := shape.landed_columns) else {},
         past=(*_before(ledger, state, batch), PastBatch(batch.id, entry.at if entry else None, sum_counts(receipts))),
         why=why,
-        against=_list_against(state, receipts),
+        against=tuple(t for t in sorted(state.against) if t in starts or times[bisect_left(times, t) - 1] in starts),
         is_split=shape.split is not None,
     )
-
-
-def _list_against(state: State, receipts: Sequence[Receipt]) -> tuple[int, ...]:
-    starts, times = set(windows(receipts)), state.boundary_times
-    return tuple(t for t in sorted(state.against) if t in starts or times[bisect_left(times, t) - 1] in starts)
 
 
 def newest(state: State, feed: str) -> int:

@@ -236,15 +236,10 @@ def _marked_value(s: RejectedRecord) -> Iterator[Html]:
         yield value(("…" if s.cut else "") + readable(data))
         return
     end = next((i for i in range(byte + 1, byte + 5) if i >= len(data) or data[i] & 0xC0 != 0x80), byte + 1)
-    yield value(_last(data[:byte], cut_=s.cut))
+    text = data[:byte].decode("utf-8", "backslashreplace").replace("\n", "\\n")
+    yield value(("…" if s.cut or len(text) > 120 else "") + text[-120:])
     yield tag("mark", readable(data[byte:end], 8))
     yield value(readable(data[end:], 120))
-
-
-def _last(data: bytes, limit: int = 120, *, cut_: bool) -> str:
-    """The end of the text before it."""
-    text = data.decode("utf-8", "backslashreplace").replace("\n", "\\n")
-    return ("…" if cut_ or len(text) > limit else "") + text[-limit:]
 
 
 # -- the contract
@@ -377,14 +372,18 @@ def _histogram(p: Profile) -> list[Html]:
 
 def _most_frequent(p: Profile) -> Html:
     largest = p.top[0][1]
-    rows = [[_text(v), lying([(n, "")], largest), number(n), share(n, p.rows)] for v, n in p.top]
+    rows = [
+        [
+            tag("span", "empty text", class_="soft") if not v else value(v, 60),
+            lying([(n, "")], largest),
+            number(n),
+            share(n, p.rows),
+        ]
+        for v, n in p.top
+    ]
     return table(
         f"Most frequent values of {cut(p.name, NAME)}", ["value", "", "rows", "share"], rows, right=["rows", "share"]
     )
-
-
-def _text(v: str) -> Html:
-    return tag("span", "empty text", class_="soft") if not v else value(v, 60)
 
 
 # -- drift

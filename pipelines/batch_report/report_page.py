@@ -49,7 +49,7 @@ from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.model.receipts import SHARES, BrokerTraffic, Counts, PartKind, Receipt, sum_brokers
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.quarantine.limit import check_quarantine
-from sluice.pipelines.status.batch_facts import ACTIVITIES, TopicTraffic
+from sluice.pipelines.status.batch_facts import ACTIVITIES
 from sluice.pipelines.util.units import many, show_about, show_instant, show_window
 from sluice.pipelines.validation.drift import check_drift
 
@@ -427,17 +427,19 @@ def render_lag(behind: Sequence[PartitionLag] | None) -> Html | None:
     ranked = sorted(behind, key=lambda b: (-b.offsets, b.key))
     largest, all_ = ranked[0].offsets, sum(b.offsets for b in ranked)
     table_rows = [
-        [str(b.key), lying([(b.offsets, "")], largest), number(b.offsets), _show_age(b.age)] for b in ranked[:LAGGING]
+        [
+            str(b.key),
+            lying([(b.offsets, "")], largest),
+            number(b.offsets),
+            "not known" if b.age is None else f"{show_about(b.age)} old",
+        ]
+        for b in ranked[:LAGGING]
     ]
     if rest := ranked[LAGGING:]:
         table_rows.append([f"{len(rest):,} more", "", number(sum(b.offsets for b in rest)), ""])
     columns = ["partition", "", "offsets behind", "oldest pending record"]
     note = f"Pending at the end of the batch: {many(all_, 'offset')} in {many(len(ranked), 'partition')}."
     return section("lag", "Lag", table("Lag by partition", columns, table_rows, right=columns[2:]), note=note)
-
-
-def _show_age(ms: int | None) -> str:
-    return "not known" if ms is None else f"{show_about(ms)} old"
 
 
 # -- time
@@ -494,7 +496,10 @@ def render_brokers(a: BatchAccount) -> Html | None:
         broker_rows.append(_render_broker(f"{len(rest):,} more", sum_brokers(rest)))
     columns = ["broker", "fetches", "size", *SHARES, "waiting", "held", "throttled", "moved", "errors"]
     fetching = table("Fetching by broker", columns, broker_rows, right=columns[2:-1])
-    read = [[t.topic, number(t.records), size(t.bytes), _show_behind(t)] for t in a.facts.topics[:BROKERS]]
+    read = [
+        [t.topic, number(t.records), size(t.bytes), "not known" if t.behind is None else number(t.behind)]
+        for t in a.facts.topics[:BROKERS]
+    ]
     topic_columns = ["topic", "records", "size", "behind"]
     notes = (tag("p", line, class_="note") for line in a.facts.broker_notes)
     note = (
@@ -515,10 +520,6 @@ def _render_broker(name: str, b: BrokerTraffic) -> list[str | Html]:
         number(b.moved),
         cut(", ".join(f"{name} {n:,}" for name, n in sorted(b.errors.items())) or "–", 80),
     ]
-
-
-def _show_behind(t: TopicTraffic) -> str:
-    return "not known" if t.behind is None else number(t.behind)
 
 
 # -- history

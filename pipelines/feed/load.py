@@ -490,13 +490,14 @@ def reaching_kafka(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str
     if default and kafka.get("bootstrap") is None:
         data = data | {"kafka": kafka | {"bootstrap": default}}
     login = environ.get(LOCAL_LOGIN)
-    if login and "security_protocol" not in kafka and _local(data, environ):
+    if (
+        login
+        and "security_protocol" not in kafka
+        and "kafka" in data
+        and data["kafka"].get("bootstrap") == environ.get(LOCAL_KAFKA)
+    ):
         data = data | {"kafka": json.loads(Path(login).read_text()) | data["kafka"]}
     return data
-
-
-def _local(data: dict[str, Any], environ: Mapping[str, str]) -> bool:
-    return "kafka" in data and data["kafka"].get("bootstrap") == environ.get(LOCAL_KAFKA)
 
 
 def _validate(data: dict[str, Any], context: dict[str, Any]) -> Feed | tuple[FileProblem, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin
+from typing import NoReturn, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -150,13 +150,13 @@ def _section(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
             within_mapping = False
             continue  # a name that the file chooses
         field = next(f for n, f in model.model_fields.items() if part in (n, f.alias))
-        model = next(t for t in (field.annotation, *get_args(field.annotation)) if _is_model(t))
+        model = next(
+            t
+            for t in (field.annotation, *get_args(field.annotation))
+            if isinstance(t, type) and issubclass(t, BaseModel)
+        )
         within_mapping = get_origin(field.annotation) is dict
     return model
-
-
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def raise_problems(problems: Sequence[tuple[str, FileProblem]], keys: str = "feeds") -> NoReturn:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pydantic import TypeAdapter, ValidationError
 
 from sluice.pipelines.lake import paths
-from sluice.pipelines.model.plans import OffsetRange, to_json
+from sluice.pipelines.model.plans import to_json
 from sluice.pipelines.model.receipts import Receipt, group_by_sharing
 from sluice.pipelines.ports import Lake
 
@@ -26,15 +26,11 @@ def group_by_file(feed: str, batch: int, receipts: Sequence[Receipt]) -> dict[st
     """
     out = {}
     for group in group_by_sharing(receipts):
-        first = min(group, key=lambda r: _get_position(r.offset_range))
+        first = min(group, key=lambda r: (r.offset_range.partition, r.offset_range.start))
         shared = any(p.shared for r in group for p in r.parts)
         path = paths.receipts_path if shared else paths.receipt_path
         out[path(feed, batch, first.attempt, first.offset_range)] = group
     return out
-
-
-def _get_position(s: OffsetRange) -> tuple[int, int]:
-    return s.partition, s.start
 
 
 def put(feed: str, batch: int, receipts: Sequence[Receipt], lake: Lake) -> None:

@@ -103,7 +103,11 @@ def module_of(text: str, root: Path) -> tuple[ModuleType, str]:
         with _also_from(file.parent if file else root):
             module = _of_file(file) if file else importlib.import_module(location)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
-        raise _unloadable(location, file, error) from None
+        at = _place(error, str(file or ""))
+        where = f"{at[0]}, line {at[1]}" if at else location
+        raise UsageError(
+            f"{where}: {type(error).__name__}: {error}", remedy="fix it; nothing was read or changed"
+        ) from None
     return module, name
 
 
@@ -140,12 +144,6 @@ def _also_from(folder: Path) -> Iterator[None]:
         sys.path.remove(str(folder))
 
 
-def _unloadable(path: str, file: Path | None, error: BaseException) -> UsageError:
-    at = _place(error, str(file or ""))
-    where = f"{at[0]}, line {at[1]}" if at else path
-    return UsageError(f"{where}: {type(error).__name__}: {error}", remedy="fix it; nothing was read or changed")
-
-
 def _place(error: BaseException, file: str) -> tuple[str, int] | None:
     """File and line of an error: where it left `file`, or else where it was raised; None if in our own import."""
     if isinstance(error, SyntaxError) and error.filename:
@@ -161,7 +159,8 @@ def _function(module: ModuleType, name: str) -> Callable[[Record], Any]:
     file, candidate = module.__file__, getattr(module, name, None)
     if candidate is None:
         raise UsageError(f"{file} has no function {name}", remedy="name one that it defines at its top level")
-    line = _line_of(candidate)
+    code = getattr(candidate, "__code__", None)
+    line = f", line {code.co_firstlineno}" if code else ""
     if not callable(candidate):
         raise UsageError(f"{file}: {name} is no function", remedy="name one: def fix(record): ...")
     if inspect.iscoroutinefunction(candidate) or inspect.isgeneratorfunction(candidate):
@@ -175,8 +174,3 @@ def _function(module: ModuleType, name: str) -> Callable[[Record], Any]:
         pass
     function: Callable[[Record], Any] = candidate
     return function
-
-
-def _line_of(function: object) -> str:
-    code = getattr(function, "__code__", None)
-    return f", line {code.co_firstlineno}" if code else ""

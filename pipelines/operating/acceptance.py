@@ -304,17 +304,16 @@ def _unlike(
     origins.check_cluster(state, ports.cluster.cluster_id(), feed.name)
     if event is AcceptEvent.GONE:
         there = {p.tp for p in partitions}
-        return {k.tp: (_build_absent(k), None) for k in state.known() if k.tp not in there}
+        return {
+            k.tp: (PartitionState(*k.tp, k.topic_id, -1, -1, log_start=0, last_stable_offset=0, high_watermark=0), None)
+            for k in state.known()
+            if k.tp not in there
+        }
     kind: type[IncarnationChanged] = TopicRecreated if event is AcceptEvent.RECREATED else LogTruncated
     refused = {r.tp: r.error for r in find_changed_logs(feed.name, state, partitions, ports.cluster)}
     still = ports.cluster.topics()  # a recreated topic has other epochs under the same name
     same = [p for p in partitions if still.get(p.topic) == p.topic_id]
     return {p.tp: (p, refused[p.tp]) for p in same if isinstance(refused.get(p.tp), kind)}
-
-
-def _build_absent(key: Key) -> PartitionState:
-    """A partition without a leader and a log."""
-    return PartitionState(*key.tp, key.topic_id, -1, -1, log_start=0, last_stable_offset=0, high_watermark=0)
 
 
 def _entering(
@@ -694,7 +693,12 @@ def accept_group(feed: Feed, ports: Ports, begin: Begin, reason: str) -> Accepte
     entry = _takeover(feed, ports, state, _ForeignGroup(partitions, committed, marks), begin, reason)
     ahead = [at.key for at in entry.committed if at.key in state.origins and at.offset > state.frontier(at.key)]
     skipped = adopt(ledger, ahead, committed, ports.cluster, reason) if begin is Begin.COMMITTED and ahead else ()
-    appended = ledger.append(lambda state: _still_missing(state, entry))
+    # Without origins that somebody else has pinned since.
+    appended = ledger.append(
+        lambda state: entry.model_copy(
+            update={"origins": tuple(o for o in entry.origins if o.key.tp not in state.current)}
+        )
+    )
     begun = appended.entry.origins if appended and isinstance(appended.entry, TakeEntry) else ()
     number = appended.number if appended else -1
     return Accepted(AcceptEvent.GROUP, number, skipped=skipped, moved=entry.committed, begun=begun)
@@ -748,11 +752,6 @@ def _check_of_this_log(
                 topic=mark.tp.topic,
                 partition=mark.tp.partition,
             )
-
-
-def _still_missing(state: State, entry: TakeEntry) -> TakeEntry:
-    """The entry, without origins that somebody else has pinned since."""
-    return entry.model_copy(update={"origins": tuple(o for o in entry.origins if o.key.tp not in state.current)})
 
 
 def _choose_partitions(partitions: Mapping[Key, PartitionState], only: Only) -> dict[Key, PartitionState]:

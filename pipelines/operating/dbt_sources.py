@@ -13,7 +13,6 @@ from sluice.pipelines.contract.catalogue import get_argument, text
 from sluice.pipelines.contract.expectation import Expectation, Severity
 from sluice.pipelines.feed.changes_section import AFTER, ORDER, ChangeFormat, ChangesSettings
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.feed.table_section import WINDOWS_TABLE
 from sluice.pipelines.lake import paths
 from sluice.pipelines.records.rows.row_format import landed_schema
@@ -94,8 +93,9 @@ def build_freshness_query(dataset: Feed, database: str | None = None) -> str:
 
 def _describe_table(dataset: Feed, database: str | None) -> dict[str, Any]:
     description = {"description": dataset.description} if dataset.description else {}
+    longest = dataset.window.length + (HOUR if dataset.window.timezone else 0)  # the day on which summer time ends
     config: dict[str, Any] = {
-        "freshness": {"error_after": {"count": _find_age(dataset.window), "period": "minute"}},
+        "freshness": {"error_after": {"count": -(-(longest + dataset.window.grace) // MINUTE), "period": "minute"}},
         "loaded_at_query": build_freshness_query(dataset, database),
     }
     where: dict[str, Any] = {}
@@ -201,12 +201,6 @@ def _spell_type(t: pa.DataType, of_table: bool) -> str:
         name, begin, end = ("`{}`: ", "struct<", ">") if of_table else ('"{}" ', "struct(", ")")
         return f"{begin}{', '.join(name.format(f.name) + _spell_type(f.type, of_table) for f in t)}{end}"
     return _TYPES[str(t)][of_table]
-
-
-def _find_age(window: WindowSettings) -> int:
-    """Returns the age (minutes) that the newest complete window's end reaches when the next window is due."""
-    longest = window.length + (HOUR if window.timezone else 0)  # the day on which summer time ends
-    return -(-(longest + window.grace) // MINUTE)
 
 
 def _quote_pattern(dataset: Feed, folder: str, ending: str) -> str:

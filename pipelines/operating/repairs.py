@@ -24,7 +24,7 @@ from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.maintenance.expiry import remove_retired
 from sluice.pipelines.model.kafka import Isolation, Key, Range, union
 from sluice.pipelines.model.plans import AskedRange
-from sluice.pipelines.model.receipts import Met, Owner, Part, Verdict
+from sluice.pipelines.model.receipts import Met, Owner, Verdict
 from sluice.pipelines.planning.origins import find_key
 from sluice.pipelines.ports import Lake, Liveness, Ports, Stat
 from sluice.pipelines.publishing import lost_entries, published_files
@@ -105,7 +105,9 @@ def repair(target: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[Repa
     yield from _given_up(target, giving_up)
     yield from _rolled_forward(target)
     yield from _replaced_files(target)
-    yield from _live(target, verdicts)
+    for batch in target.ledger.read().live():
+        met = owners.report_met(target.feed, batch, verdicts.get(batch.owner.token, owners.NEW))
+        yield _waiting(target, batch, met) if met.verdict.dead else _make_finding(RepairKind.AT_WORK, met, met.text)
     yield from _manifests(target)
     yield from _orphans(target)
     yield from _unfinished_writes(target)
@@ -152,12 +154,6 @@ def _given_up(target: RepairTarget, giving_up: Sequence[int]) -> Iterator[Repair
         yield RepairFinding(
             RepairKind.ABANDONED, f"batch {number} ({batch.request}){lost}", "abandoned", items=(str(number),)
         )
-
-
-def _live(target: RepairTarget, verdicts: Verdicts) -> Iterator[RepairFinding]:
-    for batch in target.ledger.read().live():
-        met = owners.report_met(target.feed, batch, verdicts.get(batch.owner.token, owners.NEW))
-        yield _waiting(target, batch, met) if met.verdict.dead else _make_finding(RepairKind.AT_WORK, met, met.text)
 
 
 def _waiting(target: RepairTarget, batch: Batch, met: Met) -> RepairFinding:
@@ -225,7 +221,8 @@ def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
         text = f"{many(len(strangers), 'file')} unknown to the ledger: {ends(strangers)}"
         remedy = "readers of the folder count their rows: check where they come from, then move them elsewhere"
         yield RepairFinding(RepairKind.STRANGER, text, remedy=(remedy,), items=strangers)
-    lacking = [p for p in parts if p.path not in visible and _is_nowhere(target.lake, p)]
+    size = target.lake.size  # parts move from `staged` to `path`: looked for in this order
+    lacking = [p for p in parts if p.path not in visible and size(p.staged) is None and size(p.path) is None]
     replaced = target.ledger.list_replaced(p.path for p in lacking)
     if missing := tuple(p.path for p in lacking if p.path not in replaced):
         text = f"{many(len(missing), 'published file')} missing: {ends(missing)}"
@@ -260,11 +257,6 @@ def find_missing_files(feed: Feed, ports: Ports) -> tuple[list[AskedRange], list
 def _visible(target: RepairTarget) -> set[str]:
     parts = (p for root in paths.visible_roots(target.feed) for p in target.lake.list(root))
     return {p for p in parts if not paths.is_ignored(p)}
-
-
-def _is_nowhere(lake: Lake, part: Part) -> bool:
-    """Returns whether a part is neither staged nor visible. Looks in the order in which parts move."""
-    return lake.size(part.staged) is None and lake.size(part.path) is None
 
 
 # -- leftovers

@@ -273,11 +273,11 @@ def build(
     _check_whole_files(due, replaced)
     size = _compute_range_size(within, sizing)
     ranges = [(o.partition.leader, s) for o in within for s in _cut_ranges(o, size, state, window, sizing.by_time)]
-    return replace(blank, tasks=assignment.assign_tasks(ranges, sizing), replaces=_list_parts(due, replaced))
-
-
-def _list_parts(due: Sequence[PendingRanges], replaced: Sequence[Receipt]) -> tuple[str, ...]:
-    return tuple(sorted({p.path for r in _find_covered(due, replaced) for p in r.parts}))
+    return replace(
+        blank,
+        tasks=assignment.assign_tasks(ranges, sizing),
+        replaces=tuple(sorted({p.path for r in _find_covered(due, replaced) for p in r.parts})),
+    )
 
 
 def _find_covered(due: Sequence[PendingRanges], replaced: Sequence[Receipt]) -> list[Receipt]:

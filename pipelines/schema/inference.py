@@ -271,7 +271,8 @@ class Sampled:
             nodes += min(fields, MOST_FIELDS)
             if nodes > MOST_NODES:
                 break
-            if not self._is_rare(name):
+            # A field of a handful of records that needs a long type stays in `_extra`.
+            if self.fields[name].seen >= RARE * self.objects or len(self.get_type(name)) <= _LONG_TYPE:
                 out[name] = column
         return out
 
@@ -287,10 +288,6 @@ class Sampled:
 
     def get_type(self, name: str) -> str:
         return "json" if name in self.large else self.types.get(name) or self.fields[name].get_type(name)
-
-    def _is_rare(self, name: str) -> bool:
-        """Returns whether a field of a handful of records would need a long type: it is left in `_extra`."""
-        return self.fields[name].seen < RARE * self.objects and len(self.get_type(name)) > _LONG_TYPE
 
     def count(self, value: dict[str, Any] | str) -> None:
         """Count a value as `parse_value` returns it."""

@@ -372,13 +372,6 @@ _ELSEWHERE = {
 _FOREIGN = {word: ours for ours, words in _ELSEWHERE.items() for word in words.split()}
 
 
-def _suggest_type(word: str) -> str:
-    """The type that a word means elsewhere, or the nearest spelling; otherwise all types."""
-    near = get_close_matches(word, [*_NAMED, *_FOREIGN], n=1, cutoff=0.7)
-    chosen = next((w for w in (word, *near) if w in _FOREIGN or w in _NAMED), "")
-    return f"did you mean `{_FOREIGN.get(chosen, chosen)}`?" if chosen else _TYPES
-
-
 class _TypeParser:
     """Parses one type's text by recursive descent. MOST_LEVELS bounds nesting."""
 
@@ -476,7 +469,11 @@ class _TypeParser:
             case None:
                 word = self._text[begin : self._at].strip().lower()
                 self._at = begin
-                raise self._problem("no type that we know", _suggest_type(word))
+                near = get_close_matches(word, [*_NAMED, *_FOREIGN], n=1, cutoff=0.7)
+                chosen = next((w for w in (word, *near) if w in _FOREIGN or w in _NAMED), "")
+                raise self._problem(
+                    "no type that we know", f"did you mean `{_FOREIGN.get(chosen, chosen)}`?" if chosen else _TYPES
+                )
             case Kind.DECIMAL:
                 return self._decimal()
             case Kind.TIMESTAMP | Kind.EPOCH:

@@ -56,17 +56,14 @@ def outside_facts(
     dead = {b.id for b in abandoned}
     running = {w: b.id for b, w in _reserved_windows(state) if b.id not in dead}
     unfinished = {w: b.id for b, w in _reserved_windows(state) if b.id in dead}
-    return OutsideFacts(last_stable_offsets, holders, running, _failed_in_part(ledger, state) | unfinished)
+    entries = map(ledger.publication, state.batches.failed_in_part()[-RECENT:])
+    failures = ((f.offset_range.window, e.batch) for e in entries for f in e.failures)
+    failed = {window: batch for window, batch in failures if window is not None}
+    return OutsideFacts(last_stable_offsets, holders, running, failed | unfinished)
 
 
 def _reserved_windows(state: State) -> Iterator[tuple[Batch, int]]:
     return ((b, s.window) for b, s in state.list_live_ranges() if s.window is not None)
-
-
-def _failed_in_part(ledger: Ledger, state: State) -> dict[int, int]:
-    """By window, the newest batch that failed in part of it and published the rest."""
-    entries = map(ledger.publication, state.batches.failed_in_part()[-RECENT:])
-    return {f.offset_range.window: e.batch for e in entries for f in e.failures if f.offset_range.window is not None}
 
 
 def standings(

@@ -59,7 +59,9 @@ class JsonLines(logging.Formatter):
         own: Mapping[str, Any] = getattr(record, "about", {})
         fields = {**_about.get(), **own}
         line = {
-            "time": _time(record.created),
+            "time": datetime.fromtimestamp(record.created, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             **{key: fields.pop(key, None) for key in ABOUT},
@@ -86,10 +88,6 @@ def restore_handlers(log: logging.Logger) -> Iterator[None]:
     finally:
         for logger in loggers:
             logger.removeHandler(handler)
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Line(logging.Handler):

@@ -234,17 +234,13 @@ def _of_aggregates(
         function, column = rule_of(e).aggregate, e.kwargs["column"]
         value, t = values[function, column], types[column]
         if function in ("min", "max"):
-            yield _of_extreme(e, value, t)
+            low, high = (_read_bound(t, e.kwargs.get(name)) for name in ("min_value", "max_value"))
+            compared = value * literals.PER_UNIT[literals.unit_of(t)] if value is not None and _is_time(t) else value
+            yield Result(e.place, is_between(compared, e, low, high), _format_value(value, t))
         elif function == "count":
             yield _of_number(e, value / table.rows)
         else:
             yield _of_number(e, 0 if function == "sum" and value is None else value)
-
-
-def _of_extreme(e: Expectation, value: Any, t: Type) -> Result:
-    low, high = (_read_bound(t, e.kwargs.get(name)) for name in ("min_value", "max_value"))
-    compared = value * literals.PER_UNIT[literals.unit_of(t)] if value is not None and _is_time(t) else value
-    return Result(e.place, is_between(compared, e, low, high), _format_value(value, t))
 
 
 def _of_number(e: Expectation, value: Number | None) -> Result:
@@ -368,18 +364,14 @@ def _format_value(value: Any, t: Type) -> str:
         return format_number(None)
     try:
         if _is_time(t):
-            return _format_moment(value * literals.PER_UNIT[literals.unit_of(t)])
+            seconds, rest = divmod(value * literals.PER_UNIT[literals.unit_of(t)], 10**9)
+            text = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
+            return text + (f".{rest:09}".rstrip("0") if rest else "") + "Z"
         return (
             str(date(1970, 1, 1) + timedelta(days=value)) if t.kind.family is TypeFamily.DAY else format_number(value)
         )
     except OverflowError:
         return f"{value:,} since 1970"
-
-
-def _format_moment(nanoseconds: int) -> str:
-    seconds, rest = divmod(nanoseconds, 10**9)
-    text = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
-    return text + (f".{rest:09}".rstrip("0") if rest else "") + "Z"
 
 
 _MAX_LINES = 20

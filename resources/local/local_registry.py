@@ -15,7 +15,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -93,7 +93,10 @@ class LocalRegistry:
             record = self._read() or _Record(VERSION, port, management)
             process = spawn(_command(with_java, home, record, self._root), self._root, self._root / _LOG)
             try:
-                self._write(_Record(record.version, record.port, record.management_port, process.pid, process.born))
+                record = replace(record, pid=process.pid, born=process.born)
+                unfinished = self._root / f".{_RECORD}"
+                unfinished.write_text(json.dumps(asdict(record)))
+                unfinished.replace(self._root / _RECORD)
                 if not self._keep:
                     # Its standard input closes when we end.
                     guard = ["/bin/sh", "-c", 'read _; kill "$0"', str(process.pid)]
@@ -134,11 +137,6 @@ class LocalRegistry:
             return _Record(**json.loads((self._root / _RECORD).read_text()))
         except FileNotFoundError:
             return None
-
-    def _write(self, record: _Record) -> None:
-        unfinished = self._root / f".{_RECORD}"
-        unfinished.write_text(json.dumps(asdict(record)))
-        unfinished.replace(self._root / _RECORD)
 
 
 def _command(with_java: Path, home: Path, record: _Record, root: Path) -> list[str | Path]:

@@ -111,7 +111,10 @@ def step(name: str, run: str, **about: str | int | None) -> Iterator[None]:
         span.end()
         _current.reset(inside)
         _run.reset(before)
-        _send(provider)
+        # `force_flush` heeds no time, and the process may exit at once.
+        thread = threading.Thread(target=provider.force_flush, name="sluice-traces", daemon=True)
+        thread.start()
+        thread.join(FLUSH_SECONDS)
 
 
 def current_step() -> StepSpan | None:
@@ -171,13 +174,6 @@ def _nothing() -> Any:
     from opentelemetry.context import Context
 
     return Context()
-
-
-def _send(provider: Any) -> None:
-    """Flush reported spans, with a time limit: the process may exit at once. (`force_flush` heeds no time.)"""
-    thread = threading.Thread(target=provider.force_flush, name="sluice-traces", daemon=True)
-    thread.start()
-    thread.join(FLUSH_SECONDS)
 
 
 @cache

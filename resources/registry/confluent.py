@@ -239,7 +239,9 @@ class RegistryClient:
         else:
             self._collect(references, texts, (), _Compatible(self))
         version = _number(document, "version") if subject else 0
-        return _make_client(id, _type(document), texts, self._text(document), subject, version)
+        kind = document.get("schemaType")  # registries leave out the type of Avro schemas
+        kind = kind if isinstance(kind, str) and kind.isalpha() and len(kind) < 20 else AVRO
+        return _make_client(id, kind, texts, self._text(document), subject, version)
 
     def _collect(
         self, references: Any, texts: dict[_Key, tuple[str, str]], above: tuple[_Key, ...], api: _Compatible | _Apicurio
@@ -479,12 +481,6 @@ def _make_client(
 
 def _version_path(subject: str, version: int | str) -> str:
     return f"/subjects/{quote(subject, safe='')}/versions/{quote(str(version), safe='')}"
-
-
-def _type(document: Any) -> str:
-    """Registries leave out the type of Avro schemas."""
-    type_name = document.get("schemaType")
-    return type_name if isinstance(type_name, str) and type_name.isalpha() and len(type_name) < 20 else AVRO
 
 
 def _number(document: Any, name: str) -> int:

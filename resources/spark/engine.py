@@ -666,7 +666,9 @@ def _context(settings: SparkSettings, output: BinaryIO) -> SparkContext:
     conf = {"spark.master": get_master(settings), "spark.app.name": "sluice"} | _conf(settings)
     if not is_local(settings):
         conf |= executors.conf(settings, conf)
-        _keep(output)
+        while _printed:  # this JVM's output stays readable, that of the one before it goes
+            os.close(_printed.pop())
+        _printed.append(os.dup(output.fileno()))
     begun = jvm.take(settings.conf) if is_local(settings) else None
     gateway = begun.connect() if begun else None
     from pyspark import SparkConf, SparkContext
@@ -685,13 +687,6 @@ def _context(settings: SparkSettings, output: BinaryIO) -> SparkContext:
             with begun.output as printed:
                 output.write(_read_end(printed.fileno()))
             output.flush()
-
-
-def _keep(output: BinaryIO) -> None:
-    """Keep this JVM's output readable while the process lives; drop that of the one before it."""
-    while _printed:
-        os.close(_printed.pop())
-    _printed.append(os.dup(output.fileno()))
 
 
 def _jvm_printed() -> str:

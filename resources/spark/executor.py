@@ -164,7 +164,10 @@ def run(work: TaskWork, numbers: Iterable[int], tried: int | None = None) -> Ite
             for sent in _carried_out(work, task, tried):
                 yield type(sent).__name__, to_json(sent)
             if work.timed:
-                yield TaskTime.__name__, to_json(_time(task, began, tried))
+                yield (
+                    TaskTime.__name__,
+                    to_json(TaskTime(task.index, began, time.time_ns(), tried, socket.gethostname(), os.getpid())),
+                )
 
 
 def call(called: Callable[[int], str], numbers: Iterable[int], tried: int = 0) -> Iterator[Row]:
@@ -211,10 +214,6 @@ def _carried_out(work: TaskWork, task: Task, tried: int) -> list[Outcome | TaskT
         outcomes = run_task(task, assignment, tools, last_try=tried >= work.tries - 1)
         traffic = tools.fetcher.traffic()
         return [*outcomes, traffic] if traffic.brokers else [*outcomes]
-
-
-def _time(task: Task, began: int, tried: int) -> TaskTime:
-    return TaskTime(task.index, began, time.time_ns(), tried, socket.gethostname(), os.getpid())
 
 
 def _count_spark_tries() -> int:

@@ -128,7 +128,9 @@ class Launch:
         if not self._address.is_file():
             self.end()
             return None
-        port, secret = _read(self._address)
+        data = self._address.read_bytes()  # big-endian numbers; a text after its length
+        length = int.from_bytes(data[4:8])
+        port, secret = int.from_bytes(data[:4]), data[8 : 8 + length].decode()
         shutil.rmtree(self._folder, ignore_errors=True)
         there = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
         os.environ.update(there)  # PySpark's way to use a JVM that is already running
@@ -177,13 +179,6 @@ def end() -> None:
 def _deaf() -> None:
     """Ignore interrupts: they are for this process, and the JVM ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _read(where: Path) -> tuple[int, str]:
-    """Read port and secret, as the JVM wrote them: each number big-endian, the text after its length."""
-    data = where.read_bytes()
-    length = int.from_bytes(data[4:8])
-    return int.from_bytes(data[:4]), data[8 : 8 + length].decode()
 
 
 # -- making it

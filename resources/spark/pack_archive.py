@@ -218,12 +218,12 @@ def _normal(name: str) -> str:
 
 
 def _requires(distribution: metadata.Distribution) -> list[str]:
-    return [_parse_name(line) for line in distribution.requires or () if "extra ==" not in line.replace("  ", " ")]
-
-
-def _parse_name(line: str) -> str:
-    """Return the name in a requirement such as `urllib3<3,>=1.25 ; python_version >= "3.10"`."""
-    return re.split(r"[\s<>=!~;\[(]", line.strip(), maxsplit=1)[0]
+    # A requirement is a text such as `urllib3<3,>=1.25 ; python_version >= "3.10"`.
+    return [
+        re.split(r"[\s<>=!~;\[(]", line.strip(), maxsplit=1)[0]
+        for line in distribution.requires or ()
+        if "extra ==" not in line.replace("  ", " ")
+    ]
 
 
 def _ours() -> list[_PackedFile]:

@@ -261,7 +261,10 @@ class ZooKeeperGroups:
         if not consumers and not self._tree.exists(layout.group_path(group)):
             return GroupView(group, ZOOKEEPER, GroupState.DEAD, "consumer", "", broker, ())
         owned: dict[str, list[TopicPartition]] = {c.id: [] for c in consumers}
-        for tp, stream in self._tree.owners(group, self._ownable(group)).items():
+        root = f"{layout.group_path(group)}/owners"
+        names = ((t, p) for t in self._tree.children(root) for p in self._tree.children(f"{root}/{t}"))
+        ownable = [TopicPartition(t, int(p)) for t, p in names if p.isascii() and p.isdigit()]
+        for tp, stream in self._tree.owners(group, ownable).items():
             owned.setdefault(stream.rpartition("-")[0] or stream, []).append(tp)
         by_id = {c.id: c for c in consumers}
         members = tuple(
@@ -294,11 +297,6 @@ class ZooKeeperGroups:
                 self._tree.transact(chunk, f"putting the offsets of group {group} into ZooKeeper")
             except Changed as changed:
                 raise _conflict(group, f"{changed.path}: {changed.what} at the same moment") from None
-
-    def _ownable(self, group: str) -> list[TopicPartition]:
-        root = f"{layout.group_path(group)}/owners"
-        names = ((t, p) for t in self._tree.children(root) for p in self._tree.children(f"{root}/{t}"))
-        return [TopicPartition(t, int(p)) for t, p in names if p.isascii() and p.isdigit()]
 
 
 def _member(consumer: Consumer, owned: list[TopicPartition]) -> GroupMember:

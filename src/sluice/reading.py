@@ -231,10 +231,9 @@ class Windows:
         """
         schemas = dict.fromkeys((self.standing, *self._schemas))
         unified = pa.unify_schemas(list(schemas), promote_options="permissive")
-        return pa.schema([f if self._is_everywhere(f.name) else f.with_nullable(True) for f in unified])
-
-    def _is_everywhere(self, name: str) -> bool:
-        return all(name in s.names for s in self._schemas)
+        return pa.schema(
+            [f if all(f.name in s.names for s in self._schemas) else f.with_nullable(True) for f in unified]
+        )
 
     @cached_property
     def _schemas(self) -> list[pa.Schema]:
@@ -332,7 +331,8 @@ class Windows:
             counted = pa.schema([f.with_type(pa.int64()) if _get_unit(f) == "ms" else f for f in self.schema])
             relation = where.from_arrow(self._dataset(counted)).project(", ".join(map(_time_column_sql, self.schema)))
         else:
-            paths = [_escape_pattern(p) for p in self.paths]
+            # DuckDB would take some characters for a pattern.
+            paths = ["".join(f"[{c}]" if c in "*?[" else c for c in p) for p in self.paths]
             relation = where.read_parquet(paths, union_by_name=True, hive_partitioning=False)
             if any(_get_unit(f) == "ns" for f in self.schema):
                 relation = relation.project(", ".join(_cut_to_microseconds(f) for f in self.schema))
@@ -432,11 +432,6 @@ def _time_column_sql(field: pa.Field) -> str:
     last, kind = (2**63 - 2) // 1000, "timestamptz" if field.type.tz else "timestamp"
     beyond = f"when {name} > {last} then 'infinity'::{kind} when {name} < -{last} then '-infinity'::{kind}"
     return f"case {beyond} else make_{kind}({name} * 1000) end as {name}"
-
-
-def _escape_pattern(path: str) -> str:
-    """The path, escaped: DuckDB would take some of its characters for a pattern."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
 
 
 def _escape_glob(path: str) -> str:

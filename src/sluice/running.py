@@ -331,7 +331,10 @@ class _Crew:
                 for name in [n for n in waiting if self._has_room(n)]:
                     if self._has_room(name):
                         waiting.remove(name)
-                        self._start(name, min(self.how.limits.feeds_at_once, len(names)))
+                        member = self.running[name] = _Member()
+                        share = min(self.how.limits.feeds_at_once, len(names))
+                        body = partial(contextvars.copy_context().run, self._run_member, name, member, share)
+                        threading.Thread(target=body, name=f"sluice-{name}", daemon=True).start()
                 if self.running.keys() != at_work:
                     at_work = frozenset(self.running)
                     self.how.on_change(at_work)
@@ -346,11 +349,6 @@ class _Crew:
         kafka = self.feeds[name].kafka.bootstrap
         with_it = sum(self.feeds[other].kafka.bootstrap == kafka for other in self.running)
         return len(self.running) < self.how.limits.feeds_at_once and with_it < self.how.limits.per_kafka
-
-    def _start(self, name: str, share: int) -> None:
-        member = self.running[name] = _Member()
-        body = partial(contextvars.copy_context().run, self._run_member, name, member, share)
-        threading.Thread(target=body, name=f"sluice-{name}", daemon=True).start()
 
     def _run_member(self, name: str, member: _Member, share: int) -> None:
         @contextmanager

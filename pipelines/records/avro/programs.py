@@ -143,8 +143,9 @@ class _Program:
             # A field of its own name goes before an alias.
             if target is None or target.name in filled or (target.name != f.name and target.name in written):
                 self.emit_skip(f.type)
+                # As a feed spells it. Elements may be null: other writers' may be.
                 self.unknown[f"{path}.{f.name}" if path else f.name] = (
-                    _format_type(f.type) if is_addable(f.type) else ""
+                    str(get_column_type(f.type)).replace(" not null", "") if is_addable(f.type) else ""
                 )
                 continue
             filled.add(target.name)
@@ -193,7 +194,7 @@ class _Program:
         """The first branch that matches best: of the same type, else one that the writer's can become."""
         if w.kind is AvroKind.NULL and any(b.kind is AvroKind.NULL for b in r.inner):
             return  # an unwritten slot is null
-        branch = next((b for b in r.inner if _is_same_type(w, b)), None) or next(
+        branch = next((b for b in r.inner if w.kind is b.kind and _can_become(w, b)), None) or next(
             (b for b in r.inner if _can_become(w, b)), None
         )
         if branch is None:
@@ -421,10 +422,6 @@ def _has_same_name(w: AvroType, r: AvroType) -> bool:
     return w.short == r.short or w.name in r.aliases or w.short in {a.rpartition(".")[2] for a in r.aliases}
 
 
-def _is_same_type(w: AvroType, r: AvroType) -> bool:
-    return w.kind is r.kind and _can_become(w, r)
-
-
 def _can_become(w: AvroType, r: AvroType) -> bool:
     """Returns whether the reader's type may accept the writer's, judged by the two alone."""
     if w.logical and r.logical and (w.logical, w.scale) != (r.logical, r.scale):
@@ -456,11 +453,6 @@ def count_least_bytes(w: AvroType) -> int:
         case AvroKind.UNION:
             return 1 + min(map(count_least_bytes, w.inner))
     return 1  # also for AGAIN: a recursion that ends has a union or a list, which takes a byte, in each turn
-
-
-def _format_type(w: AvroType) -> str:
-    """The type of a column for it, as a feed spells it. Elements may be null: other writers' may be."""
-    return str(get_column_type(w)).replace(" not null", "")
 
 
 def _describe(t: AvroType) -> str:

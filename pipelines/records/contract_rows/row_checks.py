@@ -188,15 +188,13 @@ def _check_lengths(e: Expectation, types: Sequence[pa.DataType]) -> Check:
     allowed = _get_limits(Type(Kind.UINT32), e) if value is None else (int(value), int(value))
     low, high = allowed or (None, -1)
     limits = [None if v is None else scalar(pa.int32(), min(v, _LONGEST)) for v in (low, high)]
-    return _check_values(lambda column: _find_outside(_measure_texts(column), *limits))
+    # Where each character is one byte, the offsets alone tell the length.
+    return _check_values(
+        lambda column: _find_outside(pc.binary_length(column) if is_ascii(column) else pc.utf8_length(column), *limits)
+    )
 
 
 _LONGEST = (1 << 31) - 1
-
-
-def _measure_texts(column: pa.StringArray) -> pa.Array:
-    """Lengths in Unicode characters. Where each character is one byte, the offsets alone tell them."""
-    return pc.binary_length(column) if is_ascii(column) else pc.utf8_length(column)
 
 
 def _check_regex(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Check:

@@ -185,7 +185,7 @@ class Document:
         """Returns the types that a union allows. With `only_one`, a value of two branches is not allowed."""
         value, path, above = entry
         branches = [self.node(v, f"{path}/{i}", above) for i, v in enumerate(_list_schemas(value, path))]
-        others = [b for b in branches if not _is_only_null(b)]
+        others = [b for b in branches if not (b.get("type") in ("null", ["null"]) or _list_values(b) == [None])]
         nulls = [b.or_null for b in branches if b.or_null is not None]
         null = (sum(nulls) == 1 if only_one else any(nulls)) if nulls else None
         refused = [error for b in branches for error in b.refused]
@@ -195,8 +195,12 @@ class Document:
             set(b.keywords) <= {"const", "enum", "type"} and _list_values(b) is not None for b in others
         ):
             values = [v for b in others for v in _list_values(b) or () if v is not None]
-            if only_one:
-                values = [v for v in values if sum(_is_same(v, other) for other in values) == 1]
+            if only_one:  # True is not 1 in JSON
+                values = [
+                    v
+                    for v in values
+                    if sum(v == other and isinstance(v, bool) == isinstance(other, bool) for other in values) == 1
+                ]
             if not values and not null:
                 raise UnusableSchema(path, "allows no value")
             return Subschema(path, {"enum": Keyword(values, path)}, null)
@@ -247,14 +251,6 @@ def _list_schemas(value: Any, path: str) -> list[Any]:
     if not isinstance(value, list) or not value:
         raise UnusableSchema(path, "is no list of schemas")
     return value
-
-
-def _is_only_null(node: Subschema) -> bool:
-    return node.get("type") in ("null", ["null"]) or _list_values(node) == [None]
-
-
-def _is_same(value: Any, other: Any) -> bool:
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _is_null_allowed(node: Subschema) -> bool | None:

@@ -153,7 +153,9 @@ def _diagnose_group(node: SchemaNode, code: int, group: _Misfits) -> Iterator[Dr
     else:
         fitting, wide = _find_wider(node.type, _list_wider(node.type, code), group)
     yield from group.only(fitting).drift(DriftKind.WIDENED, node.path, wide)
-    yield from group.only(~fitting).drift(_WIDENING[code], node.path, _get_unheld_type(node.type))
+    yield from group.only(~fitting).drift(
+        _WIDENING[code], node.path, "string" if node.type.kind is Kind.TIMESTAMP else "float64"
+    )
 
 
 def _find_type(group: _Misfits, code: int) -> str:
@@ -171,11 +173,6 @@ def _find_type(group: _Misfits, code: int) -> str:
         "int64": ~odd,
     }
     return join_texts(*(t for t, there in kinds.items() if there.any()))
-
-
-def _get_unheld_type(t: Type) -> str:
-    """The type of values that no wider type of their field's kind holds."""
-    return "string" if t.kind is Kind.TIMESTAMP else "float64"
 
 
 def _list_wider(t: Type, code: int) -> list[Type]:

@@ -116,7 +116,11 @@ class ProtobufTyper(BinaryTyper):
             if self._wire is WireFormat.GLUE:
                 message = find_numbered_message(file, path - 1)
             else:
-                message = find_message(file, list_indexes(path)) if path else _of_name(file, own.name)
+                message = (
+                    find_message(file, list_indexes(path))
+                    if path
+                    else next((d for d in list_messages(file) if d.full_name == own.name), None)
+                )
             if message is None or message.full_name != own.name:
                 return -(loops.NO_MESSAGE if message is None else loops.OTHER_MESSAGE)
             compare(message, own, self._learn)
@@ -175,11 +179,6 @@ def list_indexes(path: int) -> tuple[int, ...]:
         path, index = divmod(path, loops.INDEX)
         indexes.append(index - 1)
     return tuple(reversed(indexes))
-
-
-def _of_name(file: Any, name: str) -> Any:
-    """The descriptor of that full name in a file; None where there is none."""
-    return next((d for d in list_messages(file) if d.full_name == name), None)
 
 
 class _Piece(SlotPiece):

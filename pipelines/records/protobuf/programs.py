@@ -70,16 +70,14 @@ def _check(w: Any, r: ProtoField, where: str) -> None:
     if not same and kind not in _ALSO_READ.get(r.kind, ()):
         raise IncompatibleMessage(f"{where}: {kind} was written, and {r.kind} is read")
     if r.message is not None:
-        _check_messages(w.message_type, r.message, where)
+        # Messages of other names read each other's fields, unless one of them means more than a struct.
+        more = r.message.meaning in (Meaning.TIME, Meaning.WRAPPER, Meaning.JSON)
+        if (
+            more or w.message_type.full_name.startswith("google.protobuf.")
+        ) and w.message_type.full_name != r.message.name:
+            raise IncompatibleMessage(f"{where}: {w.message_type.full_name} was written, and {r.message.name} is read")
     if is_repeated(w) and not r.repeated:
         raise IncompatibleMessage(f"{where}: a list was written, and one value is read")
-
-
-def _check_messages(w: Any, r: ProtoMessage, where: str) -> None:
-    """Messages of other names read each other's fields, unless one of them means more than a struct."""
-    more = r.meaning in (Meaning.TIME, Meaning.WRAPPER, Meaning.JSON)
-    if (more or w.full_name.startswith("google.protobuf.")) and w.full_name != r.name:
-        raise IncompatibleMessage(f"{where}: {w.full_name} was written, and {r.name} is read")
 
 
 THERE = (PLAIN << (2 * SIZE_BITS)) - (1 << 64)

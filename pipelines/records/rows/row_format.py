@@ -112,17 +112,15 @@ class RawFormat:
         """The chunk, with columns for its topic and partition. Copies nothing but chosen values."""
         columns = {
             **dict(zip(chunk.schema.names, chunk.columns, strict=True)),
-            "topic": _repeat_text(s.topic, chunk.num_rows),
+            "topic": pa.DictionaryArray.from_arrays(
+                fixed_width(pa.int8(), np.zeros(chunk.num_rows, np.int8)), _make_text(s.topic)
+            ),
             "partition": fixed_width(pa.int32(), np.full(chunk.num_rows, s.partition, np.int32)),
         }
         if pa.types.is_dictionary((values := columns["value"]).type):
             columns["value"] = values.dictionary_decode()
         arrays = [columns[name] for name in self.schema.names]
         yield Formatted(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
-
-
-def _repeat_text(text: str, rows: int) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(fixed_width(pa.int8(), np.zeros(rows, np.int8)), _make_text(text))
 
 
 @lru_cache(maxsize=64)
@@ -209,14 +207,13 @@ def refuse_oversized(raw: pa.RecordBatch, detail: str) -> pa.RecordBatch:
     """Raw rows that stand for the records of an oversized batch, completed to rows of `REFUSED`."""
     n = raw.num_rows
     texts = {"stage": Stage.DECODE, "reason": OVERSIZED, "detail": detail}
-    columns = [_repeat(texts[f.name], n) if f.name in texts else pa.nulls(n, f.type) for f in REFUSED][
-        len(raw.schema) :
-    ]
+    columns = [
+        pa.DictionaryArray.from_arrays(fixed_width(pa.int32(), np.zeros(n, np.int32)), text_array([texts[f.name]]))
+        if f.name in texts
+        else pa.nulls(n, f.type)
+        for f in REFUSED
+    ][len(raw.schema) :]
     return pa.RecordBatch.from_arrays([*raw.columns, *columns], schema=REFUSED)
-
-
-def _repeat(text: str, rows: int) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(fixed_width(pa.int32(), np.zeros(rows, np.int32)), text_array([text]))
 
 
 def has_bytes(rows: pa.RecordBatch) -> pa.Array:

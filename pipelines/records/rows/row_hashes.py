@@ -69,14 +69,10 @@ def hash_values(column: pa.Array) -> np.ndarray:
         return hash_rows([(f.name, column.field(i)) for i, f in enumerate(kind)], len(column))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
         return _hash_lists(column)
-    if _is_bytes(kind):
+    tests = (pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string)
+    if any(is_kind(kind) for is_kind in tests):
         return mix(_hash_bytes(column))
     return _hash_numbers(column)
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string)
-    return any(is_kind(kind) for is_kind in tests)
 
 
 def _hash_bytes(column: pa.Array) -> np.ndarray:

@@ -214,7 +214,11 @@ class SharedKafka:
         except SluiceError as error:
             return _Failed(_read_clock(), error)
         partitions = _whole_topics(layout, states)
-        groups = {f.group: _tps(partitions, wanted[f.name]) for f in self.feeds if f.name in wanted and _in_kafka(f)}
+        groups = {
+            f.group: [p.tp for topic in wanted[f.name] for p in partitions.get(topic, ())]
+            for f in self.feeds
+            if f.name in wanted and _in_kafka(f)
+        }
         committed = self._fetch_committed({group: tps for group, tps in groups.items() if tps})
         return Look(began, _read_clock(), layout, topics, partitions, committed)
 
@@ -290,7 +294,11 @@ class SharedCluster:
         look = self._look()
         if look is None or any(name not in look.partitions for name in names):
             return self._own.partitions(names, isolation)
-        return tuple(_under(isolation, p) for name in names for p in look.partitions[name])
+        return tuple(
+            p if isolation is Isolation.READ_COMMITTED else replace(p, last_stable_offset=p.high_watermark)
+            for name in names
+            for p in look.partitions[name]
+        )
 
     def offsets_at(
         self, times: Mapping[TopicPartition, int], max_skew: int | None = None
@@ -394,14 +402,6 @@ def _whole_topics(
     return {topic: tuple(states) for topic, states in topics.items() if topic not in missing}
 
 
-def _tps(partitions: Mapping[str, Sequence[PartitionState]], topics: Iterable[str]) -> list[TopicPartition]:
-    return [p.tp for topic in topics for p in partitions.get(topic, ())]
-
-
 def _in_kafka(feed: Feed) -> bool:
     """Return whether Kafka holds offsets of the feed."""
     return feed.offsets.dual_commit or not feed.offsets.in_zookeeper
-
-
-def _under(isolation: Isolation, p: PartitionState) -> PartitionState:
-    return p if isolation is Isolation.READ_COMMITTED else replace(p, last_stable_offset=p.high_watermark)

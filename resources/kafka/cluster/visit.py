@@ -42,7 +42,9 @@ class KafkaVisit:
     """Checks of one cluster. Opens no connection before the first request; several threads may call it."""
 
     def __init__(self, access: KafkaAccess) -> None:
-        self._address = _hasty(access)
+        limit, client = int(SECONDS * 1000), access.client_settings()
+        bounds = {name: min(limit, client.get(name, limit)) for name in ("bootstrap_timeout_ms", "request_timeout_ms")}
+        self._address = KafkaAddress(access.bootstrap, client | bounds)
         self._wire = Wire(self._address)
         self._coordinators = Coordinators(self._wire, SECONDS)
 
@@ -118,10 +120,3 @@ class KafkaVisit:
             return cluster.configs(()).broker
 
     # -- on the background thread
-
-
-def _hasty(access: KafkaAccess) -> KafkaAddress:
-    """Return the same access with short timeouts."""
-    limit, client = int(SECONDS * 1000), access.client_settings()
-    bounds = {name: min(limit, client.get(name, limit)) for name in ("bootstrap_timeout_ms", "request_timeout_ms")}
-    return KafkaAddress(access.bootstrap, client | bounds)

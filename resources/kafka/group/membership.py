@@ -183,7 +183,8 @@ def _chunks(letters: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
     chunk: list[DeadLetter] = []
     pending = 0
     for letter in letters:
-        size = _size(letter)
+        headers = sum(4 * len(name) + len(value or b"") + _HEADER_OVERHEAD for name, value in letter.headers)
+        size = _RECORD_OVERHEAD + len(letter.key or b"") + len(letter.value or b"") + headers
         if chunk and pending + size > CHUNK_BYTES:
             yield chunk
             chunk, pending = [], 0
@@ -191,11 +192,6 @@ def _chunks(letters: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
         pending += size
     if chunk:
         yield chunk
-
-
-def _size(letter: DeadLetter) -> int:
-    headers = sum(4 * len(name) + len(value or b"") + _HEADER_OVERHEAD for name, value in letter.headers)
-    return _RECORD_OVERHEAD + len(letter.key or b"") + len(letter.value or b"") + headers
 
 
 def _encode(letters: Sequence[DeadLetter]) -> list[SealedBatch]:

@@ -46,14 +46,11 @@ class FeedsScaffolder(dg.Scaffolder[FeedsScaffoldParams]):
         root = request.project_root or request.target_path
         feeds = Path(root) / "feeds"
         feeds.mkdir(parents=True, exist_ok=True)
-        self._write_feed(feeds, request.params)
-        where = {"feeds": "{{ context.project_root }}/feeds"} if request.project_root else {"feeds": "feeds"}
-        dg.scaffold_component(request=request, yaml_attributes=where)
-
-    def _write_feed(self, feeds: Path, params: FeedsScaffoldParams | None) -> None:
-        topic = params.topic if params else None
+        topic = request.params.topic if request.params else None
         if topic and not (path := feeds / f"{topic.replace('.', '_')}.yaml").exists():
             path.write_text(FEED.format(topic=topic))
+        where = {"feeds": "{{ context.project_root }}/feeds"} if request.project_root else {"feeds": "feeds"}
+        dg.scaffold_component(request=request, yaml_attributes=where)
 
 
 def _scope(asset: FeedAsset) -> dict[str, Any]:

@@ -194,7 +194,8 @@ def land(
     clock = MemoryClock(BEGIN)
     ledger = Ledger(target, feed.name, clock, "", _CLUSTER)
     _refuse_real(ledger, lake)
-    _give_up_refused(ledger)
+    for batch in ledger.read().live():  # refused by earlier calls: their messages are gone
+        abandon(ledger, batch.id, "messages of a test")
     state = ledger.read()
     begin = state.boundary_times[-1] if state.boundary_times else feed.window.start_of(BEGIN)
     logs, newest = _build_logs(feed, state, messages, begin)
@@ -235,12 +236,6 @@ def _refuse_real(ledger: Ledger, lake: object) -> None:
         )
 
 
-def _give_up_refused(ledger: Ledger) -> None:
-    """Abandon batches that earlier calls refused, since their messages are gone."""
-    for batch in ledger.read().live():
-        abandon(ledger, batch.id, "messages of a test")
-
-
 def _build_logs(
     feed: Feed, state: State, messages: Iterable[Message], begin: int
 ) -> tuple[dict[TopicPartition, Log], int]:
@@ -254,13 +249,13 @@ def _build_logs(
         tp = TopicPartition(m.topic or _get_only_topic(feed), m.partition)
         records.setdefault(tp, []).append(LogRecord(m.key, m.value, time, tuple(m.headers)))
     starts = {tp: state.frontier(key) for tp, key in state.current.items()}
-    return {tp: log(*_split_batches(batches), start=starts.get(tp, 0)) for tp, batches in records.items()}, max(
-        times, default=begin
-    )
-
-
-def _split_batches(records: Sequence[LogRecord]) -> Iterable[LogBatch]:
-    return (LogBatch(tuple(records[at : at + _BATCH_RECORDS])) for at in range(0, len(records), _BATCH_RECORDS))
+    return {
+        tp: log(
+            *(LogBatch(tuple(batches[at : at + _BATCH_RECORDS])) for at in range(0, len(batches), _BATCH_RECORDS)),
+            start=starts.get(tp, 0),
+        )
+        for tp, batches in records.items()
+    }, max(times, default=begin)
 
 
 def _get_only_topic(feed: Feed) -> str:
