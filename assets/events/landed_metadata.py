@@ -405,7 +405,10 @@ def build_output_metadata(view: LedgerView, window: int) -> Metadata:
 
 def find_unreported_batches(instance: dg.DagsterInstance, view: LedgerView) -> list[Batch]:
     """Returns the batches published since the last `<feed>/committed` that the event log lacks."""
-    reconciled = _read_last_reconciled(instance, view)
+    event = instance.get_latest_materialization_event(view.keys.committed)
+    materialization = event.asset_materialization if event else None
+    ledger, _, number = ((materialization.tags or {}).get(VERSION, "") if materialization else "").partition("/")
+    reconciled = int(number) if ledger == view.state.ledger_id and number.isdigit() else None
     published = view.state.batches.published_since(view.state.last_mark if reconciled is None else reconciled)
     return [
         b
@@ -517,14 +520,6 @@ def require_reported(instance: dg.DagsterInstance, view: LedgerView) -> None:
             + ", ".join(str(b.id) for b in missing[:10]),
             remedy="check that Dagster's storage accepts events, then run again: nothing was committed",
         )
-
-
-def _read_last_reconciled(instance: dg.DagsterInstance, view: LedgerView) -> int | None:
-    """Returns the ledger number in the last `<feed>/committed`; None if there is none of this ledger."""
-    event = instance.get_latest_materialization_event(view.keys.committed)
-    materialization = event.asset_materialization if event else None
-    ledger, _, number = ((materialization.tags or {}).get(VERSION, "") if materialization else "").partition("/")
-    return int(number) if ledger == view.state.ledger_id and number.isdigit() else None
 
 
 def _format_own_version(view: LedgerView, batch: Batch) -> str:

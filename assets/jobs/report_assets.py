@@ -135,7 +135,11 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
         message = _describe_missing(name, missing)
         context.log.warning("%s", message)
         where |= {"missing_windows": len(missing), "missing": message}
-    metadata = _build_metadata(result) | {"rows_read": rows.rows, "seconds": seconds}
+    metadata = {
+        "preview": dg.MetadataValue.md(_format_table(result)),
+        "dagster/partition_row_count": result.num_rows,
+        "dagster/column_schema": columns_of(result.schema),
+    } | {"rows_read": rows.rows, "seconds": seconds}
     return dg.MaterializeResult(metadata=metadata | where, data_version=dg.DataVersion(version))
 
 
@@ -176,14 +180,6 @@ def _write_parquet(result: pa.Table, report: Report, window: int, version: str) 
     sink = pa.BufferOutputStream()
     pq.write_table(result.replace_schema_metadata(what), sink, compression="zstd")
     return bytes(sink.getvalue())
-
-
-def _build_metadata(result: pa.Table) -> Metadata:
-    return {
-        "preview": dg.MetadataValue.md(_format_table(result)),
-        "dagster/partition_row_count": result.num_rows,
-        "dagster/column_schema": columns_of(result.schema),
-    }
 
 
 def _format_table(result: pa.Table) -> str:

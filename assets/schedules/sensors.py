@@ -10,7 +10,7 @@ there. It is off by default.
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -154,7 +154,9 @@ class Tick:
         self.news += [f"not loaded: {e.message}" for e in files.broken.values()]
         self.cursor.reported = {n: state for n, state in self.cursor.reported.items() if n in files.feeds}
         with kept_open(instance), ExitStack() as opened:
-            newest = _read_newest(instance, {self.session.keys(f).landed: f for f in files.feeds})
+            keys = {self.session.keys(f).landed: f for f in files.feeds}
+            entries = (r.asset_entry for r in instance.get_asset_records([*keys]))
+            newest = {keys[e.asset_key]: e.last_materialization_storage_id or 0 for e in entries}
             self.session = opened.enter_context(self.session.sharing(files.feeds.values()))
             for name in self.cursor.order(files.feeds):
                 if clock() > until:
@@ -228,9 +230,3 @@ class Tick:
         head = f"{looked}; findings in {feeds}{rest}" if standing else f"{looked}; no findings"
         more = [f"… {len(self.news) - SHOWN} more in the log"] if len(self.news) > SHOWN else []
         return "\n".join([head, *self.news[:SHOWN], *more])
-
-
-def _read_newest(instance: dg.DagsterInstance, keys: Mapping[dg.AssetKey, str]) -> dict[str, int]:
-    """Returns the storage id of each feed's newest materialization of `landed`. `keys`: the feeds by that asset."""
-    entries = (r.asset_entry for r in instance.get_asset_records([*keys]))
-    return {keys[e.asset_key]: e.last_materialization_storage_id or 0 for e in entries}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -132,7 +132,13 @@ class LandStep:
     def run(self) -> Generator[Any, None, bool]:
         """Land, commit if landing fails, and report. Returns False if all requested windows are open."""
         self._plan_windows()
-        with self._in_lineage(), self.session.open_ports(self.feed) as ports:
+        windows = list_requested(self.feed, self.request)
+        window = (windows[0], self.feed.window.end_of(windows[-1])) if windows else None
+        landing = lineage.Landing(self.feed, self.context.run.run_id, window, self.session.alone)
+        with (
+            lineage.report_landing(landing, lambda: self.session.result.landed),
+            self.session.open_ports(self.feed) as ports,
+        ):
             if error := find_open_error(self.feed, ports, self.request):
                 self.session.result.error = error
                 yield from self._report_open(OpenWindows.of_request(self.request, self.feed.window))
@@ -191,13 +197,6 @@ class LandStep:
         if not self._windows and (self.session.alone or landed.stopped):
             return ()
         return list_settled(self.feed, self.request, landed)
-
-    def _in_lineage(self) -> AbstractContextManager[None]:
-        """Report the rows that the block lands to OpenLineage, if configured."""
-        windows = list_requested(self.feed, self.request)
-        window = (windows[0], self.feed.window.end_of(windows[-1])) if windows else None
-        landing = lineage.Landing(self.feed, self.context.run.run_id, window, self.session.alone)
-        return lineage.report_landing(landing, lambda: self.session.result.landed)
 
     def _plan_windows(self) -> None:
         """Make requested windows red until they are complete, except open ones. Dagster does so for partitions."""
@@ -496,7 +495,9 @@ def log_tasks(landed: Landed) -> None:
 def _log_batch(batch: BatchResult) -> None:
     failed = {f.offset_range: f for f in batch.failures}
     for task, spent in by_task(batch.plan, batch.receipts):
-        with logs.log_context(task=task.index, window=_find_window(task)):
+        windows = {s.window for s in task.offset_ranges}
+        only = windows.pop() if len(windows) == 1 else None
+        with logs.log_context(task=task.index, window=None if only is None else show_window(only)):
             _log_task(task, spent)
             for f in (failed[s] for s in task.offset_ranges if s in failed):
                 _log_failure(f)
@@ -523,10 +524,3 @@ def _log_task(task: Task, spent: WorkTime) -> None:
 def _log_failure(f: RangeFailure) -> None:
     fields = {"offset_range": str(f.offset_range), "error": f.error, "remedy": f.remedy}
     log.error("%s: %s", f.offset_range, f.message, extra={"about": fields})
-
-
-def _find_window(task: Task) -> str | None:
-    """Returns the window of the task's offset ranges if all have the same one."""
-    windows = {s.window for s in task.offset_ranges}
-    only = windows.pop() if len(windows) == 1 else None
-    return None if only is None else show_window(only)

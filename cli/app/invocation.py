@@ -244,7 +244,10 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]
         run.__signature__ = signature  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
         del run.__wrapped__
-        app.command(name, cls=Command, help=_format_help(body), no_args_is_help=False)(run)
+        # Paragraphs flow, `$ …` examples keep their lines.
+        paragraphs = inspect.cleandoc(body.__doc__ or "").split("\n\n")
+        text = "\n\n".join(f"\b\n{p}" if p.startswith("$") else p.replace("\n", " ") for p in paragraphs)
+        app.command(name, cls=Command, help=text, no_args_is_help=False)(run)
         return body
 
     return register
@@ -309,12 +312,6 @@ def _list_fields(parameter: inspect.Parameter) -> list[inspect.Parameter]:
         )
         for f in fields(parameter.annotation)
     ]
-
-
-def _format_help(body: Body) -> str:
-    """The docstring: paragraphs flow, `$ …` examples keep their lines."""
-    paragraphs = inspect.cleandoc(body.__doc__ or "").split("\n\n")
-    return "\n\n".join(f"\b\n{p}" if p.startswith("$") else p.replace("\n", " ") for p in paragraphs)
 
 
 class Harmless(logging.Formatter):

@@ -156,21 +156,16 @@ def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: Dr
         if dry_run or not yes:
             foreseen = decide(replace(ports, lake=Pretended(ports.lake)))
             if not dry_run:
-                _confirm(session, definition, foreseen, options.reason)
+                given_up = sum(r.range.span for r in (*foreseen.lost, *foreseen.skipped, *foreseen.retired))
+                if given_up:
+                    session.terminal.show(*view(definition, foreseen, options.reason, dry_run=True))
+                    session.terminal.confirm(f"Give up {many(given_up, 'offset')} of feed {definition.name}?")
         done = foreseen if dry_run else decide(ports)
     session.terminal.show(*view(definition, done, options.reason, dry_run=dry_run))
     session.terminal.print_document(
         done, applied=not dry_run, feed=feed, reason=options.reason, next=done.next or done.entry + 1
     )
     return 0
-
-
-def _confirm(session: Session, feed: Feed, foreseen: Accepted, reason: str) -> None:
-    """Ask before offsets are given up. Raises UsageError without a terminal, and Failed if the answer is no."""
-    given_up = sum(r.range.span for r in (*foreseen.lost, *foreseen.skipped, *foreseen.retired))
-    if given_up:
-        session.terminal.show(*view(feed, foreseen, reason, dry_run=True))
-        session.terminal.confirm(f"Give up {many(given_up, 'offset')} of feed {feed.name}?")
 
 
 def _accept(feed: Feed, ports: Ports, options: AcceptOptions) -> Accepted:

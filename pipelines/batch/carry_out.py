@@ -26,7 +26,6 @@ from sluice.pipelines.ledger.entries import (
 from sluice.pipelines.model.plans import Plan, Request, RequestKind
 from sluice.pipelines.model.receipts import (
     Fate,
-    Outcome,
     Progress,
     RangeFailure,
     Receipt,
@@ -80,7 +79,11 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     report(Progress("prove", plan.offsets, plan.offsets))
     outcomes = [s for s in sent if not isinstance(s, TaskTraffic)]
     # What tasks report is not believed: the driver reads the files' footers and compares them with the plan.
-    receipts, failures = prove(plan, batch.id, _match_outcomes(plan, outcomes), ports.lake)
+    planned = set(plan.offset_ranges)
+    planned_outcomes = [o for o in outcomes if o.offset_range in planned]
+    silent = planned - {o.offset_range for o in planned_outcomes}
+    missing = (RangeFailure(s, "Failed", "its task ended without an outcome") for s in sorted(silent, key=str))
+    receipts, failures = prove(plan, batch.id, [*planned_outcomes, *missing], ports.lake)
     if plan.request.replace and not failures:
         # Kafka may have lost or compacted records since they landed: a replacement must not have fewer rows.
         landed = read_receipts_meeting(ledger, ledger.read(), ((s.key, s.range) for s in plan.offset_ranges))
@@ -146,15 +149,6 @@ def _find_sound(receipts: Sequence[Receipt], judge: Callable[[Sequence[Receipt]]
     files = {p.path for window in refused for r in by_window[window] for p in r.parts}
     refused |= {w for w, own in by_window.items() if any(p.path in files for r in own for p in r.parts)}
     return [r for r in receipts if r.offset_range.window not in refused]
-
-
-def _match_outcomes(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Returns one outcome for each offset range of the plan: a range without one has failed."""
-    planned = set(plan.offset_ranges)
-    planned_outcomes = [o for o in outcomes if o.offset_range in planned]
-    silent = planned - {o.offset_range for o in planned_outcomes}
-    missing = (RangeFailure(s, "Failed", "its task ended without an outcome") for s in sorted(silent, key=str))
-    return [*planned_outcomes, *missing]
 
 
 def explain_impossible(feed: Feed, request: Request, failures: Sequence[RangeFailure]) -> str:

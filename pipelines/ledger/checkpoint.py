@@ -59,6 +59,7 @@ def dump_state(state: State) -> bytes:
     """Returns the JSON in a checkpoint. `load` accepts it, too."""
     keys = sorted(state.origins)
     index, times = {key: i for i, key in enumerate(keys)}, np.array(state.boundary_times, np.int64)
+    past = state.batches.past
     return json.dumps(
         {
             "format": ERASED_FORMAT if state.erased or state.holds else FORMAT,
@@ -84,7 +85,7 @@ def dump_state(state: State) -> bytes:
             "current": [index[k] for k in state.current.values() if k in index],
             "origins": [state.origins[k].model_dump(exclude={"key"}) for k in keys],
             "batches": _BATCHES.dump_python(list(state.batches.held.values()), mode="json", by_alias=True),
-            "past": _dump_past(state.batches.past),
+            "past": {"requests": _REQUESTS.dump_python(past.requests, mode="json"), "columns": pack(past.columns)},
             **{name: _by_index(getattr(state, name), index) for name in (*_ACCOUNTED, *_ERASED)},
             "commits": _by_index(state.commits, index),
             "intents": _by_index(state.intents, index, sorted),
@@ -175,10 +176,6 @@ def _check_text(value: Any) -> str:
 
 
 # -- columns
-
-
-def _dump_past(past: BatchHistory) -> dict[str, Any]:
-    return {"requests": _REQUESTS.dump_python(past.requests, mode="json"), "columns": pack(past.columns)}
 
 
 def _load_past(raw: dict[str, Any]) -> BatchHistory:

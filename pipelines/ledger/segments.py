@@ -76,14 +76,11 @@ def write(lake: Lake, feed: str, entries: Iterator[tuple[int, bytes]], below: in
     entries_held, size, done = list[tuple[int, bytes]](), 0, 0
     for number, data in entries:
         if entries_held and (len(entries_held) == ENTRIES or size >= BYTES):
-            _put(lake, feed, Segment(number, tuple(entries_held)))
+            segment = Segment(number, tuple(entries_held))
+            lake.put(paths.segment_path(feed, segment.entries[0][0], segment.end), segment.dump())
             entries_held, size, done = [], 0, done + 1
         if number >= below or done == limit:
             break
         entries_held.append((number, data))
         size += len(data)
     return done
-
-
-def _put(lake: Lake, feed: str, segment: Segment) -> None:
-    lake.put(paths.segment_path(feed, segment.entries[0][0], segment.end), segment.dump())

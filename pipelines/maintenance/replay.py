@@ -45,7 +45,6 @@ from sluice.pipelines.model.kafka import Range, union
 from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import (
     Counts,
-    Drift,
     DriftKind,
     Met,
     Owner,
@@ -154,14 +153,10 @@ def _still_there(ledger: Ledger, r: Receipt) -> Iterator[None]:
     except (PartUnreadable, ProofFailed):
         if not ledger.list_replaced([p.path for p in r.parts]):
             raise
-        raise _replaced_meanwhile(r) from None
-
-
-def _replaced_meanwhile(r: Receipt) -> LakeUnavailable:
-    return LakeUnavailable(
-        f"{r.offset_range}: its files were merged, replayed or landed again while its records were checked",
-        remedy="nothing was changed; run it again",
-    )
+        raise LakeUnavailable(
+            f"{r.offset_range}: its files were merged, replayed or landed again while its records were checked",
+            remedy="nothing was changed; run it again",
+        ) from None
 
 
 def _try_records(ports: Ports, r: Receipt, wanted: Filter, shape: Shape, fixer: Fixer | None) -> Trial:
@@ -252,7 +247,11 @@ def replay(feed: Feed, ports: Ports, wanted: Filter, fixer: Fixer | None, owner:
         report(Progress("roll forward"))
         give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
         roll_forward(ledger, ports.lake, feed.name)
-        _tidy(ledger, ports.lake)
+        batches = ledger.read().batches  # notes of abandoned ones are about records that they would have landed
+        for path in list(ports.lake.list(paths.relanded_folder(ledger.feed))):
+            batch = batches.get(paths.relanded_batch(path) or 0)
+            if batch is not None and batch.status is BatchStatus.ABANDONED:
+                ports.lake.remove(path)
         if ledger.read().origins:  # else nothing is in quarantine, and only a landing may begin a ledger
             declare(feed, ledger)
         candidates = find(feed, ports, ledger, wanted, fixer, report)
@@ -268,15 +267,6 @@ def replay(feed: Feed, ports: Ports, wanted: Filter, fixer: Fixer | None, owner:
         run.all(candidates.fitting, candidates.number)
         met = company(feed.name, ledger, ports.liveness, run.busy.values())
     return Replayed(candidates, tuple(run.done), tuple(run.batches), run.busy, met)
-
-
-def _tidy(ledger: Ledger, lake: Lake) -> None:
-    """Remove the notes of abandoned batches about records that they would have landed."""
-    batches = ledger.read().batches
-    for path in list(lake.list(paths.relanded_folder(ledger.feed))):
-        batch = batches.get(paths.relanded_batch(path) or 0)
-        if batch is not None and batch.status is BatchStatus.ABANDONED:
-            lake.remove(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +399,10 @@ class _RangeReplay:
         n = sum(r.span for r in new)
         rows = sum(count_landed(parts).values()) - sum(count_landed(old.parts).values())
         counts = old.counts + Counts(landed=n, quarantined=-n, copies=rows - n)
+        # A field stays missing when no re-landed record has it either.
+        missing = [d.field for d in self._old.drift if d.kind is DriftKind.MISSING]
+        more = tuple(self._sorter.missing[f] for f in missing if f in self._sorter.missing)
+        before = [self._old, replace(self._old, tallies=(), drift=more)]
         receipt = replace(
             old,
             counts=counts,
@@ -417,20 +411,13 @@ class _RangeReplay:
             timings={},
             format=self._by.shape.name,
             tallies=self._sorter.seen.tallies,
-            drift=self._drift(parts),
+            drift=sum_tallies_and_drift(before, count_landed(parts))[1],
             relanded=union((*old.relanded, *new)),
             mended=union((*old.mended, *mended)),
             adopted=False,
         )
         check_account(receipt)
         return receipt
-
-    def _drift(self, parts: Sequence[Part]) -> tuple[Drift, ...]:
-        """The drift seen when the records were read. A field stays missing when no re-landed record has it either."""
-        missing = [d.field for d in self._old.drift if d.kind is DriftKind.MISSING]
-        more = tuple(self._sorter.missing[f] for f in missing if f in self._sorter.missing)
-        before = [self._old, replace(self._old, tallies=(), drift=more)]
-        return sum_tallies_and_drift(before, count_landed(parts))[1]
 
     def _check_same(self, receipt: Receipt) -> None:
         """Read back: apart from re-landed records, the rows of both kinds are unchanged."""

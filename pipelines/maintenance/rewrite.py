@@ -178,18 +178,15 @@ class Rewriting(Generic[P]):
             if kind is not RequestKind.ERASE:  # rows to be erased would be written again, and the batch void
                 groups = [g for g in groups if not any(is_erasing(state, p) for p in g)]
             free = [p for g in groups for p in g]
-            plan = self._plan(state, free)
+            tasks = tuple(Task(i, -1, (p.offset_range,)) for i, p in enumerate(free))
+            replaces = tuple(dict.fromkeys(part.path for p in free for part in p.parts))
+            plan = Plan(self._feed.name, state.cluster, self._how.request, self._feed.isolation, tasks, replaces)
             return PlanEntry(plan=plan, hash=plan.hash, owner=self._owner) if free else None
 
         appended = self._ledger.append(decide)
         if appended is None or not isinstance(appended.entry, PlanEntry):
             return None
         return appended.number, appended.entry.plan, free
-
-    def _plan(self, state: State, pieces: Sequence[P]) -> Plan:
-        tasks = tuple(Task(i, -1, (p.offset_range,)) for i, p in enumerate(pieces))
-        replaces = tuple(dict.fromkeys(part.path for p in pieces for part in p.parts))
-        return Plan(self._feed.name, state.cluster, self._how.request, self._feed.isolation, tasks, replaces)
 
     def _carry_out(self, batch: int, plan: Plan, pieces: Sequence[P]) -> None:
         ledger, lake, feed = self._ledger, self._edges.lake, self._feed.name

@@ -98,7 +98,10 @@ class Sorter:
         mended: list[Any] = [NO_OFFSETS]
         for records, changed in self._records(tried):
             for piece in self._format.convert(self._range, records):
-                self._see(piece)
+                self.seen.add(piece)
+                for d in piece.drift:
+                    if d.kind is DriftKind.MISSING:
+                        self.missing[d.field] = self.missing[d.field] + d if d.field in self.missing else d
                 if piece.landed.num_rows:
                     landed.setdefault(piece.output, []).append(piece.landed)
                     mended.append(np.intersect1d(get_offsets(piece.landed), changed))
@@ -129,12 +132,6 @@ class Sorter:
             self.trial.left_fit += piece.landed.num_rows - piece.copies
             if piece.quarantined is not None:
                 yield piece.output, self._replace_values(rows, piece, NO_OFFSETS)
-
-    def _see(self, piece: Formatted) -> None:
-        self.seen.add(piece)
-        for d in piece.drift:
-            if d.kind is DriftKind.MISSING:
-                self.missing[d.field] = self.missing[d.field] + d if d.field in self.missing else d
 
     def look_at(self, rows: pa.RecordBatch) -> None:
         """Show the contract rows that stay in quarantine."""

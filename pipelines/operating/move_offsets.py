@@ -243,21 +243,17 @@ def expected_offset(state: State, key: Key) -> int | None:
 def refusal(feed: str, group: GroupView, moves: Iterable[Move], target: OffsetTarget) -> SluiceError | None:
     """The error that these moves would raise now, if any."""
     if not group.free:
-        return _group_held_error(group)
+        return GroupHeld(
+            f"group {group.group} has members, it is {group.state}: {group.who()}",
+            remedy="stop its consumers and wait until it is Empty; a run of Sluice leaves it when it has committed. "
+            f"See: sluice groups describe {group.group}",
+        )
     return _beyond(feed, moves, target)
 
 
 def check_ours(ledger: Ledger, moves: Iterable[Move]) -> None:
     """Raises ForeignMarks if another ledger committed one of the offsets that would be overwritten."""
     check_owner(ledger, ledger.read(), {m.tp: m.spot.commit for m in moves})
-
-
-def _group_held_error(group: GroupView) -> GroupHeld:
-    return GroupHeld(
-        f"group {group.group} has members, it is {group.state}: {group.who()}",
-        remedy="stop its consumers and wait until it is Empty; a run of Sluice leaves it when it has committed. "
-        f"See: sluice groups describe {group.group}",
-    )
 
 
 def _beyond(feed: str, moves: Iterable[Move], target: OffsetTarget) -> Refused | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.ports import Cluster, FetchFailed, Ports
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 from sluice.pipelines.records.rows.protected import protect_records
-from sluice.pipelines.records.rows.row_format import Format
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.split_format import SplitFormat
 
@@ -66,7 +65,11 @@ def peek(
             peeked.tables.append(records)
             peeked.states.extend(STABLE if o in visible else hidden for o in records.column("offset").to_pylist())
         if feed.readers or feed.shape.protected:
-            _convert(form, chunks, piece, peeked)
+            for converted in (m for chunk in chunks for m in form.convert(piece, chunk)):
+                peeked.typed.append(pa.Table.from_batches([converted.landed]))
+                if converted.quarantined is not None:
+                    for refused in converted.quarantined.select(["offset", "reason", "field", "detail"]).to_pylist():
+                        peeked.refused[refused.pop("offset")] = refused
         start = end
     return peeked
 
@@ -111,12 +114,3 @@ def _read(
     chunks += every.finish()
     visible += visible_decoder.finish()
     return chunks, frozenset(o for chunk in visible for o in chunk.column("offset").to_pylist())
-
-
-def _convert(form: Format, chunks: Iterable[pa.RecordBatch], piece: OffsetRange, into: Peeked) -> None:
-    """Add the records as the feed reads them, and the reasons of those that do not fit."""
-    for converted in (m for chunk in chunks for m in form.convert(piece, chunk)):
-        into.typed.append(pa.Table.from_batches([converted.landed]))
-        if converted.quarantined is not None:
-            for refused in converted.quarantined.select(["offset", "reason", "field", "detail"]).to_pylist():
-                into.refused[refused.pop("offset")] = refused

@@ -267,7 +267,10 @@ def build(
     if not within:
         return None
     if request.replace and within != due:
-        raise _build_limits_error(due)
+        raise UsageError(
+            f"{sum(o.span for o in due)} offsets exceed the feed's limits of one run, and are replaced only as a whole",
+            remedy="replace less at once (a window, some partitions by --only), or raise `limits` in the feed",
+        )
     if sizing.max_ranges is not None and not request.replace:
         within = _take_oldest_windows(within, sizing, sizing.max_ranges, state)
     _check_whole_files(due, replaced)
@@ -302,13 +305,6 @@ def _check_whole_files(due: Sequence[PendingRanges], replaced: Sequence[Receipt]
                 start=s.start,
                 end=s.end,
             )
-
-
-def _build_limits_error(due: Sequence[PendingRanges]) -> UsageError:
-    return UsageError(
-        f"{sum(o.span for o in due)} offsets exceed the feed's limits of one run, and are replaced only as a whole",
-        remedy="replace less at once (a window, some partitions by --only), or raise `limits` in the feed",
-    )
 
 
 def _limit_pending(pending: Sequence[PendingRanges], sizing: Sizing) -> list[PendingRanges]:

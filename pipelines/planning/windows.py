@@ -186,7 +186,11 @@ def find_due(
     if not behind:
         return []
     since = min(_find_newest(state, k, last) for k in behind)
-    times = _list_times(state, settings, since, last)
+    # The times that other partitions have, then every window's end.
+    boundary_times = state.boundary_times
+    have = boundary_times[bisect_right(boundary_times, since) : bisect_right(boundary_times, last)]
+    newest = max(boundary_times[-1], since)
+    times = [*have, *settings.list_starts(settings.end_of(newest), last + 1)]
     if not times:
         return []  # the clock jumped back: the others' newest boundary is ahead of it
     look = _Lookup(state, cluster, behind, now, settings.max_skew)
@@ -242,14 +246,6 @@ def _find_newest(state: State, key: Key, otherwise: int) -> int:
     """The time of the key's newest boundary, or `otherwise` if it has no windows."""
     pinned = state.boundaries.get(key)
     return pinned[-1][0] if pinned else otherwise
-
-
-def _list_times(state: State, settings: WindowSettings, since: int, last: int) -> Sequence[int]:
-    """The times after `since` up to `last`: those that other partitions have, then every window's end."""
-    boundary_times = state.boundary_times
-    have = boundary_times[bisect_right(boundary_times, since) : bisect_right(boundary_times, last)]
-    newest = max(boundary_times[-1], since)
-    return [*have, *settings.list_starts(settings.end_of(newest), last + 1)]
 
 
 class _BoundaryAnswer(NamedTuple):

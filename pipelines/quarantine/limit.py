@@ -18,7 +18,7 @@ import pyarrow as pa
 from sluice.pipelines.errors import Breach, QuarantineExceeded
 from sluice.pipelines.feed.sections import OnUndecodable, Policies
 from sluice.pipelines.lake import parquet
-from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, sum_counts
+from sluice.pipelines.model.receipts import Counts, PartKind, Receipt, sum_counts
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.row_format import OVERSIZED
 from sluice.pipelines.schema.arrays import int64s, view_int32s
@@ -81,17 +81,15 @@ def check_quarantine(receipts: Sequence[Receipt], policies: Policies, lake: Lake
     if rest := faults[_SAID:]:
         lines.append(f"… and {many(sum(f.records for f in rest), 'record')} for {many(len(rest), 'other reason')}")
     fix = "raise `tuning.task_memory`, " if any(f.kind.reason == OVERSIZED for f in faults) else ""
+    files = {p.staged for p in parts}
+    more = f" and {many(len(files) - 1, 'more file')}" if len(files) > 1 else ""
     raise QuarantineExceeded(
         f"{bad:,} of {all_:,} records ({bad / all_:.1%}) do not fit, more than the feed allows; nothing is published:"
-        "\n    " + "\n    ".join([*lines, f"all are in {_places(parts, lake)}"]),
+        "\n    " + "\n    ".join([*lines, f"all are in {lake.locate(parts[0].staged) + more}"]),
         remedy=f"see them with `sluice peek TOPIC:PARTITION:OFFSET`; {fix}fix the schema or the contract, or "
         f"{_way_out(counts, policies)}, and run again: records already read are reused unless these change",
-        breaches=[_breach(f, all_) for f in faults],
+        breaches=[Breach(f.kind.stage, str(f), f.kind.expectation or "", f.records, all_, (f.first,)) for f in faults],
     )
-
-
-def _breach(f: Fault, checked: int) -> Breach:
-    return Breach(f.kind.stage, str(f), f.kind.expectation or "", f.records, checked, (f.first,))
 
 
 def _exceeds(counts: Counts, policies: Policies) -> bool:
@@ -128,12 +126,6 @@ def list_faults_beyond(counts: Counts, policies: Policies, faults: Sequence[Faul
     return [str(fault) for fault in faults[:_SAID]]
 
 
-def _places(parts: Sequence[Part], lake: Lake) -> str:
-    files = {p.staged for p in parts}
-    more = f" and {many(len(files) - 1, 'more file')}" if len(files) > 1 else ""
-    return lake.locate(parts[0].staged) + more
-
-
 def faults_of(files: Iterable[str], lake: Lake) -> list[Fault]:
     """Returns the faults in quarantined files (lake paths), the most frequent first. Each file counts once.
 
@@ -162,7 +154,12 @@ def _faults(path: str, lake: Lake) -> Iterator[Fault]:
         for rows in _by_partition(batch):
             for kind, records, first in kinds_of(rows):
                 topic, partition = (rows.column(name)[0].as_py() for name in ("topic", "partition"))
-                yield Fault(_printable(kind), records, f"{_plain(topic)}:{partition}:{first}")
+                expectation, field = (text and _plain(text) for text in (kind.expectation, kind.field))
+                yield Fault(
+                    QuarantineKind(_plain(kind.stage), _plain(kind.reason), expectation, field, _plain(kind.detail)),
+                    records,
+                    f"{_plain(topic)}:{partition}:{first}",
+                )
 
 
 def _by_partition(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -191,11 +188,6 @@ def kinds_of(rows: pa.RecordBatch) -> list[tuple[QuarantineKind, int, int]]:
         (QuarantineKind(*(rows.column(n)[int(firsts[g])].as_py() for n in names)), int(counts[g]), int(lowest[g]))
         for g in np.argsort(firsts)
     ]
-
-
-def _printable(kind: QuarantineKind) -> QuarantineKind:
-    expectation, field = (text and _plain(text) for text in (kind.expectation, kind.field))
-    return QuarantineKind(_plain(kind.stage), _plain(kind.reason), expectation, field, _plain(kind.detail))
 
 
 def _plain(text: str) -> str:

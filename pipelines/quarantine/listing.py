@@ -68,7 +68,11 @@ class Filter:
 
     def split(self, rows: pa.RecordBatch, tp: TopicPartition) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """The rows of a partition's quarantine that are meant, and the others."""
-        masks = [_among(rows, name, texts) for name, texts in self._list_conditions() if texts]
+        masks = [
+            pc.is_in(rows.column(rows.schema.get_field_index(name)), value_set=text_array(texts))
+            for name, texts in self._list_conditions()
+            if texts
+        ]
         if self.places:
             offsets = np.array([o for at, o in self.places if at == tp], np.int64)
             masks.append(boolean_array(np.isin(int64s(rows.column(rows.schema.get_field_index("offset"))), offsets)))
@@ -79,10 +83,6 @@ class Filter:
 
     def _list_conditions(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield from (("reason", self.reasons), ("field", self.fields), ("expectation", self.expectations))
-
-
-def _among(rows: pa.RecordBatch, name: str, texts: Sequence[str]) -> pa.Array:
-    return pc.is_in(rows.column(rows.schema.get_field_index(name)), value_set=text_array(texts))
 
 
 # -- counted
@@ -161,7 +161,10 @@ def _counting(receipts: Iterable[Receipt], lake: Lake, wanted: Filter, settings:
     for r in receipts:
         window = None if r.offset_range.window is None else settings.start_of(r.offset_range.window)
         name = None if window is None else settings.name(window)
-        windows[window] = windows.get(window, WindowQuarantine(name)) + _account(name, r)
+        relanded, fixed = sum(x.span for x in r.relanded), sum(x.span for x in r.mended)
+        windows[window] = windows.get(window, WindowQuarantine(name)) + WindowQuarantine(
+            name, r.counts.landed, r.counts.quarantined, relanded, fixed
+        )
         for part in r.of(PartKind.QUARANTINED):
             for kind, records, first in _count_kinds(lake, part, wanted, r.offset_range.tp):
                 group = kinds.get(
@@ -173,11 +176,6 @@ def _counting(receipts: Iterable[Receipt], lake: Lake, wanted: Filter, settings:
     ranked = sorted(groups, key=lambda h: (-h.records, h.start or 0, h.kind.stage, str(h.kind)))
     touched = (w for _, w in sorted(windows.items(), key=lambda x: x[0] or 0) if w.quarantined or w.relanded)
     return Listing(tuple(ranked), tuple(touched))
-
-
-def _account(window: str | None, r: Receipt) -> WindowQuarantine:
-    relanded, fixed = sum(x.span for x in r.relanded), sum(x.span for x in r.mended)
-    return WindowQuarantine(window, r.counts.landed, r.counts.quarantined, relanded, fixed)
 
 
 def _count_kinds(

@@ -171,7 +171,8 @@ class _Comparison:
             first, last = np.concatenate(runs, axis=1)
             order = np.argsort(first, kind="stable")
             for offset in first[order][1:][first[order][1:] <= np.maximum.accumulate(last[order])[:-1]].tolist():
-                self._twice(partition, offset)
+                at = f"{self._plan.wishes.to}:{partition}:{offset}"
+                self._add(RecordDifference("the map names a new coordinate twice", "", at))
 
     def _rows(self, source: int, end: int) -> Iterator[pa.RecordBatch]:
         """The plan's rows of a source from where the last call ended."""
@@ -275,10 +276,6 @@ class _Comparison:
             begins = np.concatenate([[True], np.diff(new) != 1])
             runs = np.stack([new[begins], new[np.concatenate([begins[1:], [True]])]])
             self._named.setdefault(partition, []).append(runs)
-
-    def _twice(self, partition: int, offset: int) -> None:
-        at = f"{self._plan.wishes.to}:{partition}:{offset}"
-        self._add(RecordDifference("the map names a new coordinate twice", "", at))
 
     def _not_sent(self, source: int, offsets: Array) -> None:
         since = inside(offsets, self._replayed[source])

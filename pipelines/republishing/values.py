@@ -421,14 +421,10 @@ def _instant(ticks: int, per_second: int) -> str:
 
 def _number_of(unit: str) -> Callable[[int, int], str]:
     def spell(ticks: int, per_second: int) -> str:
-        return _plain(Decimal(ticks) * _PER_SECOND[unit] / per_second)
+        text = f"{(Decimal(ticks) * _PER_SECOND[unit] / per_second):f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
 
     return spell
-
-
-def _plain(value: Decimal) -> str:
-    text = f"{value:f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _float32(value: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import MAX_PREC, Context, Decimal
@@ -394,16 +394,12 @@ def name_columns(fields: Iterable[str], *, top: bool = False) -> dict[str, str]:
             taken.add(f.casefold())
     for f in fields:
         if f not in columns:
-            columns[f] = _make_name(f, top, taken)
+            stem = re.sub(r"\W+", "_", f).strip("_")[: MOST_NAME // 2] or "field"
+            stem = stem if _nameable(stem, top) else f"record_{stem}"
+            names = (stem, *(f"{stem}_{n}" for n in range(2, MOST_NODES + 2)))
+            columns[f] = next(n for n in names if n.casefold() not in taken)
             taken.add(columns[f].casefold())
     return {f: columns[f] for f in fields}
-
-
-def _make_name(name: str, top: bool, taken: Container[str]) -> str:
-    stem = re.sub(r"\W+", "_", name).strip("_")[: MOST_NAME // 2] or "field"
-    stem = stem if _nameable(stem, top) else f"record_{stem}"
-    names = (stem, *(f"{stem}_{n}" for n in range(2, MOST_NODES + 2)))
-    return next(n for n in names if n.casefold() not in taken)
 
 
 def spell_type(type_text: str, column: str, path: tuple[str, ...] | str) -> str:

@@ -61,7 +61,10 @@ def holds(wide: Type, narrow: Type) -> bool:
         case Kind.LIST | Kind.MAP:
             return holds(wide.fields[0].type, narrow.fields[0].type)
         case Kind.STRUCT:
-            return _members_hold(wide.fields, narrow.fields)
+            # A struct may gain and lose members; those of the same name must hold their values.
+            there = {f.name.casefold(): f for f in wide.fields}
+            both = ((there[f.name.casefold()], f) for f in narrow.fields if f.name.casefold() in there)
+            return all(a.name == b.name and holds(a.type, b.type) for a, b in both)
         case _:
             return True
 
@@ -74,13 +77,6 @@ def _holds_integers(wide: Type, narrow: Type) -> bool:
         return _BITS[wide.kind] > bits
     alike = (wide.kind in SIGNED) is (narrow.kind in SIGNED)
     return wide.kind in _BITS and alike and _BITS[wide.kind] >= bits
-
-
-def _members_hold(wide: tuple[Field, ...], narrow: tuple[Field, ...]) -> bool:
-    """Returns whether members of the same name hold their values. A struct may gain and lose members."""
-    there = {f.name.casefold(): f for f in wide}
-    both = ((there[f.name.casefold()], f) for f in narrow if f.name.casefold() in there)
-    return all(a.name == b.name and holds(a.type, b.type) for a, b in both)
 
 
 def _unit(t: Type) -> str:

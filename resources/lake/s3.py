@@ -100,7 +100,10 @@ class S3Client(StoreClient):
 
         def whole() -> Block:  # an answer that breaks off is requested again
             answer = self.call("get_object", key, **parameters)
-            return _block(answer, answer["Body"].read())
+            data = answer["Body"].read()
+            span, _, size = answer.get("ContentRange", "").removeprefix("bytes ").partition("/")
+            start = int(span.partition("-")[0]) if size else 0
+            return Block(start, data, int(size) if size else len(data), answer["ETag"])
 
         try:
             return self._again(whole, lambda error: isinstance(error, boto.BotoCoreError))
@@ -520,12 +523,6 @@ def _is_transient(error: Exception) -> bool:
     if isinstance(error, boto.ClientError):
         return _code(error) in _CONFLICTS
     return isinstance(error, boto.ResponseStreamingError)
-
-
-def _block(answer: Mapping[str, Any], data: bytes) -> Block:
-    span, _, size = answer.get("ContentRange", "").removeprefix("bytes ").partition("/")
-    start = int(span.partition("-")[0]) if size else 0
-    return Block(start, data, int(size) if size else len(data), answer["ETag"])
 
 
 # -- meaning of failures

@@ -231,7 +231,11 @@ class _Sending:
             self._send(chunk)
             self._end_transaction(chunk) if self._how.transactional_id else self._count(chunk)
             self._progress(self._counts["records"])
-            self._pace()
+            if self._how.rate:
+                ahead = self._counts["records"] / self._how.rate - (time.monotonic() - self._began)
+                if ahead > 0:
+                    self._flush()
+                    time.sleep(ahead)
         self._flush()
         counts = self._counts
         seconds = time.monotonic() - self._began
@@ -270,13 +274,6 @@ class _Sending:
         counts["malformed"] += sum(e.malformed for e in chunk)
         counts["with_headers"] += sum(bool(e.headers) for e in chunk)
         counts["bytes"] += sum(len(e.value or b"") for e in chunk)
-
-    def _pace(self) -> None:
-        if self._how.rate:
-            ahead = self._counts["records"] / self._how.rate - (time.monotonic() - self._began)
-            if ahead > 0:
-                self._flush()
-                time.sleep(ahead)
 
 
 def to_send(events: Sequence[SampleEvent]) -> pa.RecordBatch:

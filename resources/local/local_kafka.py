@@ -197,7 +197,11 @@ class LocalKafka:
                 self._launch(launched)
                 _await_answers(self._nodes())
             except BaseException:
-                self._undo(launched, fresh)
+                _end([node.folder for node in launched], 0)
+                if not self._keep or fresh:
+                    # Nothing was written to a fresh cluster; the next start may choose other ports for it.
+                    self._throw_away()
+                self._dismiss_guard()
                 raise
         return self
 
@@ -364,13 +368,6 @@ class LocalKafka:
         for node in idle:
             launched.append(node)
             node.launch(cluster.keep)
-
-    def _undo(self, launched: list[_BrokerNode], fresh: bool) -> None:
-        _end([node.folder for node in launched], 0)
-        if not self._keep or fresh:
-            # Nothing was written to a fresh cluster; the next start may choose other ports for it.
-            self._throw_away()
-        self._dismiss_guard()
 
     def _throw_away(self) -> None:
         """Remove what we put into the folder, and the folder when nothing else is in it."""

@@ -85,7 +85,10 @@ def _start_time(pid: int) -> str | None:
     """When the process was started, in the system's own words; None when it has ended, reaped or not."""
     stat = Path("/proc", str(pid), "stat")
     if not Path("/proc/self/stat").exists():
-        return _born_by_ps(pid)
+        process = subprocess.run(
+            ["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        return None if not process or process[0] == "Z" else process.split(None, 1)[1]
     try:
         fields = stat.read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -95,10 +98,3 @@ def _start_time(pid: int) -> str | None:
     if state in "ZX" and threads <= 1:
         return None
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{started}"
-
-
-def _born_by_ps(pid: int) -> str | None:
-    process = subprocess.run(
-        ["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return None if not process or process[0] == "Z" else process.split(None, 1)[1]

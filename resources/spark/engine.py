@@ -306,7 +306,10 @@ class SparkEngine:
             reason, remedy = executors.given_up(self._settings, self._ended)
             return Failed(reason, remedy=f"{remedy}; {again}")
         if is_connect(self._settings) and (unreachable := executors.unreachable(self._settings)):
-            return _no_server(self._settings, unreachable, again)
+            return Failed(
+                f"Spark Connect's server at {self._settings.master} was lost under the job: {unreachable}",
+                remedy=f"start it, then {again}",
+            )
         return None
 
     def _salvage(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[executor.Sent]:
@@ -631,13 +634,6 @@ def _no_executors(settings: SparkSettings, ended: spark_errors.Ended, again: str
         f"every executor of {settings.master} was lost, and no other came"
         f" within {units.show_duration(settings.start_timeout)}" + (f"; {reason}" if reason else ""),
         remedy=f"{remedy or 'see whether master and workers run'}; then {again}",
-    )
-
-
-def _no_server(settings: SparkSettings, why: str, again: str) -> Failed:
-    return Failed(
-        f"Spark Connect's server at {settings.master} was lost under the job: {why}",
-        remedy=f"start it, then {again}",
     )
 
 

@@ -297,15 +297,11 @@ class Windows:
         try:
             return self._dataset(self.schema).to_table(columns=columns)
         except (OSError, pa.ArrowException):
-            self._demand_readable()
+            lake = open_lake(self.feed)
+            for file in self._each:  # raises PartUnreadable for the first damaged file
+                for _ in read_batches(lake, file.path, 1 << 16):
+                    pass
             raise
-
-    def _demand_readable(self) -> None:
-        """Raise PartUnreadable for the first damaged file."""
-        lake = open_lake(self.feed)
-        for file in self._each:
-            for _ in read_batches(lake, file.path, 1 << 16):
-                pass
 
     def pandas(self, columns: list[str] | None = None) -> pandas.DataFrame:
         """As `arrow`, in columns that keep Arrow's types: whole numbers with nulls stay whole, times stay exact."""

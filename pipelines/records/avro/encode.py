@@ -40,7 +40,8 @@ def encode_rows(rows: pa.RecordBatch, t: AvroType, wire: WireFormat = WireFormat
     if not t.name and has_no_size(t.fields[0].type, wire):
         (only,) = t.fields
         values = _encode_values(_write_column(columns, only, rows.num_rows), only.type, only.name)
-        return [value[_measure_long(value) :] for value in values]
+        # Behind the varint at the start.
+        return [value[next(n for n, byte in enumerate(value, 1) if byte < 0x80) :] for value in values]
     return join_parts(
         [_encode_values(_write_column(columns, f, rows.num_rows), f.type, f.name) for f in t.fields], rows.num_rows
     )
@@ -178,11 +179,6 @@ def _write_long(value: int) -> bytes:
         rest >>= 7
     out.append(rest)
     return bytes(out)
-
-
-def _measure_long(data: bytes) -> int:
-    """The length of the varint at the start."""
-    return next(n for n, byte in enumerate(data, 1) if byte < 0x80)
 
 
 _SMALL = {n: _write_long(n) for n in range(-_FEW, _FEW)}

@@ -185,12 +185,12 @@ class ContractFormat:
         if self._dropping:
             return replace(piece, landed=landed, dropped=piece.dropped + len(broken.rows))
         offsets = int64s(piece.landed.column(self._offsets))[broken.rows]
-        refused = merge_refused(piece.quarantined, self._quarantine(s, chunk, offsets, broken))
-        return replace(piece, landed=landed, quarantined=refused)
-
-    def _quarantine(self, s: OffsetRange, chunk: pa.RecordBatch, offsets: Array, broken: Broken) -> pa.RecordBatch:
-        """The refused records as they came, and the expectation that each broke."""
+        # The refused records as they came, and the expectation that each broke.
         all_ = int64s(chunk.column(chunk.schema.get_field_index("offset")))
         records = chunk.take(fixed_width(pa.int32(), np.searchsorted(all_, offsets).astype(np.int32)))
         (raw,) = self._raw.convert(s, records)
-        return pa.RecordBatch.from_arrays([*raw.landed.columns, *self._checks.reason_columns(broken)], schema=REFUSED)
+        refused = merge_refused(
+            piece.quarantined,
+            pa.RecordBatch.from_arrays([*raw.landed.columns, *self._checks.reason_columns(broken)], schema=REFUSED),
+        )
+        return replace(piece, landed=landed, quarantined=refused)

@@ -399,7 +399,10 @@ class KafkaCluster:
                     raise failure
                 await patience.trouble(failure)
             except KafkaError as error:
-                raise self._about(tp, error) from None
+                is_topic = tp.partition < 0
+                what = f"topic {tp.topic}" if is_topic else f"partition {tp}"
+                partition = None if is_topic else tp.partition
+                raise self._wire.explain(error, what, Location(tp.topic, partition)) from None
 
     async def _run_round(
         self,
@@ -439,12 +442,6 @@ class KafkaCluster:
     def _worst(failures: Mapping[TopicPartition, KafkaError]) -> tuple[TopicPartition, KafkaError]:
         """Return a failure that no waiting cures, if there is one, else any."""
         return min(failures.items(), key=lambda item: (is_passing(item[1]), item[0]))
-
-    def _about(self, tp: TopicPartition, error: KafkaError) -> SluiceError:
-        is_topic = tp.partition < 0
-        what = f"topic {tp.topic}" if is_topic else f"partition {tp}"
-        partition = None if is_topic else tp.partition
-        return self._wire.explain(error, what, Location(tp.topic, partition))
 
     def _with_id(self, topic: str, topic_id: str) -> str:
         if not topic_id:

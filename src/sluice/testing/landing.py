@@ -193,7 +193,11 @@ def land(
     unlimited = feed.limits.model_copy(update={"records": None, "bytes": None})
     clock = MemoryClock(BEGIN)
     ledger = Ledger(target, feed.name, clock, "", _CLUSTER)
-    _refuse_real(ledger, lake)
+    if (cluster := ledger.read().cluster) not in ("", _CLUSTER):
+        raise UsageError(
+            f"the lake {lake} has rows that feed {ledger.feed} landed from Kafka cluster {cluster}",
+            remedy="land into a folder of the test's own, such as tmp_path",
+        )
     for batch in ledger.read().live():  # refused by earlier calls: their messages are gone
         abandon(ledger, batch.id, "messages of a test")
     state = ledger.read()
@@ -225,15 +229,6 @@ def _open_lake(lake: str | os.PathLike[str] | Lake | None) -> Lake:
     if "://" in str(lake):
         raise UsageError(f"{lake} is no folder", remedy="name a folder, or omit `lake` to land in memory")
     return LocalLake(Path(lake))
-
-
-def _refuse_real(ledger: Ledger, lake: object) -> None:
-    """Refuse a lake with rows from a real Kafka."""
-    if (cluster := ledger.read().cluster) not in ("", _CLUSTER):
-        raise UsageError(
-            f"the lake {lake} has rows that feed {ledger.feed} landed from Kafka cluster {cluster}",
-            remedy="land into a folder of the test's own, such as tmp_path",
-        )
 
 
 def _build_logs(
