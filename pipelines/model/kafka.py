@@ -331,15 +331,12 @@ def encode_topic(name: str) -> str:
     """
     if not is_topic_name(name):
         raise ValueError("not a topic name")
-    signs = [_encode_sign(c, first=i == 0) for i, c in enumerate(name)]
+    signs = [
+        "~~" if c == "-" else f"~{c.lower()}" if c.isupper() or (i == 0 and c in "._") else c
+        for i, c in enumerate(name)
+    ]
     encoded = "".join(signs)
     return encoded if len(encoded) <= MAX_ENCODED else _cut_encoded(name, signs)
-
-
-def _encode_sign(c: str, *, first: bool) -> str:
-    if c == "-":
-        return "~~"
-    return f"~{c.lower()}" if c.isupper() or (first and c in "._") else c
 
 
 def _cut_encoded(name: str, signs: list[str]) -> str:

@@ -205,7 +205,8 @@ def _manifests(target: RepairTarget) -> Iterator[RepairFinding]:
 
 def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
     """Files under `data/` that the ledger does not know, and parts that are missing. They are only reported."""
-    visible = _visible(target)
+    shown = (p for root in paths.visible_roots(target.feed) for p in target.lake.list(root))
+    visible = {p for p in shown if not paths.is_ignored(p)}
     state = target.ledger.read()
     receipts = list_live_receipts(target.ledger, state)
     parts = list({p.path: p for r in receipts for p in r.parts}.values())
@@ -252,11 +253,6 @@ def find_missing_files(feed: Feed, ports: Ports) -> tuple[list[AskedRange], list
         for of in by_key.values()
     )
     return next(there_or_gone), next(there_or_gone)
-
-
-def _visible(target: RepairTarget) -> set[str]:
-    parts = (p for root in paths.visible_roots(target.feed) for p in target.lake.list(root))
-    return {p for p in parts if not paths.is_ignored(p)}
 
 
 # -- leftovers

@@ -243,7 +243,12 @@ class SparkEngine:
 
     def _with_jobs(self, call: Callable[[_Jobs], T]) -> T:
         """Call it with jobs that end when this engine is cancelled, or is without executors for too long."""
-        jobs = self._jobs(self._spark())
+        spark = self._spark()
+        jobs = (
+            _ConnectJobs(spark, self._settings)
+            if is_connect(self._settings)
+            else _ContextJobs(spark, self._settings, self._ended)
+        )
         done = threading.Event()
         threading.Thread(target=self._watch, args=(jobs, done), name="sluice-cancel", daemon=True).start()
         try:
@@ -258,11 +263,6 @@ class SparkEngine:
             return _room(error)
         ways = [spark_errors.ROOM_THERE] if spark_errors.full(error) else []
         return "; ".join([*ways, spark_errors.EXCLUSION] if spark_errors.is_excluded(error) else ways)
-
-    def _jobs(self, spark: Any) -> _Jobs:
-        if is_connect(self._settings):
-            return _ConnectJobs(spark, self._settings)
-        return _ContextJobs(spark, self._settings, self._ended)
 
     def cancel(self) -> None:
         """End the Spark job of this engine: `run` raises Failed. Any thread may call it, at any time."""

@@ -117,7 +117,11 @@ def _get_limits(t: Type, e: Expectation) -> tuple[int | None, int | None] | None
     such at all."""
     per = Fraction(10**t.scale, PER_UNIT.get(t.unit, 1))
     low, high = (None if v is None else Fraction(v) * per for v in _read_bounds(t, e))
-    minimum, maximum = _get_range(t)
+    minimum, maximum = (
+        (1 - 10**t.precision, 10**t.precision - 1)
+        if t.kind is Kind.DECIMAL
+        else whole_range({Kind.TIMESTAMP: Type(Kind.INT64), Kind.DATE: Type(Kind.INT32)}.get(t.kind, t))
+    )
     first = last = None
     if low is not None:
         first = math.floor(low) + 1 if get_argument(e, "strict_min") else math.ceil(low)
@@ -128,12 +132,6 @@ def _get_limits(t: Type, e: Expectation) -> tuple[int | None, int | None] | None
     return (first if first is not None and first > minimum else None), (
         last if last is not None and last < maximum else None
     )
-
-
-def _get_range(t: Type) -> tuple[int, int]:
-    if t.kind is Kind.DECIMAL:
-        return 1 - 10**t.precision, 10**t.precision - 1
-    return whole_range({Kind.TIMESTAMP: Type(Kind.INT64), Kind.DATE: Type(Kind.INT32)}.get(t.kind, t))
 
 
 def _get_float_limits(t: Type, e: Expectation) -> tuple[float | None, float | None]:
@@ -228,7 +226,7 @@ def _check_several(e: Expectation, good: Callable[[Columns], pa.BooleanArray]) -
     ignored = _IGNORED.get(get_argument(e, "ignore_row_if"))
 
     def check(columns: Columns) -> CheckResult:
-        plain = [_decode_plain(c) for c in columns]
+        plain = [c.dictionary.take(c.indices) if pa.types.is_dictionary(c.type) else without_nan(c) for c in columns]
         met = good(plain)
         n = checked = len(met)
         if ignored is not None and any(c.null_count for c in plain):
@@ -242,12 +240,6 @@ def _check_several(e: Expectation, good: Callable[[Columns], pa.BooleanArray]) -
 
 
 _FALSE = scalar(pa.bool_(), False)
-
-
-def _decode_plain(column: pa.Array) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        return column.dictionary.take(column.indices)
-    return without_nan(column)
 
 
 def _check_pair(e: Expectation, types: Sequence[pa.DataType], *, greater: bool) -> Check:

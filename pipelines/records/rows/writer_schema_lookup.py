@@ -190,14 +190,13 @@ class Opener:
     def _number(self, guid: bytes) -> int:
         if guid not in self._guids:
             self._guids[guid] = self._next
-            self._named[self._next] = self._format_guid(guid)
+            self._named[self._next] = (
+                str(UUID(bytes=guid))
+                if self._wire is not WireFormat.APICURIO_HEADERS
+                else f"{[*APICURIO_IDS][guid[0]]}-{int.from_bytes(guid[_NUMBER:], 'big')}"
+            )
             self._next += 1
         return self._guids[guid]
-
-    def _format_guid(self, guid: bytes) -> str:
-        if self._wire is not WireFormat.APICURIO_HEADERS:
-            return str(UUID(bytes=guid))
-        return f"{[*APICURIO_IDS][guid[0]]}-{int.from_bytes(guid[_NUMBER:], 'big')}"
 
 
 def _measure_indexes(data: Array, begins: Array, stops: Array) -> Array:
