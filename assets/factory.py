@@ -113,6 +113,7 @@ def feed_definitions(
     landed = _build_landed(feed, specs, topics.names, windows, session, described)
     committed = _build_committed(feed, specs, windows, session)
     observed = [_build_observation(feed.name, specs, topics, session)] if topics.readers else []
+    # Assets that landing reports together with the rows: they cannot run by themselves.
     others = [_build_reported(specs.quarantined, specs, topics.names, windows)] if quarantines(feed) else []
     split = [s.replace_attributes(deps=[specs.landed.key], partitions_def=windows) for s in specs.outputs.values()]
     for output in (d.output for d in feed.table_feeds):
@@ -121,6 +122,7 @@ def feed_definitions(
     if feed.table and feed.table.current:
         others.append(specs.current.replace_attributes(deps=[specs.tables[""].key]))
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*observed, landed, *split, *others, committed]
+    # Feeds of a project land together, by the shared jobs.
     if not session.steps.lone and feed.schedule != OWN:
         return dg.Definitions(assets=assets)
     return dg.Definitions(

@@ -61,6 +61,7 @@ def settle(
     planned = internals.planned_evaluations(
         instance, [dg.AssetCheckKey(keys.landed, name) for name in (NO_GAPS, FEED_HEALTH)], ()
     )
+    # The usual case: the ledger need not be read.
     if not planned and not any(unreported.values()):
         return {}
     view = open_view()
@@ -73,6 +74,7 @@ def settle(
         for event in events.values():
             instance.report_runless_asset_event(event)
         reported[key] = events.keys()
+    # Evaluations that a run planned and never made keep a check pending in the UI until they are reported.
     for p in (*planned, *_list_planned(instance, feed, keys, reported)):
         if (result := _evaluate(instance, view, p)) is not None:
             internals.evaluate(instance, p.run, result)

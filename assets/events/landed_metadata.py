@@ -490,6 +490,7 @@ def roll_forward(
     missing = missing or find_missing(instance, view, [view.keys.landed])
     runs = " and ".join({b.owner.run: b.owner.describe() for b in missing.batches}.values()) or "a run"
     why = f"rolled forward: {runs} ended before this was recorded here" if missing.batches else REPORTED_LATE
+    # The event log takes its time for each event: a run reports a portion, the next one the rest.
     unknown = missing.windows[view.keys.landed]
     portion = Portion.of(unknown, limit)
     windows = portion.windows | (missing.changed - unknown)

@@ -154,6 +154,7 @@ def execute_job(
     The run belongs to the project's code location, which is not loaded for it: Dagster's UI lists it there, and finds
     the job for a re-execution.
     """
+    # A run created here belongs to the project's job in the UI; Dagster's public way makes an ephemeral job.
     execute, in_memory = find_private("execute_run_iterator"), find_private("InMemoryJob")
     if execute is None or in_memory is None:
         return job.execute_in_process(

@@ -157,6 +157,7 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession) -> Itera
             try:
                 with _cancel_on_interrupt(ports.engine):
                     sent = carry_out(work, None if config.here else ports.engine, report)
+            # The plan and the maps of sent records stay in the lake: the observation has the command that goes on.
             except SluiceError as error:
                 again = f"run this again, or: sluice republish {name} --resume {plan.id}"
                 metadata = _describe_wishes(plan, ports) | {"failed": error.message, "go_on": again}

@@ -128,6 +128,7 @@ def _build_schedule(
         description=description,
     )
     def request_windows(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | RunRequests:
+        # Their windows are requested by the next tick, when Dagster knows that the runs ended.
         if dead := _end_dead_runs(session, context.instance, job):
             runs = ", ".join(run[:8] for run in dead)
             return dg.SkipReason(f"marked as failed, since its process died or never began: run {runs}")
@@ -138,6 +139,7 @@ def _build_schedule(
         try:
             requests = tick.request_runs(context.instance, now)
         except Exception:
+            # The next tick must look again at the feeds of this one.
             policy.forget_look()
             raise
         policy.unread = frozenset(tick.unread)

@@ -283,6 +283,7 @@ class LandStep:
         def books_now() -> LedgerView:
             return commit_step.open_view(session, feed, ledger, ports)
 
+        # First what earlier runs published and did not report: the event log follows the ledger's order.
         rolled = landed_metadata.roll_forward(context.instance, books_now(), landed_metadata.PORTION, run.report)
         if message := rolled.describe(feed.name):
             context.log.info(message)
@@ -305,6 +306,7 @@ class LandStep:
         if landed.refused:
             BatchReports(context.log, ledger, ports.lake).write_refused(context.run.run_id, landed.refused)
         self._write_row(ports, ledger, landed, watched)
+        # Events go last: if the process dies here, the next run rolls them forward.
         yield from self._publish_events(view, landed, rolled)
         yield from self._report_open(landed.open_windows)
         if watched:

@@ -94,6 +94,7 @@ def audit(
     from sluice.resources.open_ports import list_tabled, open_tables
 
     definition = session.feed(feed)
+    # Another question: the records of a target topic, rather than the feed's own offsets.
     if republished_as is not None:
         if options.any:
             raise UsageError("--republished together with another option", remedy="run two audits")
@@ -110,6 +111,7 @@ def audit(
         tables = [stack.enter_context(open_tables(d, ports.lake)) for d in tabled]
         proof = prove_feed(definition, ports, scope, meter, tables)
     report, rescanned = proof.report, options.rescan or options.strict
+    # Decimals that land as floats can only be compared as such.
     rounded = definition.shape.rounded if rescanned else ()
     session.terminal.show(*view(proof, rescanned=rescanned, rounded=rounded))
     session.terminal.print_document(report, rounded=rounded, strict=proof.strict)
@@ -137,6 +139,7 @@ def view(proof: FeedProof, *, rescanned: bool, rounded: Sequence[str]) -> list[R
         "erased",
         "holes",
     )
+    # Classes without an offset have no column.
     columns = [n for n in names if n not in _OPTIONAL or any(r[names.index(n)] != "0" for r in rows)]
     cells = [[r[names.index(n)] for n in columns] for r in rows]
     out: list[RenderableType] = [
@@ -146,6 +149,7 @@ def view(proof: FeedProof, *, rescanned: bool, rounded: Sequence[str]) -> list[R
         out.append(table(columns, limit_rows(cells), right=" ".join(columns[1:])))
     for p in report.problems:
         out += [bad(str(p)), *([f"  → {p.remedy}"] if p.remedy else [])]
+    # One command for all of them is shorter than theirs one by one.
     if sum(bool(p.ranges) for p in report.problems) > 1:
         out.append(f"  → all files that Kafka can replace, in one run: sluice run {report.feed} --missing-files")
     if again := sum(a.relanded for a in report.partitions):
@@ -155,6 +159,7 @@ def view(proof: FeedProof, *, rescanned: bool, rounded: Sequence[str]) -> list[R
         )
     if report.foreign:
         out += _format_foreign(report.foreign)
+    # Former lives of a log: records behind their known end cannot be proved.
     ended = [(a, at) for a in report.partitions if (at := a.ended) is not None]
     for a, at in ended[:SHOWN]:
         text = f"records beyond {count(a.known_end)}, if there were any, are unknown"

@@ -155,8 +155,10 @@ def run(
             "options for a single feed, with several feeds",
             remedy="run one feed, or use only --window, --from, --to and --replace",
         )
+    # Options are checked for all feeds before any of them runs.
     of_feeds = _make_requests(session, names, options)
     skipped = _build_skip(options, skip.skip_to, skip.reason)
+    # A feed file that cannot be read does not stop the others, but fails the command.
     broken = list(session.files.broken.values()) if everything else []
     view = _RunView(session, of_feeds, in_lines=options.windows.start is not None, profile=how.profile)
     _run_all(session, of_feeds, skipped, view)
@@ -172,6 +174,7 @@ def run(
     session.terminal.print_document(
         feeds=of_feeds, failed=failed, left=unreached, broken=broken, took=round(took, 3), exit_code=code
     )
+    # After the output: the next local Spark starts faster, and this run has ended for its caller.
     archive_classes()
     return code
 

@@ -64,6 +64,7 @@ def status(
     """
     feeds = {feed: session.feed(feed)} if feed else dict(session.files.feeds)
     with session.terminal.working("reading ledgers, asking Kafka"):
+        # Feeds share their connections, and are read in parallel: one without an answer does not delay the others.
         if feed:
             statuses = [read_status(session.open_ports, feeds[feed], last)]
         else:
@@ -277,6 +278,7 @@ def _format_detail(status: FeedStatus, terminal: CommandOutput) -> list[Renderab
     outlook = status.outlook
     age, unstable = outlook.age if outlook else None, sum(p.unstable for p in status.partitions)
     out: list[RenderableType] = [heading(status.feed, outlooks.behind(status.lag, age, unstable))]
+    # Overdue transactions are among the findings.
     young = [h for h in status.held_back if not h.overdue]
     problems = [
         *(line for f in status.findings for line in outlooks.show_problem(f.text, f.remedy, severe=f.severe)),

@@ -78,6 +78,7 @@ def ui(
     broken = _list_broken(session)
     address = f"http://{HOST}:{_free_port(port)}"
     with _ending_servers() as servers:
+        # Stamps from before the start: a file that changes during it is loaded again.
         changes = Changes(project, read_stamps(project))
         with session.terminal.working("starting Dagster"):
             _start(project, address, servers)

@@ -61,9 +61,11 @@ def print_sources(
     if not chosen:
         raise UsageError(f"no feed in {session.project.feeds_folder}", remedy="sluice init")
     document = describe_sources(chosen, database)
+    # Comments name what dbt does not test, so that green tests are not taken for the whole contract.
     untested = {d.dataset: texts for feed in chosen for d in feed.datasets if (texts := list_untested(d))}
     lines = ["# By `sluice dbt sources`. Do not edit: it is written again after changes of feeds."]
     lines += [f"# {name}, not tested: {one}" for name, texts in untested.items() for one in texts]
+    # Keys stay in the order in which a person would write them.
     lines += yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120).splitlines()
     if output is None:
         session.terminal.lines(lines)

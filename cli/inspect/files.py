@@ -47,6 +47,7 @@ def files(
     with session.open_ports(definition) as ports:
         starts = windows.parse(definition.window, ports.clock())
         listed = list_files(definition, ports.lake, starts, kind, partial=partial)
+    # Addresses only, a line each: other programs read them.
     session.terminal.lines(f.address for f in order_files(listed))
     session.terminal.print_document(
         feed=feed,

@@ -104,6 +104,7 @@ def metrics(
     if pause == 0:
         raise UsageError(f"--every {every} is no pause", remedy="use a time such as 30s")
 
+    # Feeds are read anew each time: an exporter outlives changes of their files.
     def take() -> list[Figure]:
         chosen, broken = _choose_feeds(session, feeds or [])
         return take_figures(session, chosen, broken, last)

@@ -84,15 +84,18 @@ def peek(
     from sluice.resources.registry.confluent import writers_of
 
     tp, offset = parsing.parse_record(start)
+    # Without a feed, the first that reads the topic: its Kafka, format and protection.
     source = session.feed(feed) if feed else _find_reader(session, tp.topic)
     if follow:
         _follow(session, source, tp, offset, number)
         return
     with session.terminal.working("reading"), session.open_ports(source) as ports:
+        # A look writes nothing: schemas that the registry gives are not kept in the lake.
         writers = writers_of(source, ports.lake, keep=False)
         peeked = peek_records(source, ports, tp, offset, number or SHOWN, writers)
         records = list(_list_records(peeked))
     session.terminal.show(*_view(tp, peeked.partition, records))
+    # Without a schema, a record has no `fields`.
     documents = [
         record_document(row) | ({} if fields is None else {"fields": fields}) | {"state": state or "stable"}
         for row, state, fields in records

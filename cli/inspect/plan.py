@@ -51,6 +51,7 @@ def plan(session: Session, feed: FeedName, options: WorkOptions, compare: Compar
     typed = options.requests(session, definition)
     requests = typed.requests
     with session.terminal.working("querying Kafka"), session.open_ports(definition) as ports:
+        # Several requests are several runs, each planned as if it were the next one.
         previewed = [previews.preview(definition, ports, request) for request in requests]
         compared = [previews.compare(definition, ports, request) if compare else () for request in previewed]
     if options.windows.start or len(requests) > 1:

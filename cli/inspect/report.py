@@ -64,6 +64,7 @@ def report(
     $ sluice report orders --batch 42 --json
     $ sluice report --all
     """
+    # A window makes a page of an hour; a batch, or neither of them, that of a batch.
     if everything != (feed is None):
         raise UsageError("one feed or all of them", remedy="name a feed: sluice report FEED; or: sluice report --all")
     if feed is None:

@@ -44,11 +44,13 @@ def acls(
         rights = rights_to_republish(republish, f"sluice-republish-{feed}-", all_of=True)
     if principal is not None and not all(principal.partition(":")):
         raise UsageError(f"{principal!r} is not a principal", remedy=f"write --principal User:{principal.strip(':')}")
+    # Without --principal, the one by which the feed logs in.
     who = Grantee(principal, definition.kafka.bootstrap) if principal else grantee(definition.kafka)
     rows = [
         (r.operation, r.kind.replace("-", " "), f"{r.name}…" if r.pattern == "prefixed" else r.name, r.need)
         for r in rights
     ]
+    # A right that only improves messages may be refused by an administrator.
     needed, helpful = ([r for r in rights if r.optional is optional] for optional in (False, True))
     session.terminal.show(
         heading(f"Feed {feed}", f"commit: {definition.commit}, as {who.principal}"),

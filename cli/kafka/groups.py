@@ -210,6 +210,7 @@ def watch(
                 lasted = "" if event.seconds is None else f" (after {numbers.seconds(event.seconds)})"
                 session.terminal.lines([f"{show_instant(event.at)}  {event.change.text}{lasted}"])
                 session.terminal.print_document(event, group=wanted)
+            # Without --until, only Ctrl-C or the timeout ends it, and neither is a failure.
             if awaited and view.state == awaited:
                 return 0
             if deadline is not None and time.monotonic() >= deadline:

@@ -76,6 +76,7 @@ def start(session: Session, brokers: Brokers = None, secure: Secure = False, reg
 
     project = _find_project(session)
     folder = project.kafka_folder
+    # A cluster that was started before goes on as it was.
     if (folder / "cluster.json").exists():
         standing = LocalKafka.attach(folder)
         brokers, secure = brokers or len(standing.broker_ids), secure or standing.secured is not None

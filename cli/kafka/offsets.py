@@ -419,6 +419,7 @@ def _reset(session: Session, feed: Feed, aim: OffsetTarget | Path, options: Move
             target = OffsetTarget(Aim.FILE, offsets=read_offsets(aim, context)) if isinstance(aim, Path) else aim
             plan = plan_moves(context, target, tuple(map(parsing.parse_partition, options.only or ())))
         moves, refused, done = plan.moves, plan.refused, None
+        # The plan is shown before the question, and once only.
         if not options.dry_run and refused is None:
             if not options.yes and moves:
                 session.terminal.show(*_view_moves(context, plan), *_explain_moves(context, moves))

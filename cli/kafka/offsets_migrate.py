@@ -62,8 +62,10 @@ def migrate(
             logs = _list_logs(definition, ports.cluster, tuple(map(parsing.parse_partition, only or ())))
             plan = migrating.plan(stores, source, logs)
             refused = migrating.refusal(definition.name, definition.group, plan)
+            # Consumers that run now would move offsets during the copy.
             if refused is None and (used := migrating.in_use(stores)):
                 refused = migrating.held_error(definition.group, used)
+        # One refused partition refuses all: a group must not continue from two stores.
         sound = not plan.of(*migrating.REFUSED)
         ask = sound and not (dry_run or yes) and bool(plan.of(migrating.MigrationAction.MOVE))
         if ask:
@@ -72,6 +74,7 @@ def migrate(
             session.terminal.confirm(f"Copy {moves} of group {definition.group} to {plan.target}?")
         if sound and not dry_run:
             with session.terminal.working("copying offsets"):
+                # It plans again under its lock: offsets may have moved while somebody read the question.
                 plan, refused = migrating.migrate(definition.name, stores, source, logs), None
             done = True
     if not ask:

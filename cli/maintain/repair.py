@@ -69,6 +69,7 @@ def repair(
         )
     feeds = [session.feed(feed)] if feed else list(session.files.feeds.values())
     findings: dict[str, list[RepairFinding]] = {}
+    # Dagster's event log is opened once for all feeds.
     with session.open_dagster() as instance:
         dagster = "" if instance is None else ", Dagster's event log"
         for one in feeds:
@@ -76,6 +77,7 @@ def repair(
                 meter(Progress(f"checking {one.name}: ledger, lake{dagster}"))
                 findings[one.name] = look(session, one, instance, abandon or (), meter, dry_run=dry_run)
             session.terminal.show(*view(one.name, findings[one.name], dry_run=dry_run))
+    # Folders of this machine, whichever feed their processes worked for.
     temporary = scratch.dead() if dry_run else scratch.clear()
     texts = [f"the temporary folder {path} of a dead process" for path in temporary]
     session.terminal.show(*(warn(f"to be removed: {t}") if dry_run else good(f"removed: {t}") for t in texts))

@@ -156,15 +156,18 @@ def audit(
     """
     state = ledger.read()
     scope = _find_scope(ledger, lake, state, previous, "hashed" if hashes else "looked", quick=quick)
+    # Files are opened in parallel, and each file once for all of its offset ranges.
     files = scope.list_files()
     checked = map_parallel(lambda claims: _check_file(lake, ledger.feed, claims, hashes=hashes), list(files.values()))
     bad_files = {path for path, problems in zip(files, checked, strict=True) if problems}
     bad_sums = [list(_check_sums([r])) for _, r in scope.receipts]
+    # A receipt is sound if its sums and all of its files are: only sound ones go into the results for the next audit.
     sound = [not sums and bad_files.isdisjoint(p.path for p in r.parts)
              for sums, (_, r) in zip(bad_sums, scope.receipts, strict=True)]  # fmt: skip
     rows = scope.make_rows(at // 1000, hashed=hashes)
     everything = scope.rows.plus(rows)
     strangers = scope.list_strangers()
+    # Files of other writers that retained snapshots of the feed's table name are no strangers.
     noted = published_files.read_pending_removals(lake, ledger.feed) if strangers else published_files.PendingRemovals()
     foreign = noted.foreign.intersection(strangers)
     problems = [

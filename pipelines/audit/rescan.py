@@ -91,18 +91,22 @@ def rescan(
     the log, is a problem and ends the comparison of its range only. Progress counts offsets.
     """
     unproven = report.list_uncompared()
+    # Kafka has deleted the records of the others.
     there = [row for row in unproven if _log_holds(row, log.partitions)]
     makers = _Makers(ledger, shape, lake)
     total, done, compared, deleted = sum(row.range.span for row in there), 0, 0, 0
     files = {p.file for p in report.problems if p.file}
     problems: list[AuditProblem] = []
     right: list[ReceiptRow] = []
+    # One stream of fetches reads the ranges of a partition, in the log's order.
     for together in _group_by_partition(_receipts(ledger, there)):
         with closing(_LogReader(log, [r for _, r in together])) as reader:
             for row, r in together:
                 result = _compare_range(ledger.feed, r, makers.of(r), lake, reader)
                 compared, deleted = compared + result.records, deleted + result.deleted
+                # A missing or damaged file is a problem already, with a better text.
                 problems += [p for p in [result.problem] if p and p.file not in files]
+                # A range with records that compaction has deleted since is not proved as a whole.
                 right += [] if result.problem or result.deleted else [row]
                 done += r.offset_range.span
                 report_progress(Progress("compare", done, total))
@@ -319,6 +323,7 @@ def _compare_log(
     def find_problem() -> AuditProblem | None:
         form, s = makers[0].format, r.offset_range
         for oversized, records in log:
+            # Erased records are still in the log, and in no file.
             chunk = without_offsets(records, r.erased) if r.erased else records
             shares: Iterable[tuple[str, pa.RecordBatch]] = [("", chunk)] if len(chunk) else ()
             if len(chunk) and isinstance(form, SplitFormat) and oversized is None:
@@ -328,6 +333,7 @@ def _compare_log(
                     return problem
         if problem := next(filter(None, (c.compare_rest() for c in comparers.values())), None):
             return problem
+        # Dropped records are in no file: only their number can be compared.
         missing, dropped = sum(c.dropped for c in comparers.values()), r.counts.dropped
         message = f"{s}: {missing} records are missing, but {dropped} were dropped"
         if missing > dropped:

@@ -201,6 +201,7 @@ def report_while_running(first: Progress, read_progress: Callable[[], Progress],
                 progress = read_progress()
             if progress is not None:
                 report(progress)
+            # Reading progress from a slow lake takes about a tenth of the time at most.
             pause = max(1.0, 10 * (monotonic() - began))
 
     def keep_looking() -> None:

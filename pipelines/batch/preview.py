@@ -130,19 +130,23 @@ def preview(feed: Feed, ports: Ports, request: Request) -> Preview:
     request, open_windows = windows.split_settled(request, feed.window, ports.clock())
     ledger = open_ledger(feed, ports)
     call = Call(feed, ports, ledger, request)
+    # The checks of a run: a preview fails where it would.
     lost_entries.check_near(ledger, ports.lake, feed)
     snapshot = take_survey(feed, ports, ledger)
     lost_entries.check_names(ledger, snapshot.state, ports.lake.list(paths.staging_root(feed.name)))
     check_sound(snapshot, request)
     schema_changes.check_one_table(feed, schema_changes.find_shape(feed, snapshot.state), snapshot.state)
+    # New origins and boundaries are folded into the state in memory only.
     origins = [OriginEntry(items=snapshot.new_origins)] if snapshot.new_origins else []
     state, reads = _with_boundaries(call, snapshot.state.extend(origins), snapshot)
     replaced = find_receipts_replaced(call, snapshot, state)
     pending, refused = planning.find_pending_ranges(request, state, snapshot.partitions, feed.window, replaced)
     plan = plan_for(call, snapshot.cluster_id, pending, state, replaced, build_sizing(feed, ports))
     losses = refuse_losses(feed, pending)
+    # Conflicts are those over offsets that a run would land.
     free = [o for o in pending if o.key.tp not in {r.tp for r in losses}]
     blocked, met = _find_conflicts(call, state, free)
+    # A dead run's batch with this request is finished as it was planned: nothing is refused for it.
     goes_on = request.replace and any(m.request == request and m.fate is Fate.TAKEN_OVER for m in met)
     refusals = with_holders(call, snapshot.refusals + (() if goes_on else refused + losses), snapshot)
     return Preview(

@@ -83,6 +83,7 @@ def read_account(
     batch = _batch(ledger, state, number)
     plan = ledger.plan(number)
     entry = None if batch.published is None else ledger.publication(batch)
+    # A batch that was not published has its receipts next to the staged files, and its contract is judged again.
     receipts = entry.receipts if entry else receipts_in_staging(lake, plan, number)
     shape = (shape_named(ledger, state, receipts[-1].format) if receipts else None) or RAW
     earlier = count_earlier_rows(state, batch.request, number)

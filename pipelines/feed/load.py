@@ -188,10 +188,12 @@ def _read(
         return error.problems
     data = {"feed": path.stem} | read.data
     data["engine"] = _choose_engine(data, environ, None if "spark" in optional else root)
+    # A command that asks no Kafka loads the feed though an environment variable of `kafka:` is missing.
     if "kafka" in read.left_out:
         data["kafka"] = {"bootstrap": UNKNOWN_KAFKA}
     if "contract" in data:
         return (FileProblem("contract", "is unknown", f"a contract is a file of its own, {path.stem}{CONTRACT}"),)
+    # Keys of `tuning` are checked, and named in problems, in the section that has them.
     tuned = _check_paths(read) or move_tuning(data)
     if isinstance(tuned, tuple):
         return tuned
@@ -199,6 +201,7 @@ def _read(
     context = {"root": root, "filled_from_files": read.filled_from_files}
     if "registry" in read.empty and (str(data.get("format")) in READERS or "key" in data):
         data["registry"] = {}  # a section, though nothing is in it: the project's own
+    # An address in the feed file comes before that of the environment.
     if isinstance(registry := data.get("registry"), dict) and (default_url := _known_registry(environ)):
         data["registry"] = {"url": default_url} | registry
     if data.get("split") is not None:
@@ -209,6 +212,7 @@ def _read(
         return result
     if "feed" not in read.data:
         result = tuple(_NO_NAME if p.key == "feed" else p for p in result)
+    # Problems name the keys as the file spells them.
     spellings = {TUNING[key]: f"tuning.{key}" for key in read.data.get("tuning", {})}
     return tuple(replace(p, key=spellings.get(p.key, p.key)) for p in result)
 
@@ -387,6 +391,7 @@ def schema_asked(folder: Path, feed: str, environ: Mapping[str, str]) -> SchemaA
         raise_problems([(str(path), replace(p, key=f"registry.{p.key}".rstrip("."))) for p in problems])
     topic = topics[0] if isinstance(topics, list) and len(topics) == 1 else topics
     usual = topic if settings.glue else f"{topic}-value"
+    # By Confluent's and Glue's convention, a subject is named after its only topic.
     subject = settings.subject or (usual if isinstance(topic, str) else None)
     if subject is None:
         raise FeedError(f"{path.name} reads several topics", remedy="name the subject: registry: {subject: …}")

@@ -85,6 +85,7 @@ class Sorter:
         stored = has_bytes(tried)
         for kind, records, _ in kinds_of(rows):
             self.trial.tried[kind] += records
+        # Rows without bytes cannot be tried: records that were too large, and values of protected fields.
         for kind, records, first in kinds_of(rows.filter(pc.invert(stored))):
             count_first(self.trial.why, kind, records, f"{self._range.tp}:{first}")
             if not kind.is_oversized:
@@ -107,9 +108,11 @@ class Sorter:
                     mended.append(np.intersect1d(get_offsets(piece.landed), changed))
                 if piece.quarantined is not None:
                     refused.setdefault(piece.output, []).append(self._replace_values(rows, piece, changed))
+        # Rows for which the fixer gave no value stay, with the reason of today.
         for output, rest in self._left_alone(rows, tried) if self._alone else ():
             refused.setdefault(output, []).append(rest)
         result = Sorted(landed, refused, np.unique(np.concatenate(mended)))
+        # By the reason for which the rows that fit now were refused before.
         for kind, n, _ in kinds_of(with_offsets(rows, result.offsets)):
             self.trial.fit[kind] += n
         self.trial.mended += len(result.mended)

@@ -213,6 +213,7 @@ def accept_log(
     committed = ports.group.fetch_committed(list(chosen))
     chooses = event is AcceptEvent.CLUSTER or (event is AcceptEvent.TRUNCATED and begin is not None)
     entered = [p for tp, (p, _) in sorted(chosen.items()) if chooses and tp in ledger_state.current]
+    # Kafka is asked before the entry is decided: `decide` may run again with a newer state.
     starts = _find_cluster_starts(feed, ports, entered, committed, begin)
     ended: tuple[int, ...] = ()
 
@@ -225,6 +226,7 @@ def accept_log(
             and state.current[tp] == ledger_state.current.get(tp)  # else somebody accepted it before us
         )
         left_keys = {i.leaves for i in items}
+        # Live batches with offsets of the old log end with it: their records are gone.
         ended = tuple(sorted({b.id for b, s in state.list_live_ranges() if s.key in left_keys}))
         passed, lost = _split_pending(state, event, items)
         return AcceptEntry(event=event, items=items, passed=passed, lost=lost, reason=reason) if items else None
@@ -236,6 +238,7 @@ def accept_log(
             remedy=f"see how Kafka and the ledger stand: sluice plan {feed.name}",
         )
     entry = appended.entry
+    # Records behind the known end of the old log may never have been read.
     former = [i.leaves for i in entry.items if not i.leaves.is_ended]
     unseen = tuple(KeyOffset(key=k, offset=ledger_state.find_known_end(k)) for k in former)
     return Accepted(event, appended.number, entry.lost, entry.passed, entry.items, abandoned=ended, unseen=unseen)
@@ -526,6 +529,7 @@ def accept_ledger(feed: Feed, ports: Ports, reason: str) -> Accepted:
             f"the ledger of feed {feed.name} shows no trace of lost entries",
             remedy=f"compare all of it with Kafka: sluice audit {feed.name} --strict --rescan",
         )
+    # A live run could append in between.
     _check_idle(feed, ports, remains.state)
     after = _find_unused_number(remains)
     # From here on the loss is known, even if this process dies.

@@ -187,6 +187,7 @@ def check_window(feed: Feed, ports: Ports, window: int | None, by: Sequence[str]
     windows.check_aligned(start, settings)
     windows.check_begun(feed.name, start, settings, state)
     _check_columns(feed, state, by)
+    # Files may be replaced while they are read: then the window is read again.
     while True:
         state = ledger.read()
         receipts = sorted(

@@ -128,6 +128,7 @@ def describe_group(feed: Feed, name: str, feeds: Iterable[Feed], open_ports: Ope
         committed = {} if view.kind == "share" else groups.fetch_committed(name)
         tps = sorted({*committed, *(tp for m in view.members or () for tp in m.partitions or ())})
         topics = {tp.topic for tp in tps}
+        # Offsets of deleted topics may stay in the group: their partitions have no end.
         there = sorted(topics & set(ports.cluster.topics())) if topics else ()
         ends = {p.tp: p.high_watermark for p in ports.cluster.partitions(there, Isolation.READ_UNCOMMITTED)}
         retention = ports.cluster.configs(()).broker.offsets_retention
@@ -136,6 +137,7 @@ def describe_group(feed: Feed, name: str, feeds: Iterable[Feed], open_ports: Ope
         with open_ports(owner) as ports:
             ledger = Ledger(ports.lake, owner.name, ports.clock)
             state = ledger.read()
+    # Many offsets name the same entry.
     get_time = cache(lambda number: ledger.entry(number).at if ledger else 0)
     rows = tuple(
         GroupOffset(

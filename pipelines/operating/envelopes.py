@@ -85,6 +85,7 @@ def get_value(value: Any, path: Iterable[str]) -> Any:
 def find_envelope(records: Sequence[SampledRecord]) -> Envelope:
     """The envelope of nearly all JSON objects; the plain one if there is none."""
     objects = [r for r in records if isinstance(r.value, dict)]
+    # A few records of another kind do not hide the envelope of the others.
     enough = (1 - MOST_OTHERS) * len(objects)
     wrapped = sum(r.value.keys() == {"schema", "payload"} for r in objects if isinstance(r.value, dict))
     prefix: Path = ("payload",) if objects and wrapped >= enough else ()
@@ -102,6 +103,7 @@ def find_envelope(records: Sequence[SampledRecord]) -> Envelope:
     if prefix:
         return Envelope("JSON of Kafka Connect with its schema", prefix, (prefix,), database=True, has_schema=True)
     if sum({"specversion", "id", "source", "type"} <= c.keys() for c in contents) >= max(1, enough):
+        # Without an object in `data`, it is a column of its own.
         names = dict.fromkeys(chain.from_iterable(contents))
         has_row = any(isinstance(c.get("data"), dict) for c in contents)
         attributes = {f"ce_{name}": (name,) for name in names if name != "data" or not has_row}

@@ -171,6 +171,7 @@ def read_status_through(ports: Ports, feed: Feed, ledger: Ledger, chosen: int | 
     from sluice.pipelines.publishing.lost_entries import check_near
     from sluice.pipelines.status.outlook import look_ahead
 
+    # An error ends the reading; the status shows all that was read up to it.
     reading = _FeedReading(State())
     try:
         reading.state = ledger.read()
@@ -183,6 +184,7 @@ def read_status_through(ports: Ports, feed: Feed, ledger: Ledger, chosen: int | 
         reading.start_not_used = start_not_used(feed, result)
         reading.committed = {k: c.offset for k in result.partitions if (c := result.committed.get(k.tp))}
         reading.partitions = result.partitions
+        # Open transactions keep partitions unstable; Kafka names their producers.
         waiting = [p.tp for p in find_unstable(result.partitions.values())]
         reading.holders = ports.cluster.open_transactions(waiting) if waiting else {}
         reading.outlook = look_ahead(feed, ledger, result.state, ports.cluster, result.partitions, ports.clock())
@@ -190,6 +192,7 @@ def read_status_through(ports: Ports, feed: Feed, ledger: Ledger, chosen: int | 
         reading.error, reading.survey = error, None
     status = _status(feed, ports, ledger, reading, chosen)
     try:
+        # Findings read more than the status, and their error must not hide it.
         findings = list_findings(feed, ports, ledger, reading.state, reading.survey, status)
     except SluiceError as error:
         findings = (*explain_error(error), *explain_error(status.error))

@@ -75,6 +75,7 @@ def list_findings(
     Raises KafkaUnavailable, LakeUnavailable, LedgerCorrupt.
     """
     findings = list(explain_error(status.error)) if survey is None else list(_find_changed(survey))
+    # Before the first landing nothing can be wrong with files and batches.
     if state.origins:
         published = read_recent(ledger, state)
         findings += [
@@ -85,6 +86,7 @@ def list_findings(
             *_find_unfinished(status),
         ]
     findings += _find_unwarned(status.outlook) if status.outlook else ()
+    # These need Kafka's answer.
     if state.origins and survey is not None:
         outlook, now = status.outlook or Outlook(ports.clock()), ports.clock()
         findings += [

@@ -50,6 +50,7 @@ def peek(
     peeked, start = Peeked(p), offset
     form = replace(feed.shape, contract=None).format(writers)
     rest = form.rest if isinstance(form, SplitFormat) else form
+    # The stable records with those of aborted transactions between them, then those above the last stable offset.
     for isolation, end, hidden in (
         (Isolation.READ_COMMITTED, p.last_stable_offset, ABORTED),
         (Isolation.READ_UNCOMMITTED, p.high_watermark, OPEN),

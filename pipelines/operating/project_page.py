@@ -151,6 +151,7 @@ def render(rows: Iterable[FeedRow], now: int, link: Callable[[str, int], str] = 
     ranked = sorted((_extend(row, now) for row in rows), key=lambda row: row.rank)
     states = Counter(cell.state for row in ranked for cell in row.cells)
     troubled = sum(bool(row.findings) for row in ranked)
+    # Open windows are no failure: they are left out of the figures.
     closed = sum(n for state, n in states.items() if state != Standing.OPEN)
     lacking = sum(n for state, n in states.items() if state not in _FINE)
     figures = [

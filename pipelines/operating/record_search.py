@@ -109,6 +109,7 @@ def _search(dataset: Feed, lake: Lake, ledger: Ledger, criteria: Criteria, repor
                 matchers[own.output] = stack.enter_context(_Matcher(criteria, schema, own))
             except UsageError as error:
                 skipped[own.dataset] = error
+        # The condition may name fields of some outputs only; of none, it is a mistake.
         if not matchers:
             raise next(iter(skipped.values()))
         for r in receipts:
@@ -116,6 +117,7 @@ def _search(dataset: Feed, lake: Lake, ledger: Ledger, criteria: Criteria, repor
                 chosen = [matchers[part.output]] if part.output in matchers else []
                 if not part.output and dataset.split:  # a record that no output takes
                     chosen = [*matchers.values()]
+                # Landed rows are matched by columns; records in quarantine are decoded first.
                 if chosen and part.kind is PartKind.LANDED:
                     findings.add(
                         r, part, (chosen[0].match(rows) for rows in read_part_at(lake, part, parquet.place(lake, part)))

@@ -205,8 +205,8 @@ def _manifests(target: RepairTarget) -> Iterator[RepairFinding]:
 
 def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
     """Files under `data/` that the ledger does not know, and parts that are missing. They are only reported."""
-    shown = (p for root in paths.visible_roots(target.feed) for p in target.lake.list(root))
-    visible = {p for p in shown if not paths.is_ignored(p)}
+    listed = (p for root in paths.visible_roots(target.feed) for p in target.lake.list(root))
+    visible = {p for p in listed if not paths.is_ignored(p)}
     state = target.ledger.read()
     receipts = list_live_receipts(target.ledger, state)
     parts = list({p.path: p for r in receipts for p in r.parts}.values())

@@ -89,9 +89,11 @@ def find_pending_ranges(
             if request.replace or before <= wanted.start:
                 continue
             wanted = Range(wanted.start, before)  # of several windows, those before the held one can be read
+        # Pending: requested, and neither landed nor given up. Below the log's start, Kafka has nothing to read.
         due = subtract(wanted, _find_accounted(request, state, key))
         below = Range(0, partition.log_start)
         readable = Range(partition.log_start, max(wanted.end, partition.log_start))
+        # New ranges end where those that they replace do.
         seams = [offset for r in union(landed.get(key, ())) for offset in r]
         pieces = tuple(piece for r in intersect(due, readable) for piece in cut(r, seams))
         pending.append(PendingRanges(key, partition, wanted, pieces, intersect(due, below)))
@@ -263,6 +265,7 @@ def build(
     Raises UsageError if it exceeds the limits of a run: a replacement is never cut short.
     """
     due, request = [o for o in pending if o.ranges], blank.request
+    # First the run's limits, then the number of ranges, whole windows at a time.
     within = _limit_pending(due, sizing)
     if not within:
         return None
@@ -274,6 +277,7 @@ def build(
     if sizing.max_ranges is not None and not request.replace:
         within = _take_oldest_windows(within, sizing, sizing.max_ranges, state)
     _check_whole_files(due, replaced)
+    # Ranges of similar size keep all workers busy to the end.
     size = _compute_range_size(within, sizing)
     ranges = [(o.partition.leader, s) for o in within for s in _cut_ranges(o, size, state, window, sizing.by_time)]
     return replace(

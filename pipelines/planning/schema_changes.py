@@ -299,6 +299,7 @@ def _build_entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.Fol
         return SchemaEntry(format=format, evolved=evolved, reason=reason, folder_prefix=folder_prefix, **document)
     document = _spell_shape(shape)
     fields = shape.columns.fields if shape.columns else ()
+    # The oldest format that can say it: earlier versions of Sluice keep reading ledgers without newer features.
     newest = PLACED_FORMAT if has_places(fields) else RENAMED_FORMAT if has_sources(fields) else None
     usual = FOLDERS_FORMAT if folder_prefix else READER_FORMAT if shape.reader or shape.key else FORMAT
     return SchemaEntry(

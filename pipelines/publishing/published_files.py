@@ -119,6 +119,7 @@ def list_files(
             check_aligned(window, settings)
             manifest.demand_complete(WindowFiles(window, complete(state, window, settings), ()), name, settings)
     while True:
+        # Files replaced since the ledger was read are gone: the ledger has the new ones.
         window_files = manifest.read_windows(ledger, windows, settings)
         if feed.output:
             window_files = tuple(f.of_output(feed.output) for f in window_files)

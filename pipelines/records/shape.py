@@ -288,6 +288,7 @@ class Shape:
                 names = MessageNames(split.reader.format, split.reader.wire, writers)
             wire = split.reader.wire if split.reader else WireFormat.BARE
             return SplitFormat(split.rule, outputs, Router(split.rule, [*outputs], wire, names), rest, conceals)
+        # Layers, from the bytes up: the values, the names and places of columns, the key, the contract, protection.
         form: Format = RawFormat()
         of_values, base = self.of_values, self._of_values(self.base)
         columns = make_layout(of_values).reading if of_values else None

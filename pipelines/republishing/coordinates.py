@@ -47,10 +47,12 @@ def write(
     """Write the map of one transaction. `origins` has the source and the offset of each row, by its number."""
     sources, offsets = origins
     numbers = np.concatenate([d.numbers for d in sent]) if sent else np.empty(0, np.int64)
+    # A batch's records have consecutive offsets from its first one on.
     new = [d.first + np.arange(len(d.numbers)) for d in sent]
     to = np.repeat([d.partition for d in sent], [len(d.numbers) for d in sent]).astype(np.int32)
     chosen = sources[numbers]
     topics = sorted({s.topic for s in plan.sources})
+    # Topics are few and rows many: the file has a dictionary of them.
     topic_numbers = np.array([topics.index(s.topic) for s in plan.sources], np.int16)
     partition = np.array([s.partition for s in plan.sources], np.int32)
     columns = [

@@ -182,6 +182,7 @@ def plan_republish(
     for key, r in requested:
         wanted.setdefault(key, []).append(r)
     _check_there(feed.name, state, wanted)
+    # Only landed offsets are sent: lost, skipped and retired ones have no rows.
     sources = tuple(
         Source(key.topic, key.partition, key.incarnation, landed)
         for key, ranges in sorted(wanted.items())

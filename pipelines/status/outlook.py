@@ -188,6 +188,7 @@ def look_ahead(
     Raises KafkaUnavailable, LakeUnavailable.
     """
     pending = _with_stamps(cluster, state, forecast.backlogs(state, partitions), now)
+    # Offsets a second in the last day or so.
     rates = {
         k: r for k, p in partitions.items() if (r := forecast.production(state, k, p.high_watermark, now)) is not None
     }

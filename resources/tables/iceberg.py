@@ -558,6 +558,7 @@ def describe_files(io: FileIO, metadata: TableMetadata, addresses: Sequence[str]
 
     def of(address: str) -> DataFile:
         footer, size = _footer(io, address)
+        # Thousands of files have a handful of schemas: each is checked once.
         if (shape := footer.schema.to_arrow_schema().remove_metadata()) not in schemas:
             _check_pyarrow_schema_compatible(schema, shape, format_version=metadata.format_version)
             schemas.add(shape)
@@ -636,6 +637,7 @@ def without_history(table: Table) -> Any:
     from pyiceberg.table import Transaction
     from pyiceberg.table.update import AddSnapshotUpdate, update_table_metadata
 
+    # A clock that runs behind the newest snapshot's would put the log out of order, which Iceberg's Java refuses.
     earliest = _find_newest_time(table.metadata) + 1
     refs = _refs(table)
     snapshots = [s for s in table.metadata.snapshots if s.snapshot_id in refs]

@@ -102,7 +102,9 @@ def of_feed(
             if end is None
             else _offsets(cluster, states, end, "end")
         )
+    # Partitions that were created after the start was given have no offset in it.
     chosen = sorted(starts.keys() & ends.keys())
+    # An end below the start reads nothing.
     pieces = {tp: _piece(states[tp], starts[tp], max(starts[tp], ends[tp])) for tp in chosen}
     shares = _SHARES[Assignor(assignor)](chosen, count)
     return [Stream(feed, [pieces[tp] for tp in share], options) for share in shares]

@@ -227,6 +227,7 @@ class _Program:
             case AvroKind.INT | AvroKind.LONG | AvroKind.FLOAT | AvroKind.DOUBLE:
                 self._emit_number(w, r, node)
             case AvroKind.STRING:
+                # Text must be UTF-8; bytes need not be.
                 emit(self.text, node, 1)
             case AvroKind.BYTES:
                 emit(self.text, node)
@@ -237,6 +238,7 @@ class _Program:
             case AvroKind.FIXED:
                 emit(loops.FIXED, node, r.size)
             case AvroKind.ENUM:
+                # A writer's symbol becomes the reader's number of it, or its default's; −1 refuses the record.
                 numbers = {s: i for i, s in enumerate(r.symbols)}
                 other = numbers.get(r.default or "", -1)
                 emit(loops.ENUM, node, self._pool.keep([numbers.get(s, other) for s in w.symbols]), len(w.symbols))
@@ -287,9 +289,11 @@ class _Program:
                 for f in w.fields:
                     self.emit_skip(f.type)
             case AvroKind.AGAIN:
+                # A type within itself: its program is called, once its place is known.
                 self._calls.append((emit(loops.CALL), w.name))
             case AvroKind.ARRAY | AvroKind.MAP:
                 begun = self.here
+                # The least size of an element refuses counts that the rest of a record cannot hold.
                 row = emit(loops.LIST, a=-1, c=count_least_bytes(w.inner[0]) + (w.kind is AvroKind.MAP))
                 if w.kind is AvroKind.MAP:
                     emit(loops.SKIP_TEXT)

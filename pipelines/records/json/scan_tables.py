@@ -34,6 +34,7 @@ def make_tables(nodes: tuple[SchemaNode, ...]) -> ScanTables:
             lookups.append(_lookup([c.name.encode() for c in children]))
             row[scan.LOOKUP_MASK] = len(lookups[-1]) - 1
             follows.append(np.full(len(children) + 1, -1, np.int32))
+    # Arrays begin small, and grow where a block needs more.
     room = make_room(nodes)
     state = np.zeros(scan.SLOTS, np.int64)
     state[scan.MOST_OUT], state[scan.STEPS] = room[0], -1

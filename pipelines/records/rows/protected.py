@@ -139,6 +139,7 @@ class ProtectedFormat:
         is dropped.
         """
         offsets, (names, before, values) = _cut(array, names, before, values)
+        # Many entries have few names: rules are looked up once for each name, and applied to all of its values at once.
         encoded = names.dictionary_encode()
         rules = [find(name) for name in encoded.dictionary.to_pylist()]
         codes = encoded.indices.to_numpy(zero_copy_only=False)
@@ -153,6 +154,7 @@ class ProtectedFormat:
                 values = pc.replace_with_mask(values, chosen, _apply(rule, before.filter(chosen)).cast(values.type))
         if not keep.all():
             names, values = names.filter(boolean_array(keep)), values.filter(boolean_array(keep))
+            # An offset becomes the number of retained entries before it.
             offsets = np.concatenate([[0], np.cumsum(keep)])[offsets]
         lists = arrow_type(kind) if kind else array.type
         entry = pa.struct([lists.key_field, lists.item_field]) if kind else lists.value_type

@@ -376,6 +376,7 @@ class KafkaCluster:
         """
         results: dict[TopicPartition, T] = {}
         if cached and wanted is not None:
+            # Layouts are remembered: most requests need no metadata request before them.
             if not await self._run_round(cached, wanted, results, ask):
                 return results
             self._known = None  # or every later request would wait for the same dead leader first
@@ -392,7 +393,9 @@ class KafkaCluster:
                 continue
             if not failures:
                 return results
+            # A final failure counts before one that another try may mend.
             tp, failure = self._worst(failures)
+            # A topic that was just created is unknown to some brokers for a moment.
             unknown += isinstance(failure, UnknownTopicOrPartitionError)
             try:
                 if unknown >= _UNKNOWN_TOPIC_TRIES:
@@ -427,6 +430,7 @@ class KafkaCluster:
             try:
                 answers = await ask(leader, leaderships)
             except KafkaError as error:
+                # The connection failed: none of the leader's partitions has an answer.
                 failures.update({leadership.tp: error for leadership in leaderships})
                 return
             failures.update(

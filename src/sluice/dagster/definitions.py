@@ -91,6 +91,7 @@ def feed_definitions(
     specs = {name: AssetSpecs.of(feed, translate) for name, feed in files.feeds.items()}
     steps = replace(steps or StepSettings(), lone=False)
     session = knowing(RunSession(project, steps=steps), specs)
+    # Loading asks no Kafka: topics are those of each feed's last landing.
     memory = recall_all(files, specs, session)
     windows = windows_of(files.feeds, memory)
     definitions = feeds_of(files, specs, memory, windows, session, translate)

@@ -190,6 +190,7 @@ def land(
     target = _open_lake(lake)
     if isinstance(target, LocalLake):
         feed = feed.model_copy(update={"lake": str(target.root)})
+    # A test lands all of its messages, without the limits of a run.
     unlimited = feed.limits.model_copy(update={"records": None, "bytes": None})
     clock = MemoryClock(BEGIN)
     ledger = Ledger(target, feed.name, clock, "", _CLUSTER)
@@ -203,6 +204,7 @@ def land(
     state = ledger.read()
     begin = state.boundary_times[-1] if state.boundary_times else feed.window.start_of(BEGIN)
     logs, newest = _build_logs(feed, state, messages, begin)
+    # Time is set behind the newest message's window, so that all windows are closed.
     clock.now = feed.window.end_of(newest) + feed.window.grace
     states = {tp: partition(*tp, topic_id=_TOPIC_ID) for tp in logs}
     ports = Ports(
