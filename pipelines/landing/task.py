@@ -59,6 +59,7 @@ from sluice.pipelines.records.rows.row_format import (
     refuse_oversized,
     without_offsets,
 )
+from sluice.pipelines.records.shape import SPLIT
 from sluice.pipelines.validation.drift import Drifts
 
 CHUNK_BYTES = (1 << 20, ROW_GROUP_BYTES)
@@ -281,8 +282,8 @@ def share_memory(
     active = 0
     shares = {s: SMALL_BYTES if s in small else 0 for s in ranges}
     for s in sorted(ranges, key=lambda s: chunks[s] + shares[s], reverse=True):
-        # One being filled; what typing and encoding the last one took; gaps left.
-        available -= 5 * chunks[s] + SCRATCH_BYTES + shares[s]
+        # One being filled; what typing and encoding the last one took; gaps left; outputs that wait for another's turn.
+        available -= (6 if work.shape.startswith(SPLIT) else 5) * chunks[s] + SCRATCH_BYTES + shares[s]
         if available < 0 or active == limits.active_ranges:
             break
         active += 1
@@ -437,7 +438,7 @@ class _Landing:
             writer = PartWriter(self._tools.lake, target, rows.schema, work.landing, self._chunk_bytes)
             self._writers[role] = writer
         writer.write(rows)
-        if len(self._writers) > 1 and sum(w.pending_bytes for w in self._writers.values()) >= self._chunk_bytes:
+        if len(self._writers) > 1 and sum(w.pending_bytes for w in self._writers.values()) >= 2 * self._chunk_bytes:
             max(self._writers.values(), key=lambda w: w.pending_bytes).flush()
 
     def _finish(self, position: int) -> Receipt | UnwrittenRange:
