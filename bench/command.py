@@ -126,7 +126,7 @@ def run_table(request: BenchRequest, note: Note) -> table.TableReport:
     extras.require("pyiceberg")
     extras.require("deltalake")
     with _alone(request.folder or default_folder()) as folder:
-        return table.run(folder, note)
+        return table.run(folder, note, rows=request.records)
 
 
 def default_folder() -> Path:

@@ -6,7 +6,7 @@ it: the table is read, each footer is read, one commit is made. The files are li
 Seconds are this process's CPU and wall-clock time.
 
 Then current rows: all rows of a source are folded, and an hour of changes that are spread evenly over them. The files
-of changes are read, and buckets read and written, as a sync does it, without its commit.
+of changes are read, buckets read and written, and the Iceberg table gets them in one commit, as a sync does it.
 
 Iceberg's snapshots are staged many to a commit, since PyIceberg's catalog writes all snapshots again at each commit:
 later measurements see the same table.
@@ -87,14 +87,17 @@ class TableReport:
         return asdict(self)
 
 
-def run(folder: Path, note: Callable[[str], None], snapshots: Sequence[int] = SNAPSHOTS) -> TableReport:
-    """A table of each format in `folder`, measured while it grows."""
+def run(
+    folder: Path, note: Callable[[str], None], snapshots: Sequence[int] = SNAPSHOTS, rows: int | None = None
+) -> TableReport:
+    """A table of each format in `folder`, measured while it grows, and one of this number of current rows."""
+    rows = rows or ROWS
     scratch = folder / f"table-{secrets.token_hex(4)}"
     try:
         worlds: dict[str, _World] = {ICEBERG: _IcebergWorld(scratch / "iceberg"), DELTA: _DeltaWorld(scratch / "delta")}
         grown = {f: tuple(_measured(f, w, n, note) for n in snapshots) for f, w in worlds.items()}
-        note(f"current rows: {ROWS:,}, and {CHANGES:,} changes")
-        return TableReport(grown, _measure_fold(scratch / "fold"))
+        note(f"current rows: {rows:,}, and {CHANGES:,} changes")
+        return TableReport(grown, measure_fold(scratch / "fold", rows))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -198,14 +201,19 @@ class _DeltaWorld:
 
 
 class _CurrentRows:
-    """Buckets of current rows in a folder, with the columns of a feed that has a schema."""
+    """A table of current rows in a folder, with the columns of a feed that has a schema."""
 
     def __init__(self, folder: Path) -> None:
-        self._lake, self.buckets, self.rows = LocalLake(folder), 0, 0
+        folder.mkdir(parents=True)
+        self._lake, self.buckets, self._syncs, self._files = LocalLake(folder), 0, 0, dict[int, str]()
         kafka = {f"kafka_{name}": text for name, text in RAW_TYPES.items() if name != "value"}
         landed = {"id": "int64", "name": "string", "balance": "decimal(18,2)"} | kafka | {"kafka_tombstone": "bool"}
         self._columns = Columns.of(ChangesSettings(format=ChangeFormat.UPSERT, key=("id",)), landed)
         self._kinds = pa.schema([(name, arrow_type(parse_type(text))) for name, text in landed.items()])
+        catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
+        self._table: Table = IcebergTable("db.customers_now", catalog, {"warehouse": str(folder / "tables")})
+        self._table.look()
+        self._table.create(self._columns.texts, {LEDGER: "bench"})
 
     def land(self, name: str, ids: np.ndarray[Any, Any], first: int) -> str:
         """Write a file of changes, with offsets from `first` on. Returns its path in the lake."""
@@ -221,22 +229,28 @@ class _CurrentRows:
         self._write(name, pa.table(columns, schema=self._kinds))
         return name
 
-    def fold_file(self, path: str, size: int) -> None:
-        """Fold the changes of a file into the buckets, which have `size` bytes."""
+    def fold_files(self, changes: Sequence[str]) -> None:
+        """Fold the changes of files into the table, in one commit."""
+        head, files = self._table.look(), self._files
+        self._syncs += 1
         with Fold.create(self._columns) as fold:
-            fold.add(self._lake, [path])
-            fold.decide(self.buckets, self.rows, size)
+            fold.add(self._lake, changes)
+            fold.decide(self.buckets, head.rows if head else 0, sum(f.bytes for f in self._table.files().values()))
             fold.take(self._lake)
+            self._files = dict(files) if fold.buckets == self.buckets else {}
             for number in fold.changed_buckets:
                 before = self._columns.schema.empty_table()
                 if self.buckets:
-                    with self._lake.open(f"now/{self.buckets}-{number % self.buckets}.parquet") as file:
+                    with self._lake.open(files[number % self.buckets]) as file:
                         before = pq.read_table(file)
                 after = fold.merge(number, before, self._columns.deletion_schema.empty_table())
-                rows, path = after[0] if after else before, f"now/{fold.buckets}-{number}.parquet"
-                self._lake.remove(path)
-                self._write(path, rows)
+                self._files[number] = f"now/{fold.buckets}-{number}-{self._syncs}.parquet"
+                self._write(self._files[number], after[0] if after else before)
             self.buckets = fold.buckets
+        new, old = ({*map(self._lake.locate, of.values())} for of in (self._files, files))
+        operation = TableOperation.OVERWRITE if old else TableOperation.APPEND
+        columns = self._columns.texts
+        self._table.commit(TableChange(operation, self._syncs, tuple(new - old), tuple(old - new), columns, {}))
 
     def _write(self, path: str, rows: pa.Table) -> None:
         with self._lake.create(path) as file:
@@ -246,14 +260,15 @@ class _CurrentRows:
 _MONEY = pa.decimal128(18, 2)
 
 
-def _measure_fold(folder: Path) -> FoldTimes:
+def measure_fold(folder: Path, rows: int) -> FoldTimes:
+    """Fold this number of rows, and then an hour of changes. They land a million to a file."""
     now, chance = _CurrentRows(folder), np.random.default_rng(1)
-    everything = now.land("all.parquet", np.arange(ROWS), 0)
-    all_rows = _timed(lambda: now.fold_file(everything, 0))
-    now.rows, size = ROWS, sum(p.stat().st_size for p in (folder / "now").iterdir())
-    hour = now.land("hour.parquet", chance.choice(ROWS, CHANGES, replace=False), ROWS)
-    of_hour = _timed(lambda: now.fold_file(hour, size))
-    return FoldTimes(ROWS, CHANGES, now.buckets, all_rows, of_hour)
+    starts = range(0, rows, 1_000_000)
+    everything = [now.land(f"{n}.parquet", np.arange(n, min(n + starts.step, rows)), n) for n in starts]
+    all_rows = _timed(lambda: now.fold_files(everything))
+    hour = now.land("hour.parquet", chance.choice(rows, CHANGES, replace=False), rows)
+    of_hour = _timed(lambda: now.fold_files([hour]))
+    return FoldTimes(rows, CHANGES, now.buckets, all_rows, of_hour)
 
 
 def table_view(report: TableReport) -> Iterator[RenderableType]:

@@ -47,14 +47,14 @@ class IcebergReader:
     newest: bool = False
 
     def _load_table(self) -> Any:
-        with self._open_catalog() as catalog:
+        with self.open_catalog() as catalog:
             return catalog.load_table(self.name)
 
     def drop(self) -> None:
-        with self._open_catalog() as catalog:
+        with self.open_catalog() as catalog:
             catalog.drop_table(self.name)
 
-    def _open_catalog(self) -> Any:
+    def open_catalog(self) -> Any:
         from pyiceberg.catalog import load_catalog
 
         return closing(load_catalog("sluice", **{**self.catalog, **self.access}))

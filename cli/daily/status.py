@@ -293,6 +293,7 @@ def _format_detail(status: FeedStatus, terminal: CommandOutput) -> list[Renderab
             *([("engine", str(status.engine))] if status.engine else []),
             *(("live batch", str(m)) for m in status.met.values() if m.verdict.life is Life.ALIVE),
             *(outlooks.list_expiries(outlook) if outlook else ()),
+            *(("on hold", f"{h}; see sluice hold {status.feed}") for h in status.holds),
         ),
         *other_batches.view(m for m in status.met.values() if m.verdict.life is Life.UNKNOWN),
     ]

@@ -15,13 +15,14 @@ from rich.text import Text
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options.request_options import Yes
 from sluice.cli.shared import other_batches, rewrite_summary
-from sluice.cli.terminal.output import format_dry_run, good, warn
+from sluice.cli.terminal.output import copyable, format_dry_run, good, warn
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.maintenance.erasure import Finished
+    from sluice.pipelines.maintenance.erasure import ErasureRequest, Finished
+    from sluice.pipelines.model.receipts import Reporter
     from sluice.pipelines.operating.record_search import Criteria, Matches
     from sluice.pipelines.ports import Ports
 
@@ -105,6 +106,9 @@ def erase(
                 matches = search(dataset, ports, criteria, meter)
             session.terminal.show(*rewrite_summary.view_matches(dataset, matches, f"Erasure in {dataset.dataset}"))
         if not yes:
+            for hold in matches.holds if matches else ():
+                release = copyable(f"sluice hold {feed} --release {hold.number} --reason …")
+                session.terminal.show(warn(f"refused while windows of them are on hold {hold}"), release)
             session.terminal.show(_format_remaining(), format_dry_run("nothing was erased; add --yes"))
             session.terminal.print_document(matches, feed=feed, applied=False)
             return 0
@@ -113,15 +117,12 @@ def erase(
 
 def _carry_out(session: Session, dataset: Feed, ports: Ports, matches: Matches | None, reason: str) -> int:
     from sluice.pipelines.maintenance.erasure import ErasureRequest
-    from sluice.pipelines.maintenance.erasure import erase as carry_out
-    from sluice.resources.liveness import new_owner
 
     by = f"{getpass.getuser()} on {socket.gethostname()}"
     with session.terminal.progress() as meter:
         heard = other_batches.MetRecorder(meter)
         request = ErasureRequest(matches.offsets, reason, by) if matches else None
-        done = carry_out(dataset, ports, request, new_owner("erase"), heard)
-    cleaned, unclean = _clean_tables(session, dataset)
+        done, cleaned, unclean = carry_out(session, dataset, ports, request, heard)
     session.terminal.show(*_format_done(done), *other_batches.view(heard.met), *cleaned, *unclean, _format_remaining())
     session.terminal.print_document(
         matches,
@@ -136,26 +137,33 @@ def _carry_out(session: Session, dataset: Feed, ports: Ports, matches: Matches |
     return int(bool(unclean or done.busy))
 
 
-def _clean_tables(session: Session, dataset: Feed) -> tuple[list[Text], list[Text]]:
-    """Bring the feed's tables up to date, and let the snapshots expire that still name the former files.
+def carry_out(
+    session: Session, dataset: Feed, ports: Ports, request: ErasureRequest | None, report: Reporter
+) -> tuple[Finished, list[Text], list[Text]]:
+    """Carry out the request, and erasures that were interrupted, in files and tables, whose older snapshots expire.
 
-    Returns the lines of tables, and of those that failed.
+    Returns the result, the lines of tables, and of those that failed.
     """
+    from sluice.pipelines.maintenance.erasure import erase
     from sluice.pipelines.operating.feed_tables import forget_snapshots
+    from sluice.resources.liveness import new_owner
     from sluice.resources.open_ports import open_tables
 
+    done = erase(dataset, ports, request, new_owner("erase"), report)
     feed, cleaned, unclean = session.feed(dataset.name), list[Text](), list[Text]()
     for tabled in feed.table_feeds:
         try:
-            with session.open_ports(feed) as ports, open_tables(tabled, ports.lake) as tables:
-                done = forget_snapshots(tabled, ports, tables)
+            with open_tables(tabled, ports.lake) as tables:
+                forgotten = forget_snapshots(tabled, ports, tables)
         except SluiceError as error:
             again = f"sluice erase {dataset.name} --yes"
             unclean.append(warn(f"the table may still have the rows: {error.message}: {error.remedy}; then: {again}"))
             continue
-        text = f"{many(done.expired, 'snapshot')} and {many(len(done.cleaned), 'file')} removed"
+        text = f"{many(forgotten.expired, 'snapshot')} and {many(len(forgotten.cleaned), 'file')} removed"
         cleaned.append(good(f"{tables.rows.name}: {text}"))
-    return cleaned, unclean
+    for note in () if unclean else done.notes:
+        ports.lake.remove(note)
+    return done, cleaned, unclean
 
 
 # -- for people

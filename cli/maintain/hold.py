@@ -61,12 +61,9 @@ def put_on_hold(
     with session.open_ports(definition) as ports:
         by = f"{getpass.getuser()} on {socket.gethostname()}"
         holds = change_holds(definition, ports, by, reason, (first, last), release)
-    names = [[definition.window.name(t) if t is not None else "" for t in (h.start, h.end)] for h in holds]
-    rows = [[str(h.number), *of, h.reason, h.by, show_instant(h.at)] for h, of in zip(holds, names, strict=True)]
+    rows = [[str(h.number), h.from_, h.to, h.reason, h.by, show_instant(h.at)] for h in holds]
     columns = ("number", "from", "to", "reason", "by", "at")
     session.terminal.show(
         heading(f"Holds of {feed}"), table(columns, rows, right="number") if rows else good("no window is on hold")
     )
-    session.terminal.print_document(
-        feed=feed, holds=[dict(zip(columns, row, strict=True)) | {"number": int(row[0])} for row in rows]
-    )
+    session.terminal.print_document(feed=feed, holds=holds)

@@ -12,10 +12,11 @@ from rich.text import Text
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.maintain import erase
 from sluice.cli.options.request_options import DryRun
 from sluice.cli.shared.other_batches import beneath
 from sluice.cli.terminal.output import bad, format_error, good, heading, safe, warn
-from sluice.pipelines.errors import UsageError, choose_exit_code
+from sluice.pipelines.errors import PlanBusy, UsageError, choose_exit_code
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util import scratch
 from sluice.pipelines.util.units import many
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.model.receipts import Reporter
     from sluice.pipelines.operating.repairs import RepairFinding
+    from sluice.pipelines.ports import Ports
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +55,8 @@ def repair(
 ) -> int:
     """Clean up after dead runs.
 
-    Published files become visible. Replaced files, and staged files without an owner, are removed. Dagster, where it is
+    Published files become visible. Replaced files, and staged files without an owner, are removed. Erasures that were
+    interrupted are finished. Dagster, where it is
     installed, gets missing events. The next run finishes the batch of a dead run, unless you abandon it here.
 
     Files of live runs, and files under data/ that the ledger does not list, stay. Kafka is not read. Exit 1 if
@@ -104,7 +107,7 @@ def look(
     dry_run: bool,
 ) -> list[RepairFinding]:
     """Repair one feed, or show the repairs. Raises PlanBusy, UsageError."""
-    from sluice.pipelines.operating.repairs import Pretended, RepairTarget
+    from sluice.pipelines.operating.repairs import Pretended, RepairKind, RepairTarget
     from sluice.pipelines.operating.repairs import repair as fix
 
     with session.open_ports(feed) as ports:
@@ -115,6 +118,10 @@ def look(
         ports = replace(ports, lake=Pretended(ports.lake)) if dry_run else ports
         target = RepairTarget.of(feed, ports)
         findings = list(fix(target, abandon))
+        findings = [
+            _finish_erasure(session, feed, ports, f, report, dry_run=dry_run) if f.kind is RepairKind.ERASING else f
+            for f in findings
+        ]
         if instance is None:
             return findings
         from sluice.assets.events.ledger_view import LedgerView
@@ -122,6 +129,21 @@ def look(
 
         view_ = LedgerView.open(feed, ports, ledger=target.ledger)
         return [*findings, *reconcile(instance, view_, report, dry_run=dry_run)]
+
+
+def _finish_erasure(
+    session: Session, feed: Feed, ports: Ports, finding: RepairFinding, report: Reporter, *, dry_run: bool
+) -> RepairFinding:
+    obstacles: tuple[str, ...] = ()
+    if not dry_run:
+        try:
+            done, _, unclean = erase.carry_out(session, feed, ports, None, report)
+            obstacles = (*map(str, unclean), *map(str, done.met))
+        except PlanBusy as error:
+            obstacles = (error.message,)
+    if obstacles:
+        return replace(finding, remedy=(*obstacles, *finding.remedy))
+    return replace(finding, act="finished", remedy=finding.remedy * dry_run)
 
 
 def _choose_exit_code(findings: Sequence[RepairFinding]) -> int:

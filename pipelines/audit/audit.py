@@ -30,7 +30,7 @@ from sluice.pipelines.audit.receipt_rows import (
     runs,
 )
 from sluice.pipelines.errors import Terminal
-from sluice.pipelines.lake import parquet
+from sluice.pipelines.lake import parquet, paths
 from sluice.pipelines.landing.proof import hash_file
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.account import OffsetAccount, build_account
@@ -170,19 +170,19 @@ def audit(
     # Files of other writers that retained snapshots of the feed's table name are no strangers.
     noted = published_files.read_pending_removals(lake, ledger.feed) if strangers else published_files.PendingRemovals()
     foreign = noted.foreign.intersection(strangers)
+    unfinished = [
+        f"{key}: {sum(r.span for r in ranges)} records are to be erased, and may still be in files"
+        for key, ranges in sorted(state.erasing.items())
+    ] or [
+        f"an erasure by {(lake.get(note) or b'?').decode()} is not finished: snapshots of tables may have its rows"
+        for note in lake.list(paths.get_erasing_folder(ledger.feed))
+    ]
     problems = [
         *itertools.chain.from_iterable(bad_sums),
         *_check_overlaps(state, everything),
         *(_check_landed(ledger.feed, state, everything) if not scope.settled else ()),  # else it tiles
         *_check_commits(state),
-        *(
-            AuditProblem(
-                19,
-                f"{key}: {sum(r.span for r in ranges)} records are to be erased, and may still be in files",
-                remedy=f"sluice erase {ledger.feed} --yes   finishes it",
-            )
-            for key, ranges in sorted(state.erasing.items())
-        ),
+        *(AuditProblem(19, text, remedy=f"sluice erase {ledger.feed} --yes   finishes it") for text in unfinished),
         *_check_strangers(ledger, lake, state, [path for path in strangers if path not in foreign]),
         *_check_copies(scope.log),
         *itertools.chain.from_iterable(checked),

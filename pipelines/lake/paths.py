@@ -275,6 +275,11 @@ def build_removals_path(feed: str, name: str) -> str:
     return f"{get_removals_folder(feed)}/{name}.json"
 
 
+def get_erasing_folder(feed: str) -> str:
+    """The folder of a note of each process whose erasure is not finished, by token."""
+    return f"_sluice/{feed}/erasing"
+
+
 def get_forgetting_path(feed: str, output: str) -> str:
     """The path of the note of files of metadata that go once no snapshot of the tables names them."""
     return f"_sluice/{feed}/forgetting{f'-{output}' if output else ''}.json"

@@ -172,12 +172,13 @@ class State:
         ends: list[int] = [planned, *pinned.offsets[-1:], *(r.end for r in self.list_accounted(key)[-1:])]
         return max(ends)
 
-    def find_hold(self, start: int | None, end: int | None = None) -> int | None:
-        """Returns the entry of a hold on a window (ms). Any is on records outside of windows (`start` is None)."""
-        for number, (first, last) in self.holds.items():
-            if start is None or ((last is None or start < last) and (first is None or end is None or end > first)):
-                return number
-        return None
+    def find_holds(self, start: int | None, end: int | None = None) -> tuple[int, ...]:
+        """Returns the entries of the holds on a window (ms). All are on records outside of windows (no `start`)."""
+        return tuple(
+            number
+            for number, (first, last) in self.holds.items()
+            if start is None or ((last is None or start < last) and (first is None or end is None or end > first))
+        )
 
     def known(self) -> list[Key]:
         """Returns the sorted keys of all partitions with an origin in their current life, unless they are gone."""

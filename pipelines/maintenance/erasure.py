@@ -1,6 +1,7 @@
 """Erasure: removes the rows of chosen records, first by an entry in the ledger, then from the files.
 
     entry with the offsets → reports and notes with values go → plan → parts without the rows → prove → publish → swap
+    → tables forget their older snapshots → the note of the process goes
 
 Guarantees: from the entry on, no batch can publish rows of these offsets, whichever run wrote it: the fold calls such
 an entry void. Rewriting goes by whole windows, so a reader finds each window either old or new. The account stays
@@ -18,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.errors import Refused
+from sluice.pipelines.errors import PlanBusy, Refused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet, paths
 from sluice.pipelines.ledger import Appended, BatchStatus, Ledger, State
@@ -54,7 +55,8 @@ class Finished:
     """The rewritten offset ranges, each with its new receipt, and their `batches`.
 
     `removed` are the lake paths of reports with values. `busy` has by window the other live batch that reserves parts;
-    `met` reports these. `number` is that of the entry; None without a new one.
+    `met` reports these. `number` is that of the entry; None without a new one. `notes` are those of the erasures that
+    are finished once the tables forget their older snapshots: remove them then.
     """
 
     done: tuple[tuple[Merge, Receipt], ...] = ()
@@ -63,14 +65,20 @@ class Finished:
     busy: Mapping[int | None, int] | None = None
     met: tuple[Met, ...] = ()
     number: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def erase(feed: Feed, ports: Ports, request: ErasureRequest | None, owner: Owner, report: Reporter) -> Finished:
     """Append the entry of the request, if there is one, and carry out all erasures. Raises as `decide` and `finish`."""
-    appended = None
+    appended, note = None, f"{paths.get_erasing_folder(feed.name)}/{owner.token}"
     if request is not None:
         ledger = Ledger.offline(ports.lake, feed.name, ports.clock, request.by)
-        appended = decide(ledger, ports.liveness, request.offsets, request.reason, report)
+        ports.lake.put(note, owner.describe().encode())
+        try:
+            appended = decide(ledger, ports.liveness, request.offsets, request.reason, report)
+        except (PlanBusy, Refused):
+            ports.lake.remove(note)
+            raise
     return replace(finish(feed, ports, owner, report), number=appended.number if appended else None)
 
 
@@ -83,7 +91,7 @@ def decide(ledger: Ledger, liveness: Liveness, offsets: Offsets, reason: str, re
 
     def append(state: State) -> EraseEntry | None:
         ranges = tuple(_list_new(state, offsets))
-        check_holds(ledger, state, ranges)
+        _check_holds(ledger, state, ranges)
         wanted = {item.key: offsets[item.key] for item in ranges}
         for batch, s in state.list_live_ranges():
             if any(r.meets(s.range) for r in wanted.get(s.key, ())):
@@ -95,17 +103,22 @@ def decide(ledger: Ledger, liveness: Liveness, offsets: Offsets, reason: str, re
     return ledger.append(append)
 
 
-def check_holds(ledger: Ledger, state: State, ranges: Iterable[KeyRange]) -> None:
-    """Raises Refused if a window with one of these records is on hold."""
-    for item in ranges if state.holds else ():
-        for start in (p.window for p in windows.cut_at_boundaries(state, item.key, item.range)):
+def find_holds(state: State, ranges: Iterable[tuple[Key, Range]]) -> Iterator[tuple[int, Key, Range]]:
+    """Yields the entry of each hold on a window with one of these records, with their range."""
+    for key, r in ranges if state.holds else ():
+        for start in (p.window for p in windows.cut_at_boundaries(state, key, r)):
             later = state.boundary_times[bisect_right(state.boundary_times, start) :] if start is not None else ()
-            number = state.find_hold(start, next(iter(later), None))
-            if number is not None and isinstance(entry := ledger.entry(number), HoldEntry):
-                raise Refused(
-                    f"{item.key.tp} {item.range} is on hold, by {entry.run}: {entry.reason}",
-                    remedy=f"once the hold has ended: sluice hold {ledger.feed} --release {number} --reason …",
-                )
+            yield from ((number, key, r) for number in state.find_holds(start, next(iter(later), None)))
+
+
+def _check_holds(ledger: Ledger, state: State, ranges: Iterable[KeyRange]) -> None:
+    """Raises Refused if a window with one of these records is on hold."""
+    for number, key, r in find_holds(state, ((item.key, item.range) for item in ranges)):
+        if isinstance(entry := ledger.entry(number), HoldEntry):
+            raise Refused(
+                f"{key.tp} {r} is on hold, by {entry.run}: {entry.reason}",
+                remedy=f"once the hold has ended: sluice hold {ledger.feed} --release {number} --reason …",
+            )
 
 
 def _list_new(state: State, offsets: Offsets) -> Iterator[KeyRange]:
@@ -126,7 +139,7 @@ def finish(feed: Feed, ports: Ports, owner: Owner, report: Reporter) -> Finished
         report(Progress("roll forward"))
         give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
         roll_forward(ledger, ports.lake, feed.name)
-        state = ledger.read()
+        state, notes = ledger.read(), tuple(ports.lake.list(paths.get_erasing_folder(feed.name)))
         removed = _remove_values(ledger, ports.lake, state)
         pending = [(key, r) for key, ranges in state.erasing.items() for r in ranges]
         receipts = manifest.with_sharers(ledger, state, manifest.read_receipts_meeting(ledger, state, pending))
@@ -143,7 +156,8 @@ def finish(feed: Feed, ports: Ports, owner: Owner, report: Reporter) -> Finished
         removed = (*removed, *_remove_values(ledger, ports.lake, state))
         _discard_writes(ports.lake, feed.name, ledger.read())
         met = company(feed.name, ledger, ports.liveness, run.busy.values())
-    return Finished(tuple(run.done), tuple(run.batches), tuple(dict.fromkeys(removed)), run.busy, met)
+    notes = () if run.busy else notes
+    return Finished(tuple(run.done), tuple(run.batches), tuple(dict.fromkeys(removed)), run.busy, met, None, notes)
 
 
 def _discard_writes(lake: Lake, feed: str, state: State) -> None:

@@ -8,7 +8,7 @@ files that do not count; `remove_retired` removes them, and may be called at any
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Liveness, Ports
 from sluice.pipelines.publishing import manifest, publish, published_files
 from sluice.pipelines.publishing.publish import roll_forward
+from sluice.pipelines.util.documents import Instant
 from sluice.pipelines.util.units import show_duration
 
 ENDLESS = 1 << 63
@@ -84,20 +85,36 @@ def look(feed: Feed, ports: Ports, before: int) -> Retirement:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A legal hold on windows from `start` to `end` (ms; None: without a limit), by entry `number`."""
+    """A legal hold on windows, by entry `number`, from and to these names of windows (empty: without a limit)."""
 
     number: int
-    start: int | None
-    end: int | None
+    from_: str
+    to: str
     reason: str
     by: str
-    at: int
+    at: Instant
+
+    def __str__(self) -> str:
+        limits = [f"from {self.from_}"] * bool(self.from_) + [f"to {self.to}"] * bool(self.to)
+        return f"{' '.join(limits) or 'all windows'}, by {self.by}: {self.reason}"
 
 
-def list_holds(ledger: Ledger, state: State) -> tuple[Hold, ...]:
-    """Returns the holds that have not ended, oldest first."""
-    entries = ((number, ledger.entry(number)) for number in state.holds)
-    return tuple(Hold(n, e.start, e.end, e.reason, e.run, e.at) for n, e in entries if isinstance(e, HoldEntry))
+def list_holds(
+    ledger: Ledger, state: State, settings: WindowSettings, starts: Iterable[int] | None = None
+) -> tuple[Hold, ...]:
+    """Returns the holds that have not ended, oldest first: all, or those on one of these windows (their starts, ms)."""
+    numbers = {*state.holds}
+    if numbers and starts is not None:
+        numbers = {n for start in starts for n in state.find_holds(start, settings.end_of(start))}
+    entries = ((n, e) for n in sorted(numbers) if isinstance(e := ledger.entry(n), HoldEntry))
+    limits = ((n, e, ["" if t is None else settings.name(t) for t in (e.start, e.end)]) for n, e in entries)
+    return tuple(Hold(n, start, end, e.reason, e.run, e.at) for n, e, (start, end) in limits)
+
+
+def read_holds(feed: Feed, ports: Ports, starts: Iterable[int]) -> tuple[Hold, ...]:
+    """Returns the holds on one of these windows (their starts, ms)."""
+    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    return list_holds(ledger, ledger.read(), feed.window, starts)
 
 
 def change_holds(
@@ -112,7 +129,7 @@ def change_holds(
         release_hold(ledger, ends, reason)
     elif reason:
         hold_windows(ledger, *windows, reason)
-    return list_holds(ledger, ledger.read())
+    return list_holds(ledger, ledger.read(), feed.window)
 
 
 def hold_windows(ledger: Ledger, start: int | None, end: int | None, reason: str) -> None:
@@ -266,7 +283,7 @@ def _find_retirement(
     below = {r.offset_range for g in groups for r in g}
     across = [r for r in receipts if r.offset_range not in below and r.offset_range.start < ends[r.offset_range.key]]
     limits = {w: None if w is None else settings.end_of(w) for w in {s.window for s in below}}
-    kept_windows = {w for w, end in limits.items() if state.find_hold(w, end) is not None}
+    kept_windows = {w for w, end in limits.items() if state.find_holds(w, end)}
     on_hold = {r.offset_range for g in groups if any(r.offset_range.window in kept_windows for r in g) for r in g}
     retired = tuple(r for r in receipts if r.offset_range in below - on_hold)
     return Retirement(before, retired, tuple(across), tuple(r for r in receipts if r.offset_range in on_hold))

@@ -57,6 +57,7 @@ def list_figures(c: WindowCheck) -> Iterator[tuple[str, str]]:
         engine = f", on {batch.engine}" if batch.engine else ""
         at = show_instant(batch.published // 1000 * 1000)
         yield "landed by", f"batch {batch.batch}, {batch.run}{engine}, at {at}"
+    yield from (("on hold", str(hold)) for hold in c.holds)
     yield from _list_row_figures(c, c.rows) if c.rows else [("late, copies", "unknown: a file is missing or damaged")]
 
 

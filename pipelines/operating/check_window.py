@@ -25,6 +25,7 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.account import OffsetAccount, build_account
 from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.maintenance.expiry import Hold, list_holds
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, Reporter
@@ -131,6 +132,7 @@ class WindowCheck:
     unchecked: tuple[str, ...] = ()
     clocks: str = ""
     protection: str = ""
+    holds: tuple[Hold, ...] = ()
 
     @property
     def complete(self) -> Derived[bool]:
@@ -230,6 +232,7 @@ def check_window(feed: Feed, ports: Ports, window: int | None, by: Sequence[str]
         unchecked,
         windows.describe_against(state, start, settings),
         describe_protection_then(feed, ledger, state, receipts),
+        list_holds(ledger, state, settings, (start,)),
     )
 
 

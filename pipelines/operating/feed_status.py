@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.sections import WindowSettings
     from sluice.pipelines.ledger import Batch, Ledger, State
+    from sluice.pipelines.maintenance.expiry import Hold
     from sluice.pipelines.operating.findings import Finding
     from sluice.pipelines.planning.held_back import HeldBack
     from sluice.pipelines.ports import Lake, Ports
@@ -109,6 +110,7 @@ class FeedStatus:
     start_not_used: str = ""
     engine: EngineUse | None = None
     findings: tuple[Finding, ...] = ()
+    holds: tuple[Hold, ...] = ()
 
     @property
     def window(self) -> Derived[str]:
@@ -272,6 +274,7 @@ class _FeedReading:
 
 
 def _status(feed: Feed, ports: Ports, ledger: Ledger, reading: _FeedReading, chosen: int | Sequence[int]) -> FeedStatus:
+    from sluice.pipelines.maintenance.expiry import list_holds
     from sluice.pipelines.publishing import publish
 
     state = reading.state
@@ -298,6 +301,7 @@ def _status(feed: Feed, ports: Ports, ledger: Ledger, reading: _FeedReading, cho
         refused=refused,
         start_not_used=reading.start_not_used,
         engine=ports.engine.describe(),
+        holds=list_holds(ledger, state, feed.window),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from sluice.pipelines.landing.landed_rows import read_part_at
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ledger.fold import by_key
+from sluice.pipelines.maintenance.erasure import find_holds
+from sluice.pipelines.maintenance.expiry import Hold, list_holds
 from sluice.pipelines.model.kafka import Key, Range, union
 from sluice.pipelines.model.plans import OffsetRange, RequestKind
 from sluice.pipelines.model.receipts import Part, PartKind, Progress, Receipt, Reporter
@@ -56,7 +58,7 @@ class Matches:
     """The matching records by partition, and their number by window (its start, ms; None: outside windows).
 
     `unsearchable` are quarantined records whose value is no JSON object, or is not stored: only their keys were
-    searched. `skipped` are outputs without the columns of the condition.
+    searched. `skipped` are outputs without the columns of the condition. `holds` refuse the erasure.
     """
 
     offsets: Internal[dict[Key, tuple[Range, ...]]]
@@ -66,6 +68,7 @@ class Matches:
     windows: Internal[dict[int | None, int]] = field(default_factory=dict)
     files: int = 0
     skipped: tuple[str, ...] = ()
+    holds: tuple[Hold, ...] = ()
 
     @property
     def records(self) -> int:
@@ -126,7 +129,9 @@ def _search(dataset: Feed, lake: Lake, ledger: Ledger, criteria: Criteria, repor
                     findings.add(r, part, _match_refused(lake, part, chosen, findings))
             done += r.offset_range.span
             report(Progress("search", done, total))
-    return findings.to_matches(tuple(skipped))
+    matches = findings.to_matches(tuple(skipped))
+    numbers = {n for n, _, _ in find_holds(state, ((k, r) for k, ranges in matches.offsets.items() for r in ranges))}
+    return replace(matches, holds=tuple(h for h in list_holds(ledger, state, dataset.window) if h.number in numbers))
 
 
 def _list_published(ledger: Ledger, state: State, run: str) -> Mapping[Key, tuple[Range, ...]]:

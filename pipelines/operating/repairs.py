@@ -112,8 +112,15 @@ def repair(target: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[Repa
     yield from _orphans(target)
     yield from _unfinished_writes(target)
     yield from _beats(target, {o.token: o for o in all_owners}, verdicts)
-    if offsets := sum(r.span for ranges in target.ledger.read().erasing.values() for r in ranges):
-        text = f"{many(offsets, 'record')} of an erasure that was interrupted may still be in files"
+    offsets = sum(r.span for ranges in target.ledger.read().erasing.values() for r in ranges)
+    tokens = [path.rpartition("/")[2] for path in target.lake.list(paths.get_erasing_folder(target.feed))]
+    if any(not verdicts[token].dead for token in tokens if token in verdicts):
+        yield RepairFinding(RepairKind.AT_WORK, "an erasure by a live process")
+    elif offsets or tokens:
+        where = (
+            f"{many(offsets, 'record')} may still be in files" if offsets else "rows may still be in older snapshots"
+        )
+        text = f"an erasure was interrupted: {where}"
         yield RepairFinding(RepairKind.ERASING, text, remedy=(f"sluice erase {target.feed} --yes",))
     yield from _strangers(target)
 

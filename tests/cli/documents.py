@@ -23,6 +23,7 @@ from sluice.pipelines.audit import audit, explain_offset, strict_audit
 from sluice.pipelines.contract.catalogue import ExpectationOutcome
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.rights import Right
+from sluice.pipelines.maintenance import expiry
 from sluice.pipelines.model.kafka import PartitionState
 from sluice.pipelines.model.receipts import Met
 from sluice.pipelines.operating import (
@@ -149,7 +150,7 @@ DOCUMENTS = [
             "other_batches": tuple[Met, ...],
         },
     ),
-    Document("hold", None, {"feed": str, "holds": list[Any]}),
+    Document("hold", None, {"feed": str, "holds": tuple[expiry.Hold, ...]}),
     Document("expire without retention", None, {"feed": str, "applied": bool}),
     Document("expire --dry-run", expire.ExpiryResult, {"applied": bool}),
     Document("erase", record_search.Matches, {"feed": str, "applied": bool}),
@@ -182,7 +183,15 @@ DOCUMENTS = [
     Document(
         "files",
         None,
-        {"feed": str, "windows": list[str], "kind": str, "rows": int, "bytes": int, "files": list[File]},
+        {
+            "feed": str,
+            "windows": list[str],
+            "kind": str,
+            "rows": int,
+            "bytes": int,
+            "files": list[File],
+            "holds": tuple[expiry.Hold, ...],
+        },
     ),
     Document("groups describe", describe_group.GroupReport),
     Document(

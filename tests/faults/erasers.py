@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sluice.cli.main import main
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.maintenance.erasure import ErasureRequest, erase
@@ -28,14 +29,21 @@ def erase_person(feed: Feed, person: int) -> None:
     """Erase one person's records, by what `sluice erase` calls."""
     with open_inline_ports(feed) as ports:
         matches = search(feed, ports, Criteria(f"id = {person}"), lambda progress: None)
-        erase(feed, ports, ErasureRequest(matches.offsets, "asked", "test"), new_owner("erase"), lambda progress: None)
+        request = ErasureRequest(matches.offsets, "asked", "test")
+        done = erase(feed, ports, request, new_owner("erase"), lambda progress: None)
     for dataset in feed.table_feeds:
         with open_inline_ports(feed) as ports, open_tables(dataset, ports.lake) as tables:
             forget_snapshots(dataset, ports, tables)
+    with open_inline_ports(feed) as ports:
+        for note in done.notes:
+            ports.lake.remove(note)
 
 
-def erase_until_killed(path: Path, person: int, effect: int) -> bool:
-    """Erase in a process that is killed before its effect of that number. Returns whether it was killed."""
+def erase_until_killed(path: Path, person: int | None, effect: int) -> bool:
+    """Erase in a process that is killed before its effect of that number; without a person, run `sluice repair`.
+
+    Returns whether it was killed.
+    """
     process = _PROCESSES.Process(target=_run, args=(path, person, effect), daemon=True)
     process.start()
     process.join(300)
@@ -43,7 +51,7 @@ def erase_until_killed(path: Path, person: int, effect: int) -> bool:
     return process.exitcode != 0
 
 
-def _run(path: Path, person: int, effect: int) -> None:
+def _run(path: Path, person: int | None, effect: int) -> None:
     from deltalake import DeltaTable
     from pyiceberg.catalog.sql import SqlCatalog
     from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -64,4 +72,7 @@ def _run(path: Path, person: int, effect: int) -> None:
     effects += [(DeltaTable, "create_write_transaction"), (SqlCatalog, "commit_table"), (PyArrowFileIO, "delete")]
     for owner, name in effects:
         setattr(owner, name, wrap(getattr(owner, name)))
-    erase_person(load_feed(path, {}), person)
+    if person is None:
+        assert main(["repair", "orders", "--project", str(path.parent.parent)]) == 0
+    else:
+        erase_person(load_feed(path, {}), person)

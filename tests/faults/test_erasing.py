@@ -1,4 +1,4 @@
-"""Erasures killed before each of their effects: the lake stays consistent, and the next call continues.
+"""Erasures killed before each of their effects: the lake stays consistent, and the next call continues, or a repair.
 
 Each person of the topic is erased once, killed one effect later than the one before. Between kill and continuation,
 the window lands again, or files are merged.
@@ -17,6 +17,7 @@ from kafka import KafkaProducer
 
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake.paths import get_erasing_folder
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.operating.feed_tables import compare_tables
 from sluice.resources.local.local_kafka import LocalKafka
@@ -88,13 +89,26 @@ def test_killed_before_each_effect(
         assert verdict.holds, f"killed before effect {person}: {verdict}"
         others = {p: n for p, n in count_people(feed).items() if p != person}
         assert others == dict.fromkeys(range(person + 1, PEOPLE), EACH)
+        text = name_person(person).encode()
+        with open_inline_ports(feed) as ports:
+            is_sound = not audit(open_feed_ledger(feed, ports), ports.lake).problems
+        is_there = any(text in data for _, data in read_everything(tmp_path))
+        assert not is_sound or not is_there or count_people(feed)[person] == EACH, "an audit passes over a rest"
         if person % 3 == 1:
             run(feed, Request(RequestKind.WINDOW, window=STAMP - STAMP % HOUR + person % 2 * HOUR, replace=True))
         elif person % 3 == 2:
             merge(feed)
+        if person % 2:  # a repair continues, and is killed as well, before its effect of any number
+            erase_until_killed(path, None, person // 2 % 12 + 1)
+            assert not erase_until_killed(path, None, 0)
+            with open_inline_ports(feed) as ports:
+                assert not any(ports.lake.list(get_erasing_folder("orders")))
+                assert audit(open_feed_ledger(feed, ports), ports.lake).problems == ()
+            remaining = count_people(feed)[person]
+            assert remaining in (0, EACH), "decided or not"
+            assert remaining or [name for name, data in read_everything(tmp_path) if text in data] == []
         erase_person(feed, person)
         assert count_people(feed) == dict.fromkeys(range(person + 1, PEOPLE), EACH)
-        text = name_person(person).encode()
         assert [name for name, data in read_everything(tmp_path) if text in data] == []
         person += 1
     assert person > 20, "there are more effects than that"

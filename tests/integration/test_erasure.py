@@ -173,6 +173,19 @@ def test_windows_on_hold_are_neither_expired_nor_erased(project: FeedProject, ca
     assert (code, [h["reason"] for h in document["holds"]]) == (0, ["case 12"]), document
     code, text = call("hold", "people")
     assert all(word in text for word in (WINDOWS[1], "2023-11-15T00", "case 12"))
+    expected = f"from {WINDOWS[1]}:00 to 2023-11-15T00:00, by "
+    for command in (("status", "people"), ("check", "people", WINDOWS[1]), ("files", "people", "--window", WINDOWS[1])):
+        text = " ".join(call(*command)[1].split())
+        assert expected in text, text
+        assert "case 12" in text
+    assert call("files", "people", "--window", WINDOWS[0], "--json")[1]["holds"] == []
+    assert call("check", "people", WINDOWS[0], "--json")[1]["holds"] == []
+    assert [h["reason"] for h in call("status", "people", "--json")[1]["feeds"][0]["holds"]] == ["case 12"]
+    outside = f"id = {ONE} AND kafka_timestamp < '{WINDOWS[1]}:00:00Z'"
+    assert call("erase", "people", "--where", outside, "--json")[1]["holds"] == []
+    code, preview = call("erase", "people", "--where", f"id = {ONE}")
+    assert code == 0
+    assert expected in " ".join(preview.split())
 
     expire = ("expire", "people", "--before", "2023-11-15T01", "--reason", "old", "--yes")
     code, text = call(*expire[:4], "--dry-run")
@@ -189,6 +202,7 @@ def test_windows_on_hold_are_neither_expired_nor_erased(project: FeedProject, ca
     assert call("files", "people", "--window", WINDOWS[1])[0] == 0
     assert call("audit", "people", "--rescan")[0] == 0
     (command,) = re.findall(r"sluice (hold people --release \d+ --reason)", " ".join(text.split()))
+    assert f"sluice {command}" in preview
     code, done = call(*command.split(), "closed", "--json")
     assert (code, done["holds"]) == (0, [])
     assert call(*erase)[0] == 0
@@ -201,7 +215,9 @@ def test_windows_on_hold_are_neither_expired_nor_erased(project: FeedProject, ca
     assert call("audit", "people", "--rescan")[0] == 0
 
 
-def test_repair_and_audit_name_the_command_that_finishes_an_erasure(project: FeedProject, call: Call) -> None:
+def test_audit_names_the_command_that_finishes_an_erasure_and_repair_finishes_it(
+    project: FeedProject, call: Call
+) -> None:
     """The command was killed behind its entry: the records are still in the files."""
     for person in (ONE, OTHER):
         produce_person(project, person, Canaries(), hours=1)
@@ -213,10 +229,11 @@ def test_repair_and_audit_name_the_command_that_finishes_an_erasure(project: Fee
         matches = search(feed, ports, Criteria(f"id = {ONE}"), lambda progress: None)
         ledger = open_feed_ledger(feed, ports)
         decide(ledger, ports.liveness, matches.offsets, "request 4711", lambda progress: None)
-    for name in ("audit", "repair"):
-        assert "sluice erase people --yes" in call(name, "people")[1]
-    assert call("erase", "people", "--yes")[0] == 0
-    assert "sluice erase" not in call("repair", "people")[1]
+    for command in ("audit people", "repair people --dry-run"):
+        assert "sluice erase people --yes" in call(*command.split())[1]
+    assert len(read_ids(call)) == 14
+    assert "finished: an erasure was interrupted: 8 records" in call("repair", "people")[1]
+    assert "erasure" not in call("repair", "people")[1]
     assert call("audit", "people")[0] == 0
     assert read_ids(call) == [OTHER] * 7
     assert any(path.endswith(".db") for path, _ in read_everything(project.root)), "also Dagster's storage is searched"

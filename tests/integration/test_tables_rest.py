@@ -1,8 +1,10 @@
-"""A table in a real REST catalog, over S3: it equals the ledger, also with concurrent and foreign writers."""
+"""Tables in real REST catalogs, over S3: they equal the ledger, also with concurrent and foreign writers."""
 
 from __future__ import annotations
 
-from contextlib import closing
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +17,41 @@ from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import Synced, sync
 from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.resources.lake import open_store
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.open_ports import open_table, open_tables
 from tests import rest_catalog
+from tests.integration.support import FeedProject, run
+from tests.integration.test_current import Customers, build_change, build_row
 from tests.pipelines.landed_world import HOUR, START, A, B, World, split_offsets
 from tests.stores import Store
-from tests.table_readers import get_iceberg_access
+from tests.table_readers import IcebergReader, get_iceberg_access
 
-pytestmark = pytest.mark.soak
+RunCatalog = Callable[[str, Path], AbstractContextManager[str]]
+"""Runs a catalog over the lake at this address, with files in this folder; yields its own address."""
 
 
-def test_a_table_in_a_rest_catalog(s3_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(
+    params=[pytest.param("reference", marks=pytest.mark.slow), pytest.param("nessie", marks=pytest.mark.soak)]
+)
+def run_catalog(request: pytest.FixtureRequest, s3_store: Store) -> RunCatalog:
     pytest.importorskip("pyiceberg")
+    find, run = {
+        "reference": (rest_catalog.fetch_reference, rest_catalog.run_reference),
+        "nessie": (rest_catalog.find_jar, rest_catalog.run_nessie),
+    }[request.param]
+    if (program := find()) is None:
+        pytest.skip("this catalog is not installed: see tests/rest_catalog.py")
+    return lambda lake, folder: run(program, s3_store, lake, folder)
+
+
+def test_a_table_in_a_rest_catalog(
+    run_catalog: RunCatalog, s3_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pyiceberg.catalog import load_catalog
     from pyiceberg.catalog.rest import RestCatalog
 
-    program = rest_catalog.find_jar()
-    if program is None:
-        pytest.skip("no Nessie here: tests/rest_catalog.py says where it comes from")
     lines = s3_store.build_feed_settings()
-    with rest_catalog.run_server(program, s3_store, lines["lake"], tmp_path) as uri:
+    with run_catalog(lines["lake"], tmp_path) as uri:
         catalog = f"{{type: rest, uri: '{uri}', warehouse: {rest_catalog.WAREHOUSE}}}"
         settings = "".join(f"{k}: {v}\n" for k, v in lines.items())
         world = World(
@@ -109,3 +127,61 @@ def test_a_table_in_a_rest_catalog(s3_store: Store, tmp_path: Path, monkeypatch:
             assert compare(ledger, world.lake, table, table.look(), ledger.read()).same
     with pytest.raises(CatalogUnavailable, match="does not answer"):
         bring_up()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("default_engine")
+def test_history_and_current_rows_in_the_reference_catalog(
+    kafka: LocalKafka,
+    fresh_topic: Callable[..., str],
+    s3_store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each change is in history once, also after a lost answer. Readers get their credentials from the catalog."""
+    pytest.importorskip("pyiceberg")
+    from pyiceberg.catalog.rest import RestCatalog
+
+    if (jars := rest_catalog.fetch_reference()) is None:
+        pytest.skip("this catalog is not installed: see tests/rest_catalog.py")
+    lines = s3_store.build_feed_settings()
+    with rest_catalog.run_reference(jars, s3_store, lines["lake"], tmp_path) as uri:
+        catalog = {"type": "rest", "uri": uri}
+        table = {"iceberg": {"name": "db.customers", "catalog": catalog}, "current": "db.customers_now"}
+        project = FeedProject(tmp_path, kafka, fresh_topic())
+        customers = Customers(project, "{format: debezium, key: [id]}", table=json.dumps(table), **lines)
+        access = catalog | {"s3.endpoint": s3_store.settings.endpoint or "", "s3.path-style-access": "true"}
+        history, current = (IcebergReader(f"db.{name}", access) for name in ("customers", "customers_now"))
+
+        def read() -> tuple[dict[Any, Any], list[str]]:
+            changes = history.read_rows(history.list_snapshots()[-1], ("kafka_offset", "op"))
+            return dict(current.read_rows(current.list_snapshots()[-1], ("id", "name"))), [op for _, op in changes]
+
+        ada, bea = build_row(1, "Ada"), build_row(2, "Bea")
+        customers.produce(build_change("c", None, ada), build_change("c", None, bea))
+        run(customers.feed)
+        customers.sync()
+        assert read() == ({1: "Ada", 2: "Bea"}, ["c", "c"])
+        commit_table, lost = RestCatalog.commit_table, list[str]()
+
+        def commit_without_answer(self: Any, table: Any, *arguments: Any) -> Any:
+            """Lose the first answer about each table."""
+            answer, name = commit_table(self, table, *arguments), table.name()[-1]
+            if name not in lost:
+                lost.append(name)
+                raise ConnectionResetError("no answer")
+            return answer
+
+        monkeypatch.setattr(RestCatalog, "commit_table", commit_without_answer)
+        customers.produce(build_change("u", ada, ada | {"name": "Ada L."}), build_change("d", bea, None))
+        customers.produce(({"id": 2}, None))
+        run(customers.feed)
+        customers.sync()
+        assert sorted(lost)[:2] == ["customers", "customers_now"]
+        assert read() == ({1: "Ada L."}, ["c", "c", "u", "d", None])
+        assert customers.sync().commits == 0
+        with current.open_catalog() as reader:
+            table = reader.load_table("db.customers_now")
+        marks = [int(s.summary.additional_properties["sluice.mark"]) for s in table.metadata.snapshots]
+        assert marks == sorted(set(marks))
+        assert table.io.properties["s3.session-token"] == rest_catalog.VENDED

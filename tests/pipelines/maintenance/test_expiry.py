@@ -92,7 +92,7 @@ def test_rows_before_the_boundary_are_retired_and_the_audit_passes(world: World)
 def test_windows_on_hold_stay_until_the_hold_is_released(world: World) -> None:
     rows = world.read_rows(windows=[START])
     hold_windows(world.reopen_ledger(), START + HOUR - 1, START + HOUR, "case 12")  # type: ignore[arg-type]
-    (hold,) = list_holds(world.ledger, world.state())  # type: ignore[arg-type]
+    (hold,) = list_holds(world.ledger, world.state(), world.feed.window)  # type: ignore[arg-type]
     done = expire_by_hand(world)
     assert (done.number, done.expiry.receipts) == (None, ())
     assert {r.offset_range.window for r in done.expiry.on_hold} == {START}
@@ -102,7 +102,7 @@ def test_windows_on_hold_stay_until_the_hold_is_released(world: World) -> None:
     assert f"sluice hold orders --release {hold.number} --reason" in refused.value.remedy
     assert load(dump(world.state())) == world.state()
     release_hold(world.reopen_ledger(), hold.number, "case 12 is closed")  # type: ignore[arg-type]
-    assert list_holds(world.ledger, world.state()) == ()  # type: ignore[arg-type]
+    assert list_holds(world.ledger, world.state(), world.feed.window) == ()  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="is no hold in force"):
         release_hold(world.reopen_ledger(), hold.number, "again")  # type: ignore[arg-type]
     assert len(expire_by_hand(world).removed.parts) > 0
