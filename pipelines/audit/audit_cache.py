@@ -24,6 +24,7 @@ from sluice.pipelines.lake.parquet import DAMAGE
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.kafka import union
 from sluice.pipelines.ports import Lake, Stat
+from sluice.pipelines.schema.arrays import as_mask
 
 BLOCK = 1000
 """Entries under one hash: if a listing shows that one of them changed, all of them are read."""
@@ -124,7 +125,7 @@ class Audited(Note):
             return None
         if len(note.log) != -(-note.number // BLOCK):
             return None
-        is_sum = rows.table.column("tags").is_null().to_numpy()
+        is_sum = as_mask(rows.table.column("tags").is_null())
         values = {f.name: getattr(note, f.name) for f in fields(Note)}
         return cls(**values, rows=rows.where(~is_sum), sums=rows.where(is_sum))
 

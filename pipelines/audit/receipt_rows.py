@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from sluice.pipelines.lake.parquet import DAMAGE
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.receipts import Counts, Receipt
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.schema.arrays import boolean_array, fixed_width, int64s, text_array
 
 COUNTS = tuple(name for name in Counts.__dataclass_fields__ if name not in ("elsewhere", "copies"))
 PROOFS = ("looked", "hashed", "compared")
@@ -58,41 +59,47 @@ class Rows:
     @classmethod
     def of(cls, receipts: Iterable[tuple[int, Receipt]], tag: Callable[[str], int], proofs: Sequence[int]) -> Rows:
         """Build rows from receipts, each with its entry number. `tag` maps a part's path to its tag."""
-        columns: dict[str, list[Any]] = {name: [] for name in _SCHEMA.names}
+        keys, numbers, tags = list[Key](), list[tuple[int, ...]](), list[list[int]]()
         for number, r in receipts:
             s, counts = r.offset_range, (getattr(r.counts, name) for name in COUNTS)
             again = sum(x.span for x in r.relanded), sum(x.span for x in r.mended)
             sums = *counts, *again, sum(p.rows for p in r.parts), sum(p.bytes for p in r.parts), s.span, 0
-            values = _format_key(s.key), number, s.start, s.end, *sums, *proofs, [tag(p.path) for p in r.parts]
-            for column, value in zip(columns.values(), values, strict=True):
-                column.append(value)
-        return cls(pa.table(columns, _SCHEMA))
+            keys.append(s.key)
+            numbers.append((number, s.start, s.end, *sums, *proofs))
+            tags.append([tag(p.path) for p in r.parts])
+        ends = np.cumsum([0, *map(len, tags)], dtype=np.int32)
+        flat = fixed_width(pa.uint64(), np.array([*chain.from_iterable(tags)], np.uint64))
+        lists = pa.ListArray.from_arrays(fixed_width(pa.int32(), ends), flat)
+        columns = np.array(numbers, np.int64).reshape(-1, len(_NUMBERS)).T.copy()
+        return cls(_make_table(keys, columns, lists))
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
     def column(self, name: str) -> Any:
-        return self.table.column(name).to_numpy()
+        return _to_numpy(self.table.column(name))
 
     def by_key(self) -> tuple[list[Key], Any]:
         """Returns the partitions in order, and the index of each row's."""
+        if not len(self):
+            return [], np.empty(0, np.int64)
         encoded = self.table.column("key").combine_chunks().dictionary_encode()
         keys = [_parse_key(text) for text in encoded.dictionary.to_pylist()]
         order = sorted(range(len(keys)), key=keys.__getitem__)
-        return [keys[i] for i in order], np.argsort(order)[encoded.indices.to_numpy()]
+        return [keys[i] for i in order], np.argsort(order)[_to_numpy(encoded.indices.cast(pa.int64()))]
 
     @property
     def tags(self) -> Any:
-        return pc.list_flatten(self.table.column("tags")).to_numpy()
+        return _to_numpy(pc.list_flatten(self.table.column("tags"))).view(np.uint64)
 
     @property
     def owners(self) -> Any:
         """The row of each tag."""
-        return pc.list_parent_indices(self.table.column("tags")).to_numpy()
+        return _to_numpy(pc.list_parent_indices(self.table.column("tags")))
 
     def where(self, mask: Any) -> Rows:
         """Returns the rows that the mask selects."""
-        return Rows(self.table.filter(pa.array(mask, pa.bool_())))
+        return Rows(self.table.filter(boolean_array(mask)))
 
     def plus(self, *others: Rows) -> Rows:
         return Rows(pa.concat_tables([self.table, *(o.table for o in others)]))
@@ -125,7 +132,7 @@ class Rows:
     def _with_times(self, columns: Mapping[str, Any]) -> Rows:
         table = self.table
         for name, times in columns.items():
-            table = table.set_column(table.column_names.index(name), name, pa.array(times))
+            table = table.set_column(table.column_names.index(name), name, fixed_width(pa.int64(), times))
         return Rows(table)
 
     def _whole(self) -> list[tuple[ReceiptRow, tuple[int, ...]]]:
@@ -137,13 +144,12 @@ class Rows:
         sums = {name: np.zeros(len(keys), np.int64) for name in _NUMBERS} | {"number": np.full(len(keys), number)}
         for name in SUMMED:
             np.add.at(sums[name], indexes, self.column(name))
-        files = pa.table({"key": indexes[self.owners], "tag": self.tags}).group_by(["key", "tag"]).aggregate([])
-        np.add.at(sums["files"], files.column("key").to_numpy(), 1)
+        files = np.unique(np.stack([indexes[self.owners].astype(np.uint64), self.tags]), axis=1)
+        np.add.at(sums["files"], files[0].astype(np.int64), 1)
         sums["start"] += np.iinfo(np.int64).max
         np.minimum.at(sums["start"], indexes, self.column("start"))
         np.maximum.at(sums["end"], indexes, self.column("end"))
-        texts = {"key": [_format_key(k) for k in keys], "tags": [None] * len(keys)}
-        return Rows(pa.table(sums | texts).select(_SCHEMA.names).cast(_SCHEMA))
+        return Rows(_make_table(keys, sums.values(), pa.nulls(len(keys), _SCHEMA.field("tags").type)))
 
     def by_partition(self) -> dict[Key, dict[str, int]]:
         """Returns the figures of each partition by name."""
@@ -168,7 +174,7 @@ class Rows:
 
 def load(data: bytes) -> tuple[Rows, bytes]:
     """Returns the rows of a file and the content next to them. Raises one of DAMAGE for anything else."""
-    table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
+    table = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read()
     content = (table.schema.metadata or {})[_CONTENT]
     table = table.select(_SCHEMA.names).cast(_SCHEMA)
     if any(table.column(name).null_count for name in ("key", *_NUMBERS)):
@@ -176,8 +182,17 @@ def load(data: bytes) -> tuple[Rows, bytes]:
     return Rows(table), content
 
 
-def _format_key(key: Key) -> str:
-    return f"{key.topic}:{key.partition}:{key.incarnation}"
+def _make_table(keys: Iterable[Key], numbers: Iterable[Any], tags: pa.Array) -> pa.Table:
+    """Build a table from columns, those of numbers in the schema's order."""
+    texts = text_array([f"{k.topic}:{k.partition}:{k.incarnation}" for k in keys])
+    return pa.Table.from_arrays([texts, *(fixed_width(pa.int64(), n) for n in numbers), tags], schema=_SCHEMA)
+
+
+def _to_numpy(column: pa.Array | pa.ChunkedArray) -> Any:
+    """Returns a column of 64-bit numbers, which may be in chunks."""
+    if not len(column):  # empty ones may lack a chunk, or a buffer
+        return np.empty(0, np.int64)
+    return int64s(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
 
 
 def _parse_key(text: str) -> Key:

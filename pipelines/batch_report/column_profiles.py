@@ -26,7 +26,7 @@ from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.model.receipts import Part, Receipt
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.schema.arrays import fixed_width
+from sluice.pipelines.schema.arrays import fixed_width, get_value_type
 from sluice.pipelines.util import scratch
 from sluice.pipelines.util.units import show_instant
 
@@ -188,7 +188,9 @@ class _SampleTable:
         schema = file.schema_arrow
         if not self.columns:
             names = [n for n in self._wanted if n in schema.names]
-            self.columns = {n: _SampleColumn(n, f"c{i}", _plain(schema.field(n).type)) for i, n in enumerate(names)}
+            self.columns = {
+                n: _SampleColumn(n, f"c{i}", get_value_type(schema.field(n).type)) for i, n in enumerate(names)
+            }
         offset = "kafka_offset" if "kafka_offset" in schema.names else "offset"
         if partition not in self._partitions:
             self._partitions.append(partition)
@@ -300,10 +302,6 @@ def _split(position: str) -> tuple[str, str]:
 
 
 # -- columns
-
-
-def _plain(t: pa.DataType) -> pa.DataType:
-    return t.value_type if pa.types.is_dictionary(t) else t
 
 
 def _is_text(t: pa.DataType) -> bool:

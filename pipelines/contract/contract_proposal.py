@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.contract.expectation import Severity
-from sluice.pipelines.contract.literals import PER_UNIT, unit_of
+from sluice.pipelines.contract.literals import PER_UNIT
 from sluice.pipelines.schema.schema import KAFKA, Field, Kind, Schema, Type, TypeFamily
+from sluice.pipelines.schema.wider import unit_of
 from sluice.pipelines.util.units import many
 
 ENOUGH = 200

@@ -19,6 +19,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
 
 from sluice.pipelines.schema.schema import Kind, Type, TypeFamily
+from sluice.pipelines.schema.wider import unit_of
 
 Value = int | float | Decimal | str | bool
 
@@ -32,11 +33,6 @@ _TIME = re.compile(
     r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)?(Z|[+-]\d{2}:\d{2})?)?", re.ASCII
 )
 _DECIMAL = re.compile(r"[+-]?(\d{1,38}(\.\d{0,38})?|\.\d{1,38})([eE][+-]?\d{1,2})?", re.ASCII)
-
-
-def unit_of(t: Type) -> str:
-    """The unit of time in which a timestamp or epoch lands."""
-    return "ms" if t.unit == "s" else t.unit
 
 
 def parse_bound(t: Type, value: object) -> int | float | Decimal:

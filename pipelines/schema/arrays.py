@@ -79,6 +79,11 @@ def find_spans(values: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
     return data, ends[chosen], ends[1:][chosen], valid
 
 
+def get_value_type(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of values, which may be encoded by a dictionary."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def indices(rows: np.ndarray) -> pa.Array:
     """Returns numbers of rows as an Arrow array, for `take`."""
     return fixed_width(pa.int32(), rows)

@@ -47,7 +47,7 @@ def holds(wide: Type, narrow: Type) -> bool:
     if b in _BITS:
         return _holds_integers(wide, narrow)
     if a in _TIMES and b in _TIMES:
-        units = _unit(wide), _unit(narrow)
+        units = unit_of(wide), unit_of(narrow)
         return units[0] == units[1] or units == ("us", "ms")  # the years 1 to 9999 fit into both of these alone
     if a in _TEXTS and b in _TEXTS:
         return True
@@ -79,7 +79,8 @@ def _holds_integers(wide: Type, narrow: Type) -> bool:
     return wide.kind in _BITS and alike and _BITS[wide.kind] >= bits
 
 
-def _unit(t: Type) -> str:
+def unit_of(t: Type) -> str:
+    """Returns the unit of time in which a timestamp or epoch lands."""
     return "ms" if t.unit == "s" else t.unit
 
 

@@ -44,6 +44,7 @@ from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Kind, Type, TypeFamily
+from sluice.pipelines.schema.wider import unit_of
 from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.duckdb_table import MEMORY, Counted, StagedTable
 
@@ -235,7 +236,7 @@ def _of_aggregates(
         value, t = values[function, column], types[column]
         if function in ("min", "max"):
             low, high = (_read_bound(t, e.kwargs.get(name)) for name in ("min_value", "max_value"))
-            compared = value * literals.PER_UNIT[literals.unit_of(t)] if value is not None and _is_time(t) else value
+            compared = value * literals.PER_UNIT[unit_of(t)] if value is not None and _is_time(t) else value
             yield Result(e.place, is_between(compared, e, low, high), _format_value(value, t))
         elif function == "count":
             yield _of_number(e, value / table.rows)
@@ -364,7 +365,7 @@ def _format_value(value: Any, t: Type) -> str:
         return format_number(None)
     try:
         if _is_time(t):
-            seconds, rest = divmod(value * literals.PER_UNIT[literals.unit_of(t)], 10**9)
+            seconds, rest = divmod(value * literals.PER_UNIT[unit_of(t)], 10**9)
             text = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
             return text + (f".{rest:09}".rstrip("0") if rest else "") + "Z"
         return (

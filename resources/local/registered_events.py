@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import schema_asked
+from sluice.pipelines.records.avro.encode import write_long
 from sluice.pipelines.records.rows.wire_format import ID_HEADER, WireFormat, prefix, reference, varint
 from sluice.pipelines.records.shape import READERS
 from sluice.resources.local.events import CHANNELS, COUNTRIES, CURRENCIES, STATUSES, SampleEvent
@@ -46,10 +47,10 @@ def encode_avro(order: dict[str, Any]) -> bytes:
         (
             _avro_text(order["order_id"]),
             _avro_text(order["customer"]),
-            _long(stamp),
-            _long(len(amount)) + amount,
+            write_long(stamp),
+            write_long(len(amount)) + amount,
             _avro_text(order["currency"]),
-            _long(order["items"]),
+            write_long(order["items"]),
             _avro_text(order["country"]),
             b"\x02" + _avro_text(order["channel"]),
             _avro_text(order["status"]),
@@ -59,17 +60,7 @@ def encode_avro(order: dict[str, Any]) -> bytes:
 
 def _avro_text(text: str) -> bytes:
     data = text.encode()
-    return _long(len(data)) + data
-
-
-def _long(number: int) -> bytes:
-    remaining = (number << 1) ^ (number >> 63)
-    out = bytearray()
-    while remaining > 0x7F:
-        out.append(remaining & 0x7F | 0x80)
-        remaining >>= 7
-    out.append(remaining)
-    return bytes(out)
+    return write_long(len(data)) + data
 
 
 PROTOBUF_SCHEMA = """\

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 from urllib.request import Request
 
-from sluice.pipelines.errors import Failed, Refused, RegistryForbidden, RegistryUnavailable, SetupError
+from sluice.pipelines.errors import Failed, Refused, RegistryForbidden, SetupError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.feed.load import SchemaAsked
@@ -335,10 +335,12 @@ class RegistryClient:
                 status, answer = self._ask(path, body)
             except (OSError, http.client.HTTPException) as error:
                 if isinstance(error, ssl.SSLCertVerificationError):
-                    raise self._away(f"its certificate is not trusted ({error.verify_message})") from None
+                    raise build_unavailable_error(
+                        self.settings.url, f"its certificate is not trusted ({error.verify_message})"
+                    ) from None
                 late += isinstance(error, TimeoutError)
                 if not attempts or late == LATE_TRIES:
-                    raise self._away(_why(error)) from None
+                    raise build_unavailable_error(self.settings.url, _why(error)) from None
             else:
                 if not attempts or status not in _AGAIN:
                     return self._answer(status, answer)
@@ -354,7 +356,7 @@ class RegistryClient:
                 remedy="check registry.username and password, or registry.token",
             )
         if status == 429 or status >= 500:
-            raise self._away(f"HTTP {status}")
+            raise build_unavailable_error(self.settings.url, f"HTTP {status}")
         if status != 200:
             raise self._nonsense(f"HTTP {status}")
         if len(body) > MOST_ANSWER:
@@ -413,9 +415,6 @@ class RegistryClient:
         return context
 
     # -- errors
-
-    def _away(self, why: str) -> RegistryUnavailable:
-        return build_unavailable_error(self.settings.url, why)
 
     def _nonsense(self, what: str) -> Failed:
         return Failed(

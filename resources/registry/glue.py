@@ -16,7 +16,7 @@ import boto3
 from botocore import exceptions as boto
 from botocore.config import Config
 
-from sluice.pipelines.errors import Failed, RegistryForbidden, RegistryUnavailable, SluiceError
+from sluice.pipelines.errors import Failed, RegistryForbidden, SluiceError
 from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.records.rows.wire_format import AVRO, JSON, PROTOBUF, RegisteredSchema, build_unavailable_error
 from sluice.resources.web import limit_client
@@ -101,7 +101,7 @@ class GlueClient:
         except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError):
             raise self._forbid("no credentials were found") from None
         except (boto.BotoCoreError, ValueError) as error:
-            raise self._away(type(error).__name__) from None
+            raise build_unavailable_error(self.settings.url, type(error).__name__) from None
 
     @property
     def _config(self) -> Config:
@@ -113,16 +113,13 @@ class GlueClient:
             return self._forbid(code)
         if code == "InvalidInputException":
             return Failed(f"{self.settings.url} gave {code}", remedy="check registry.subject and registry.version")
-        return self._away(code)
+        return build_unavailable_error(self.settings.url, code)
 
     def _forbid(self, why: str) -> RegistryForbidden:
         return RegistryForbidden(
             f"the schema registry {self.settings.url} refused the login ({why})",
             remedy="give AWS's settings (environment, profile, role) the right glue:GetSchemaVersion; docs/formats.md",
         )
-
-    def _away(self, why: str) -> RegistryUnavailable:
-        return build_unavailable_error(self.settings.url, why)
 
 
 def _code(error: boto.ClientError) -> str:

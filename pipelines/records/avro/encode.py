@@ -85,7 +85,7 @@ def _write_present(column: pa.Array, t: AvroType, path: str) -> Written:
         case AvroKind.ARRAY | AvroKind.MAP:
             return _write_blocks(column, t, path)
         case AvroKind.ENUM:
-            return write_symbols(column, {symbol: _write_long(n) for n, symbol in enumerate(t.symbols)}, path, "symbol")
+            return write_symbols(column, {symbol: write_long(n) for n, symbol in enumerate(t.symbols)}, path, "symbol")
         case AvroKind.FIXED:
             return _encode_fixed(column, t, path)
     return _PLAIN[t.kind](column)
@@ -98,7 +98,7 @@ def _union(column: pa.Array, t: AvroType, path: str) -> Written:
     out: list[bytes | None] = [None] * len(column)
     kinds = [b.kind for b in t.inner]
     if AvroKind.NULL in kinds:
-        null = _write_long(kinds.index(AvroKind.NULL))
+        null = write_long(kinds.index(AvroKind.NULL))
         for n in np.flatnonzero(~there).tolist():
             out[n] = null
     for branch in others:
@@ -110,7 +110,7 @@ def _union(column: pa.Array, t: AvroType, path: str) -> Written:
             theirs = there & as_mask(member.is_valid())
         positions = np.flatnonzero(theirs)
         if len(positions):
-            head = _write_long(t.inner.index(branch))
+            head = write_long(t.inner.index(branch))
             values = take_items(member, positions)
             for n, data in zip(
                 positions.tolist(), at(positions, partial(_write_present, values, branch, path)), strict=True
@@ -137,7 +137,7 @@ def _write_blocks(column: pa.Array, t: AvroType, path: str) -> Written:
         items = [key + value for key, value in zip(keys, values, strict=True)]
     bounds = (ends - first).tolist()
     return [
-        _write_long(after - before) + b"".join(items[before:after]) + b"\0" if after > before else b"\0"
+        write_long(after - before) + b"".join(items[before:after]) + b"\0" if after > before else b"\0"
         for before, after in pairwise(bounds)
     ]
 
@@ -160,7 +160,7 @@ def _write_decimals(column: pa.Array, t: AvroType, path: str) -> Written:
         if len(str(abs(number))) > t.precision or bits > 8 * size:
             raise NotWritable(n, path, f"it is no decimal({t.precision},{t.scale})")
         data = number.to_bytes(size, "big", signed=True)
-        out.append(data if t.kind is AvroKind.FIXED else _write_long(size) + data)
+        out.append(data if t.kind is AvroKind.FIXED else write_long(size) + data)
     return out
 
 
@@ -170,7 +170,7 @@ def _unscale(value: Decimal, scale: int) -> int:
     return -number if sign else number
 
 
-def _write_long(value: int) -> bytes:
+def write_long(value: int) -> bytes:
     """A zigzag varint."""
     rest = (value << 1) ^ (value >> 63)
     out = bytearray()
@@ -181,18 +181,18 @@ def _write_long(value: int) -> bytes:
     return bytes(out)
 
 
-_SMALL = {n: _write_long(n) for n in range(-_FEW, _FEW)}
+_SMALL = {n: write_long(n) for n in range(-_FEW, _FEW)}
 
 
 def _write_longs(column: pa.Array) -> Written:
     if pa.types.is_date32(column.type):
         column = column.cast(pa.int32())
-    return [_SMALL.get(n) or _write_long(n) for n in column.cast(pa.int64()).to_pylist()]
+    return [_SMALL.get(n) or write_long(n) for n in column.cast(pa.int64()).to_pylist()]
 
 
 def _write_texts(column: pa.Array) -> Written:
     texts = column.cast(pa.binary()).to_pylist()
-    return [(_SMALL.get(len(data)) or _write_long(len(data))) + data for data in texts]
+    return [(_SMALL.get(len(data)) or write_long(len(data))) + data for data in texts]
 
 
 _PLAIN: dict[AvroKind, Callable[[pa.Array], Written]] = {

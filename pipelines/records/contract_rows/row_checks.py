@@ -33,7 +33,7 @@ from sluice.pipelines.records.contract_rows.check_arrays import (
     without_nan,
 )
 from sluice.pipelines.records.contract_rows.text_tables import fixed_form, short_set
-from sluice.pipelines.schema.arrays import as_mask, boolean_array
+from sluice.pipelines.schema.arrays import as_mask, boolean_array, get_value_type
 from sluice.pipelines.schema.schema import Kind, Type
 
 Columns = Sequence[pa.Array]
@@ -273,17 +273,13 @@ def _make_comparable(types: Sequence[pa.DataType]) -> Callable[[Columns], list[p
     Arrow's own conversions would fail on values out of range.
     """
     kinds = {type_of(t).kind for t in types}
-    if len({*map(str, map(_get_value_type, types))}) == 1:
+    if len({*map(str, map(get_value_type, types))}) == 1:
         return lambda columns: [numbers(c) for c in columns]
     if kinds & {*_FLOATS}:
         return lambda columns: [pc.cast(c, pa.float64(), safe=False) for c in columns]
     units = [PER_UNIT.get(type_of(t).unit, 1) for t in types]
     finest = min(units)
     return lambda columns: [_cast_decimal(numbers(c), u // finest) for c, u in zip(columns, units, strict=True)]
-
-
-def _get_value_type(arrow: pa.DataType) -> pa.DataType:
-    return arrow.value_type if pa.types.is_dictionary(arrow) else arrow
 
 
 def _cast_decimal(column: pa.Array, times: int = 1) -> pa.Array:
@@ -319,7 +315,7 @@ def _index_members(arrow: pa.DataType, values: Sequence[object]) -> tuple[pa.Arr
     t = type_of(arrow)
     measured = [None if v is None else _to_units(t, member(t, v)) for v in values]
     order = {v: i for i, v in enumerate(dict.fromkeys(v for v in measured if v is not None))}
-    return array_of(_get_value_type(arrow), [*order]), [len(order) + 1 if v is None else order[v] for v in measured]
+    return array_of(get_value_type(arrow), [*order]), [len(order) + 1 if v is None else order[v] for v in measured]
 
 
 def _find_codes(column: pa.Array, members: pa.Array) -> Any:
