@@ -120,9 +120,9 @@ def _with_numbers(kind: pa.DataType) -> pa.DataType:
 
 def as_mask(truths: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """Returns booleans as a NumPy array; null is false."""
-    mask = truths.combine_chunks() if isinstance(truths, pa.ChunkedArray) else truths
-    if not len(mask):
+    if not len(truths):
         return np.empty(0, np.bool_)
+    mask = truths.combine_chunks() if isinstance(truths, pa.ChunkedArray) else truths
     valid, bits = mask.buffers()
     values = unpack_bits(bits, mask.offset, len(mask))
     return values & unpack_bits(valid, mask.offset, len(mask)) if mask.null_count else values
