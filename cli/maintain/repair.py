@@ -122,6 +122,8 @@ def look(
             _finish_erasure(session, feed, ports, f, report, dry_run=dry_run) if f.kind is RepairKind.ERASING else f
             for f in findings
         ]
+        live = {str(b.id) for b in target.ledger.read().live()}  # an erasure that is finished now gave its batch up
+        findings = [f for f in findings if f.kind is not RepairKind.WAITING or f.items[0] in live]
         if instance is None:
             return findings
         from sluice.assets.events.ledger_view import LedgerView

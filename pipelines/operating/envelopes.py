@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from sluice.pipelines.schema.inference import GuessedField
@@ -22,8 +22,8 @@ _OF_CHANGES = [("op",), ("ts_ms",), *(("source", name) for name in ("ts_ms", "sc
 
 @dataclass(frozen=True, slots=True)
 class SampledRecord:
-    """A record: its coordinates, the texts of its last headers of each name, and value and key as `parse_value` has
-    them."""
+    """A record: its coordinates, the texts of its last headers of each name, its value as `parse_value` has it, and its
+    key: a JSON object, or else its text."""
 
     partition: int
     offset: int
@@ -117,13 +117,18 @@ def find_envelope(records: Sequence[SampledRecord]) -> Envelope:
     return Envelope()
 
 
-def identify_rows(envelope: Envelope, records: Iterable[SampledRecord]) -> Envelope:
-    """Returns the envelope with the key of rows, if records are changes and all JSON keys have the same fields."""
+def identify_rows(envelope: Envelope, records: Sequence[SampledRecord]) -> Envelope:
+    """Returns the envelope with the key of rows, if records are changes. Keys are JSON objects with the same fields, or
+    the text of one field."""
     if not envelope.database or envelope.at[-1:] != ("after",):
         return envelope
     keys = [key for r in records if isinstance(key := r.key, dict)]
     keys = [key["payload"] if key.keys() == {"schema", "payload"} else key for key in keys]
     names = {tuple(key) for key in keys if isinstance(key, dict)}
+    rows = [(r.key, row) for r in records if isinstance(r.key, str) and (row := envelope.get_row(r.value))]
+    if not keys and len({key for key, _ in rows}) > 1:
+        alike = (name for name in rows[0][1] if all(str(row.get(name)) == key for key, row in rows))
+        names = {(name,) for name in islice(alike, 1)}
     if len(names) != 1:
         return envelope
     title = "change events of Debezium: columns are those of the rows that change"

@@ -91,7 +91,9 @@ def _read_records(batches: Sequence[pa.RecordBatch]) -> Iterator[SampledRecord]:
         for partition, offset, headers, value, key in zip(*(batch.column(n).to_pylist() for n in names), strict=True):
             last = {h["key"]: h["value"] for h in headers or ()}
             texts = {name: text.decode(errors="replace") for name, text in last.items() if text is not None}
-            yield SampledRecord(partition, offset, texts, parse_value(value), parse_value(key))
+            own = parse_value(key)
+            own = own if isinstance(own, dict) else (key or b"").decode(errors="replace")
+            yield SampledRecord(partition, offset, texts, parse_value(value), own)
 
 
 @dataclass(frozen=True, slots=True)

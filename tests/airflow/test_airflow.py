@@ -517,6 +517,31 @@ def _wait_for(condition: Callable[[], object], every: float = 0.5) -> None:
         time.sleep(every)
 
 
+def test_documented_maintenance_merges_and_expires(airflow: Airflow, sluice: Sluice) -> None:
+    page = (ROOT / "docs" / "airflow.md").read_text()
+    (code,) = re.findall(r"```python\n(from datetime[^`]*BashOperator.*?)```", page, re.DOTALL)
+    if not [*airflow.bin.parent.glob("lib/python*/site-packages/airflow/sdk")]:
+        code = code.replace("airflow.providers.standard.operators.bash import", "airflow.operators.bash import")
+        code = code.replace("airflow.sdk import", "airflow.models.dag import")
+    (airflow.home / "dags" / "maintenance.py").write_text(code.replace("/srv/sluice", str(airflow.project)))
+    with (airflow.project / "feeds" / "orders.yaml").open("a") as feed:
+        feed.write("retention: 3h\n")
+    assert sluice("run", "orders", "--no-dagster").code == 0
+
+    def count_files() -> int:
+        listed = sluice("files", "orders", "--window", airflow.hours[1], "--json").document["files"]
+        return len({f["address"] for f in listed})
+
+    assert count_files() == 3
+    log = airflow.test("maintain_feeds")
+    assert "state=success" in log, log
+    assert count_files() == 1
+    windows = sluice("status", "orders", "--json").document["feeds"][0]["windows"]
+    states = {w["window"]: w["state"] for w in windows}
+    assert [states[hour] for hour in airflow.hours] == ["retired", "landed", "landed"]
+    audit(sluice)
+
+
 def test_provider_is_listed_by_airflow(airflow: Airflow) -> None:
     listed = json.loads(airflow.call("providers", "list", "--output", "json").strip().splitlines()[-1])
     assert "kafka-sluice" in {p["package_name"] for p in listed}

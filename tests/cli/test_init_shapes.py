@@ -299,16 +299,17 @@ def test_debezium_with_its_schema_lands_rows(topic: Topic) -> None:
     assert {at: (*row[:5], row[5] and json.loads(row[5]), row[6]) for at, row in rows.items()} == expected
 
 
-@pytest.mark.parametrize("has_schema", [True, False])
-def test_debezium_with_keys_is_changes_of_rows(topic: Topic, has_schema: bool) -> None:
-    """The proposal with a table added gives the rows as of now."""
+@pytest.mark.parametrize(("has_schema", "is_text"), [(True, False), (False, False), (True, True), (False, True)])
+def test_debezium_with_keys_is_changes_of_rows(topic: Topic, has_schema: bool, is_text: bool) -> None:
+    """The proposal with a table added gives the rows as of now. Keys are objects, or the text of a field."""
 
     def wrap(part: Any) -> Any:
         return {"schema": SCHEMA, "payload": part} if has_schema else part
 
     rows = [make_row(i // 4 * 2 + i % 2) for i in range(200)]
     changes = [make_change(i // 2, row) for i, row in enumerate(rows)]
-    topic.send((({}, wrap(change)) for change in changes), [wrap({"id": row["id"]}) for row in rows])
+    keys = [row["id"] if is_text else wrap({"id": row["id"]}) for row in rows]
+    topic.send((({}, wrap(change)) for change in changes), keys)
     proposal = topic.init()
     assert proposal["key"] == ["id"]
     assert "changes: {format: debezium, key: [id]}" in proposal["text"]

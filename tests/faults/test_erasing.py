@@ -92,24 +92,27 @@ def test_killed_before_each_effect(
         text = name_person(person).encode()
         with open_inline_ports(feed) as ports:
             is_sound = not audit(open_feed_ledger(feed, ports), ports.lake).problems
-        is_there = any(text in data for _, data in read_everything(tmp_path))
+        is_there = any(text in data for _, data in read_everything(tmp_path / ".sluice" / "lake"))
         assert not is_sound or not is_there or count_people(feed)[person] == EACH, "an audit passes over a rest"
         if person % 3 == 1:
             run(feed, Request(RequestKind.WINDOW, window=STAMP - STAMP % HOUR + person % 2 * HOUR, replace=True))
         elif person % 3 == 2:
             merge(feed)
-        if person % 2:  # a repair continues, and is killed as well, before its effect of any number
-            erase_until_killed(path, None, person // 2 % 12 + 1)
+        if person % 4 == 1:  # a repair continues, and is killed as well, before its effect of any number
+            erase_until_killed(path, None, person // 4 + 1)
             assert not erase_until_killed(path, None, 0)
             with open_inline_ports(feed) as ports:
                 assert not any(ports.lake.list(get_erasing_folder("orders")))
                 assert audit(open_feed_ledger(feed, ports), ports.lake).problems == ()
             remaining = count_people(feed)[person]
             assert remaining in (0, EACH), "decided or not"
-            assert remaining or [name for name, data in read_everything(tmp_path) if text in data] == []
+            assert (
+                remaining
+                or [name for name, data in read_everything(tmp_path / ".sluice" / "lake") if text in data] == []
+            )
         erase_person(feed, person)
         assert count_people(feed) == dict.fromkeys(range(person + 1, PEOPLE), EACH)
-        assert [name for name, data in read_everything(tmp_path) if text in data] == []
+        assert [name for name, data in read_everything(tmp_path / ".sluice" / "lake") if text in data] == []
         person += 1
     assert person > 20, "there are more effects than that"
     verdict = check(folder, Evidence(), Settings(healed=True))
