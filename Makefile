@@ -1,6 +1,6 @@
 # Targets for developers. Each sets up .venv from the lock, and Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench faults readers matrix cluster-test production-like soak long-tests fuzz lakes airflow postgres lock clean setup wheel release-check first-row docs
+.PHONY: help demo test quick check pytest bench faults readers matrix cluster-test production-like soak long-tests fuzz lakes airflow postgres lock clean setup wheel release-check first-row docs pictures
 
 READY := .venv/.ready
 # If it is set, every process compiles all its imports, for seconds.
@@ -107,6 +107,9 @@ postgres: setup  ## the Dagster tests, with runs and events in a real PostgreSQL
 
 docs: $(READY)   ## the docs site, as build/site
 	.venv/bin/python infra/site.py
+
+pictures: setup  ## the pictures of the docs, from the running product; needs Chromium
+	.venv/bin/python infra/pictures.py $(ARGS)
 
 wheel:           ## the package with its compiled loops, as dist/kafka_sluice-*.whl
 	infra/wheel.sh
