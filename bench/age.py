@@ -117,7 +117,7 @@ def _measure(folder: Path, months: int, merged: bool, note: Note) -> Aged:
         note(f"{many(months, 'month')} of hours{', each merged' if merged else ''}")
         world.grow(months * MONTH)
         costs = {what: world.costing(work) for what, work in world.work().items()}
-        newest = max((scratch / "lake" / paths.checkpoint_folder(world.feed.name)).iterdir())
+        newest = max((scratch / "lake" / paths.checkpoint_folder(world.feed.stored)).iterdir())
         number = world.ledger().read().number
         return Aged(months, merged, number, newest.stat().st_size, costs)
     finally:
@@ -242,7 +242,7 @@ class _World:
         return Ports(self.cluster, self.group, lake, UnreadEngine(), MemoryLiveness(), clock, None, parallelism=2)
 
     def ledger(self) -> Ledger:
-        return Ledger(self.ports().lake, self.feed.name, lambda: self.cluster.now)
+        return Ledger(self.ports().lake, self.feed.stored, lambda: self.cluster.now)
 
     def run_hour(self) -> None:
         """Land and commit, as a run does without Dagster and Spark, with one ledger, which its steps share. The
@@ -282,12 +282,12 @@ class _World:
             "fold without a checkpoint": self.fold_again,
             "audit --all": lambda: self.look(None),
             "an hour later": next_hour,
-            "audit": lambda: self.look(audit_cache.load_audited(self.ports().lake, self.feed.name)),
+            "audit": lambda: self.look(audit_cache.load_audited(self.ports().lake, self.feed.stored)),
         }
 
     def fold_again(self) -> None:
         """Read the ledger from its start, as by a Sluice that knows no checkpoint of this format."""
-        shutil.rmtree(self.lake.root / paths.checkpoint_folder(self.feed.name))
+        shutil.rmtree(self.lake.root / paths.checkpoint_folder(self.feed.stored))
         self.ledger().read()
 
     def look(self, previous: Audited | None) -> None:
@@ -296,7 +296,7 @@ class _World:
         report = audit(self.ledger(), ports.lake, previous=previous, at=self.cluster.now, quick=True)
         if report.problems:
             raise ProofFailed(f"the benchmark's own ledger does not close: {report.problems[0]}")
-        audit_cache.keep(ports.lake, self.feed.name, report.audited, previous, report.at)
+        audit_cache.keep(ports.lake, self.feed.stored, report.audited, previous, report.at)
 
     def costing(self, work: Callable[[], object]) -> Asked:
         log.loaded.cache_clear()
@@ -318,7 +318,7 @@ class _World:
             while (copies.window - BEGINS) // HOUR < hours:
                 copies.hour()
             copies.end()
-            write_manifests(self.ledger(), self.lake, self.feed.name, self.feed.window)
+            write_manifests(self.ledger(), self.lake, self.feed.stored, self.feed.window)
         self.ledger().read()
 
 

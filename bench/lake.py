@@ -204,9 +204,9 @@ def _count_requests(bench_lake: _BenchLake, entries: int, note: Note) -> Request
     with bench_lake.feed("s3") as feed:
         _land(feed, _ranges(bench_lake.topic, 1, 0))
         _age(feed, entries)
-        ledger = Ledger(open_lake(feed), feed.name, now)
+        ledger = Ledger(open_lake(feed), feed.stored, now)
         ledger.read()  # leaves a checkpoint where one is due
-        fresh = Ledger(open_lake(feed), feed.name, now)
+        fresh = Ledger(open_lake(feed), feed.stored, now)
         count = bench_lake.store.requests
         return RequestCounts(
             entries,
@@ -230,11 +230,11 @@ def _ranges(topic: str, parts: int, start: int) -> Request:
 def _age(feed: Feed, entries: int) -> None:
     """Write empty entries concurrently until the ledger has this many."""
     lake = open_lake(feed)
-    begun = Ledger(lake, feed.name, now).read()
+    begun = Ledger(lake, feed.stored, now).read()
 
     def write(number: int) -> None:
         entry = SkipEntry(ranges=(), reason="age", write=secrets.token_hex(8), at=now(), cluster=begun.cluster)
-        lake.put(paths.log_path(feed.name, number), dump(entry))
+        lake.put(paths.log_path(feed.stored, number), dump(entry))
 
     with ThreadPoolExecutor(8, "bench-age") as pool:
         list(pool.map(write, range(begun.number, entries)))

@@ -101,7 +101,7 @@ def _with_schema(task: PeerTask, settings: dict[str, Any], out: Path) -> Feed:
     reader = schema_reader.make((text,), WireFormat.CONFLUENT)
     settings |= {"format": task.format, "schema": reader.columns.texts(), "registry": {"url": "http://127.0.0.1:9"}}
     feed = Feed.model_validate(settings | {"reader": reader}, context={"root": out.parent})
-    KeptSchemas(open_lake(feed), feed.name).keep(RegisteredSchema(SCHEMA_ID, schema_reader.registered, (text,)))
+    KeptSchemas(open_lake(feed), feed.stored).keep(RegisteredSchema(SCHEMA_ID, schema_reader.registered, (text,)))
     return feed
 
 

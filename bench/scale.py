@@ -209,7 +209,7 @@ class _World:
         return Ports(*outside, parallelism=CORES)
 
     def ledger(self) -> Ledger:
-        return Ledger(self.lake, self.feed.name, lambda: self.cluster.now)
+        return Ledger(self.lake, self.feed.stored, lambda: self.cluster.now)
 
     def costing(self, what: str, work: Callable[[], T]) -> T:
         self.cluster.requests.clear()
@@ -244,7 +244,7 @@ class _World:
         lake = MemoryLake()
         for outcome in UnreadEngine().run(job, range(len(job.plan.tasks))):
             if isinstance(outcome, Receipt):
-                path = paths.receipt_path(self.feed.name, job.batch, outcome.attempt, outcome.offset_range)
+                path = paths.receipt_path(self.feed.stored, job.batch, outcome.attempt, outcome.offset_range)
                 lake.put(path, to_json(outcome).encode())
         work = Assignment(
             self.feed.name, job.batch, job.plan.hash, Isolation.READ_COMMITTED, "again", self.feed.landing,
@@ -272,7 +272,7 @@ class _World:
         sizes: dict[str, int] = {}
         before = ""
         for number, entry in ledger.entries():
-            written = len(self.lake.files[paths.log_path(self.feed.name, number)])
+            written = len(self.lake.files[paths.log_path(self.feed.stored, number)])
             sizes[entry.kind] = written + (sizes[before] if entry.kind == before else 0)
             before = entry.kind
             if isinstance(entry, PlanEntry):

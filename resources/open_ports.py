@@ -90,7 +90,7 @@ def _make_ports(feed: Feed, lake: Lake, cluster: Any, group: Any) -> Ports:
         group=group,
         lake=lake,
         engine=_engine(feed, lake),
-        liveness=LakeLiveness(lake, feed.name, now),
+        liveness=LakeLiveness(lake, feed.stored, now),
         clock=now,
         wiring=Wiring.of(feed),
         writers=writers_of(feed, lake),

@@ -131,6 +131,7 @@ class Project:
         if path.is_file() and (feed := load_feed(path, environ, folder=self.feeds_folder)).name == name:
             return feed
         feeds = load_feeds(self.feeds_folder, environ)
+        name = next((f.name for f in feeds.values() if f.stored == name), name) if name not in feeds else name
         if name not in feeds:
             raise FeedError(
                 f"no feed {name!r} in {self.feeds_folder}",

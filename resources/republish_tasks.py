@@ -31,7 +31,7 @@ def sending(feed: Feed, lake: Lake, plan: Republish, codec: int, pace: Pace, roo
     seconds = (feed.kafka.transaction_timeout_ms or 60_000) / 1000
     opening = partial(_open, feed.kafka, plan.wishes.to, family, seconds)
     brief = min(TRANSACTION_SECONDS, seconds / 4)  # the rest is for records pending then, and for the end
-    shape = find_shape_of(plan, feed, Ledger(lake, feed.name, now).read())
+    shape = find_shape_of(plan, feed, Ledger(lake, feed.stored, now).read())
     return LaneSender(plan, lake, opening, shape, now, codec, pace, root, seconds=brief)
 
 

@@ -46,7 +46,7 @@ def build_batch_metadata(view: LedgerView, batch: Batch) -> Metadata:
     """Returns the metadata of a published batch, the same for every run that records it."""
     facts = view.read_facts([batch])
     return {
-        "dagster/uri": view.lake.locate(paths.visible_roots(view.feed.name)[0]),
+        "dagster/uri": view.lake.locate(paths.visible_roots(view.feed.stored)[0]),
         "ranges": _build_ranges(facts),
         **_build_amounts(facts),
         **_build_rates(facts),
@@ -91,7 +91,7 @@ def _describe_check(view: LedgerView, window: int) -> Metadata:
 
     if (check := view.checks.get(window)) is None:
         return {}
-    address = view.lake.locate(paths.get_hour_page_path(view.feed.name, window, view.feed.output))
+    address = view.lake.locate(paths.get_hour_page_path(view.feed.stored, window, view.feed.output))
     return {"check": dg.MetadataValue.md(describe_hour(check, address))}
 
 
@@ -114,7 +114,7 @@ def _locate(view: LedgerView, window: int, root: int) -> str:
     """Returns the address of a window's folder below one of the feed's visible roots."""
     settings = view.feed.window
     folder = paths.window_folder(settings.local(window), settings.length, view.state.folder_prefix)
-    return view.lake.locate(paths.join(paths.visible_roots(view.feed.name)[root], view.feed.output, folder))
+    return view.lake.locate(paths.join(paths.visible_roots(view.feed.stored)[root], view.feed.output, folder))
 
 
 def _build_quality(view: LedgerView, window: int, facts: BatchFacts) -> Metadata:

@@ -60,7 +60,7 @@ class LedgerView:
     @classmethod
     def open(cls, feed: Feed, ports: Ports, keys: Keys | None = None, ledger: Ledger | None = None) -> LedgerView:
         """`keys`: the feed's asset keys in Dagster; by default the untranslated ones. `ledger`: one that is open."""
-        own_keys, ledger = keys or Keys.of(feed.name), ledger or Ledger(ports.lake, feed.name, ports.clock)
+        own_keys, ledger = keys or Keys.of(feed.name), ledger or Ledger(ports.lake, feed.stored, ports.clock)
         return cls(feed, ledger, ports.lake, ledger.read(), ports.clock(), ports.liveness, own_keys)
 
     def of_output(self, output: Feed) -> LedgerView:
@@ -219,7 +219,7 @@ class LedgerView:
 
     def _find_batch_page(self, batch: int) -> str | None:
         if batch not in self._pages:
-            path = receipt_files.find_batch_page(self.lake, self.feed.name, batch)
+            path = receipt_files.find_batch_page(self.lake, self.feed.stored, batch)
             self._pages[batch] = None if path is None else self.lake.locate(path)
         return self._pages[batch]
 

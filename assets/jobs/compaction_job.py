@@ -92,7 +92,7 @@ def compact_step(context: dg.OpExecutionContext, session: RunSession) -> Iterato
             done = compact(feed, ports, windows, new_owner(context.run.run_id), report)
             request = request_retention(feed, ports.clock()) if config.expires else None
             retired = None
-            if request and Ledger(ports.lake, name, ports.clock).read().known():
+            if request and Ledger(ports.lake, feed.stored, ports.clock).read().known():
                 retired = retire(feed, ports, request, context.run.run_id, report)
     with session.hold_lock(context):
         yield from sync_table(context, session, name)

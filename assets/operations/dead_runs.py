@@ -155,10 +155,10 @@ class Lakes:
 
     def _find_batches(self, feed: Feed, run: str) -> list[LeftBatch]:
         with self.open_ports(feed) as ports:
-            live = Ledger(ports.lake, feed.name, ports.clock).read().live()
+            live = Ledger(ports.lake, feed.stored, ports.clock).read().live()
             mine = [b for b in live if b.owner.run == run]
             return [
-                LeftBatch(feed.name, b.id, str(b.request), *describe_outlook(ports.lake, feed.name, b)) for b in mine
+                LeftBatch(feed.name, b.id, str(b.request), *describe_outlook(ports.lake, feed.stored, b)) for b in mine
             ]
 
 

@@ -104,7 +104,7 @@ class PendingWindowCache:
                 cached.retention,
             )
         else:
-            ledger = Ledger(ports.lake, feed.name, ports.clock)
+            ledger = Ledger(ports.lake, feed.stored, ports.clock)
             state, now = ledger.read(), ports.clock()
             pending = list_pending_windows(state, feed.window, now)
             until, retention = feed.window.last_boundary(now), ledger.facts.retention
@@ -124,10 +124,10 @@ class PendingWindowCache:
 
 def _is_newer(cached: _Cached, feed: Feed, ports: Ports) -> bool:
     """Returns true if the lake's ledger has a newer entry, or is another one, by its tip."""
-    tip = Tip.parse(ports.lake.get(paths.tip_path(feed.name)))
+    tip = Tip.parse(ports.lake.get(paths.tip_path(feed.stored)))
     if tip is None or (tip.ledger, tip.number) != (cached.ledger, cached.number - 1):
         return True
-    return ports.lake.size(paths.log_path(feed.name, cached.number)) is not None
+    return ports.lake.size(paths.log_path(feed.stored, cached.number)) is not None
 
 
 FEED_TAG = "sluice/feed"

@@ -71,7 +71,7 @@ def _evaluate_health(session: RunSession, name: str, *, landing: bool) -> dict[s
     try:
         feed = session.feed(name)
         with session.open_ports(feed) as ports:
-            ledger = Ledger(ports.lake, feed.name, ports.clock)
+            ledger = Ledger(ports.lake, feed.stored, ports.clock)
             watched = watch(ports, feed, ledger)
             return feed_checks.check_health(feed_checks.without_lag(watched) if landing else watched)
     except SluiceError as error:
@@ -184,7 +184,7 @@ class Tick:
     def _check(self, instance: dg.DagsterInstance, feed: Feed, newest: int) -> None:
         try:
             with self.session.open_ports(feed) as ports:
-                ledger = Ledger(ports.lake, feed.name, ports.clock)
+                ledger = Ledger(ports.lake, feed.stored, ports.clock)
                 keys = self.session.keys(feed.name)
                 unseen = internals.planned_evaluations(instance, [dg.AssetCheckKey(keys.landed, FEED_HEALTH)], ())
                 re_report.settle(instance, feed, keys, partial(LedgerView.open, feed, ports, keys, ledger))

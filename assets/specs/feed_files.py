@@ -60,14 +60,14 @@ def recall(feed: Feed, lake: Lake) -> Recalled:
 
     Raises LakeUnavailable, LedgerCorrupt, EntriesLost.
     """
-    tip = Tip.parse(lake.get(paths.tip_path(feed.name)))
+    tip = Tip.parse(lake.get(paths.tip_path(feed.stored)))
     facts = tip.facts if tip else None
     if facts is None or (facts.topics is None and not feed.topics.names):
         from sluice.pipelines.ledger import Ledger  # late: completion reads tips only
 
-        facts = Facts.of(Ledger(lake, feed.name, lambda: 0, checkpoints=False).read())
-    names = islice(lake.folders(paths.republish_root(feed.name)), _MAX_TARGETS)
-    plans = (lake.get(paths.republish_plan_path(feed.name, name)) for name in names)
+        facts = Facts.of(Ledger(lake, feed.stored, lambda: 0, checkpoints=False).read())
+    names = islice(lake.folders(paths.republish_root(feed.stored)), _MAX_TARGETS)
+    plans = (lake.get(paths.republish_plan_path(feed.stored, name)) for name in names)
     return Recalled(
         facts.topics or (),
         facts.first_window,
@@ -156,6 +156,8 @@ class FeedFiles:
     def _find(self, name: str) -> Feed:
         if name in self.feeds:
             return self.feeds[name]
+        if renamed := [f for f in self.feeds.values() if f.stored == name]:
+            return renamed[0]  # messages of its ledger name it so
         for path, error in self.broken.items():
             if path.stem == name:
                 raise error

@@ -112,7 +112,7 @@ def report_again(
         return
     with internals.optional():
         try:
-            ledger = Ledger(ports.lake, feed.name, ports.clock)  # needs the lake only: Kafka may be unreachable
+            ledger = Ledger(ports.lake, feed.stored, ports.clock)  # needs the lake only: Kafka may be unreachable
             yield from again(context.instance, open_view(session, feed, ledger, ports), windows)
         except SluiceError as error:
             context.log.warning("the windows' checks could not be reported again: %s", error.message)

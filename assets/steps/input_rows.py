@@ -60,7 +60,7 @@ def load_rows(context: dg.InputContext, session: RunSession, name: str, kind: st
         convert = _find_conversion(context.name, get_args(annotation)[1] if by_key else annotation)
         feed = session.readable_feed(name)
         lake, keys = session.open_lake(feed), _list_keys(context)
-        ledger = Ledger(lake, feed.name, lambda: 0)
+        ledger = Ledger(lake, feed.stored, lambda: 0)
 
         def load(*keys: str) -> Any:
             return convert(Windows.of(feed, ledger, lake, [feed.window.parse_name(k) for k in keys], PartKind(kind)))

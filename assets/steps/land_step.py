@@ -225,7 +225,7 @@ class LandStep:
         batch = next((b for b, s in ranges if s.window == window and b.owner.run == context.run.run_id), None)
         if batch is None:
             return
-        page = paths.batch_page_path(feed.name, batch.id, batch.owner.token)
+        page = paths.batch_page_path(feed.stored, batch.id, batch.owner.token)
         report = ports.lake.locate(page) if ports.lake.size(page) is not None else None
         yield from self._yield_known(window, contract_checks.evaluate_refused(feed, refused, report))
 
@@ -341,7 +341,7 @@ class LandStep:
                 error = Failed(f"{failure.offset_range}: {failure.message}", remedy=failure.remedy)
                 status = build_failed_status(self.feed, ledger, now, WINDOWS, error)
             if status:
-                store_row(ports.lake, status, now)
+                store_row(ports.lake, self.feed.stored, status, now)
             if self.session.alone:
                 refresh(ports.lake, now)
         except Exception as error:  # noqa: BLE001 - the rows have landed, and pages are optional

@@ -54,7 +54,7 @@ def _read_topics(
             feed = session.feed(name)
             with session.open_ports(feed) as ports:
                 states = states or partitions_of(ports, feed, mine)
-                state = Ledger(ports.lake, name, ports.clock).read()
+                state = Ledger(ports.lake, feed.stored, ports.clock).read()
                 outlook = outlook_of(ports, feed, state, {t: states[t] for t in mine if t in states})
         except SluiceError as error:
             if not states:
@@ -79,7 +79,7 @@ def outlook_of(ports: Ports, feed: Feed, state: State, topics: Topics) -> Outloo
     """Returns the outlook of the feed in these topics."""
     partitions = {find_key(state, p): p for ps in topics.values() for p in ps}
     now = ports.clock()
-    return look_ahead(feed, Ledger(ports.lake, feed.name, ports.clock), state, ports.cluster, partitions, now)
+    return look_ahead(feed, Ledger(ports.lake, feed.stored, ports.clock), state, ports.cluster, partitions, now)
 
 
 @dataclass(frozen=True)

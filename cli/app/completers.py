@@ -119,7 +119,7 @@ def _read_facts(feed: Feed) -> list[tuple[int | None, tuple[str, ...]]]:
     from sluice.pipelines.publishing.lost_entries import read_tip
     from sluice.resources.lake import open_lake
 
-    tip = read_tip(open_lake(feed), feed.name)
+    tip = read_tip(open_lake(feed), feed.stored)
     return [(tip.facts.first_window, tip.facts.topics or ())] if tip and tip.facts else []
 
 

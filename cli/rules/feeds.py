@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
-from sluice.cli.app.invocation import Session, command, make_group
-from sluice.cli.terminal.output import format_error, good, table, warn
+from sluice.cli.app.invocation import FeedName, Session, command, make_group
+from sluice.cli.options.request_options import Yes
+from sluice.cli.terminal.output import format_dry_run, format_error, good, heading, table, warn
 from sluice.pipelines.errors import Failed, SluiceError, choose_exit_code
 from sluice.pipelines.util.documents import Flat
 from sluice.pipelines.util.units import many
@@ -130,6 +132,40 @@ def _compare_schema(session: Session, feed: Feed) -> str | SluiceError:
     if feed.reader and columns == feed.reader.columns:
         return f"{version}, has the columns of its schema_file"
     return f"{version}, has other columns than its schema_file: sluice schema diff {feed.name}"
+
+
+@command(group)
+def rename(
+    session: Session,
+    feed: FeedName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The new name.", show_default=False)],
+    yes: Yes = False,
+) -> None:
+    """Give a feed another name. It is a preview without --yes.
+
+    Its file and contracts get the name. Its ledger, consumer group and folders in the lake keep the former one, by the
+    key stored_as, so rows, offsets, history and the current hour stay whole. Commands accept both names. Dagster and
+    Airflow see a new feed: turn its schedule on.
+
+    $ sluice feeds rename orders sales
+    $ sluice feeds rename orders sales --yes
+    """
+    from sluice.pipelines.operating.rename_feed import plan_rename
+
+    definition, project = session.feed(feed), session.project
+    path = project.find_feed_file(definition.name)
+    planned = plan_rename(definition, path, name, session.files.feeds, project.root)
+    if yes:
+        planned.carry_out()
+    moves = {planned.target: planned.path, **planned.contracts}
+    session.terminal.show(
+        heading(f"Rename of {planned.feed} to {name}", f"ledger, group {planned.group} and folders in the lake stay"),
+        *(Text(f"  {old} → {new.name}") for new, old in moves.items()),
+        Text(f"  with stored_as: {planned.stored_as}"),
+        *(warn(f"{p} has the name {planned.feed}, too: change it there") for p in planned.mentions),
+        good(f"renamed; next: sluice check {name}") if yes else format_dry_run("nothing was changed; add --yes"),
+    )
+    session.terminal.print_document(planned, applied=yes)
 
 
 @command(group, name="schema")

@@ -46,9 +46,9 @@ def prove_feed(
     tables: Iterable[FeedTables] = (),
 ) -> FeedProof:
     """Audit a feed, and these tables of it. Raises EntriesLost, LedgerCorrupt, LakeUnavailable, KafkaUnavailable."""
-    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    ledger = Ledger(ports.lake, feed.stored, ports.clock)
     report_progress(Progress("checking files"))
-    before = audit_cache.load_audited(ports.lake, feed.name)
+    before = audit_cache.load_audited(ports.lake, feed.stored)
     previous = None if scope.everything else before
     if previous and previous.settled:
         lost_entries.check_recent(ledger, ports.lake, feed)
@@ -64,7 +64,7 @@ def prove_feed(
         audited = replace(report.audited, strictly=more.strictly)
         report = replace(report, problems=tuple(dict.fromkeys(report.problems + more.problems)), audited=audited)
     report = choose_remedies(report, ledger.read(), ports.cluster)
-    unkept = audit_cache.keep(ports.lake, feed.name, report.audited, before, report.at)
+    unkept = audit_cache.keep(ports.lake, feed.stored, report.audited, before, report.at)
     of_tables = tuple(p for of in tables for p in table_problems(ledger, ports.lake, of))
     return FeedProof(replace(report, problems=report.problems + of_tables), more, unkept)
 

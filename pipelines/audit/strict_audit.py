@@ -73,7 +73,7 @@ def strict(ledger: Ledger, lake: Lake, feed: Feed, survey: Survey, report: Audit
     by_manifest, read = _manifests(lake, feed, state, before)
     expired = tuple(k for k in state.known() if k in state.commits and survey.committed.get(k.tp, _OTHER) is None)
     return Strict(
-        problems=(*_ids(feed.name, state, survey), *by_ledger, *by_kafka, *by_manifest),
+        problems=(*_ids(feed.stored, state, survey), *by_ledger, *by_kafka, *by_manifest),
         unseen=tuple(_list_unseen(report.list_uncompared(), survey.partitions)),
         committed_offsets=sum(survey.committed.get(k.tp) is not None for k in state.known() if k in survey.partitions),
         commit_entries=recorded,
@@ -185,13 +185,13 @@ def _manifests(
 ) -> tuple[list[AuditProblem], tuple[int, ...]]:
     """Check that exactly the complete windows have a manifest, with the pinned boundaries. Returns the problems and
     the tags of correct manifests. Manifests read by an earlier audit are not read again."""
-    standing = {s.path: tag(s) for s in lake.stats(paths.manifest_folder(feed.name)) if not paths.is_ignored(s.path)}
+    standing = {s.path: tag(s) for s in lake.stats(paths.manifest_folder(feed.stored)) if not paths.is_ignored(s.path)}
     problems, right, length = list[AuditProblem](), list[int](), feed.window.length_of
     declared = set(map(paths.manifest_window, standing))
     missing = [w for w in windows.list_manifest_windows(state, feed.window) if (w, length(w)) not in declared]
     for window in windows.complete_of(state, missing, feed.window):
         if not manifest.is_retired(state, window, feed.window):
-            path = paths.window_path(feed.name, window, length(window))
+            path = paths.window_path(feed.stored, window, length(window))
             message = f"{path} is missing, and its window is complete"
             problems.append(AuditProblem(4, message, path, f"write it: sluice repair {feed.name}"))
     previous = set(before.manifests) if before else set()

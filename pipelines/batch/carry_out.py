@@ -69,7 +69,7 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     plan, fresh = batch.plan or ledger.plan(batch.id), batch.owner.token == owner.token
     report(Progress("start workers", note=f"({ports.engine.describe()})"))
     ports.engine.start()
-    with report_progress(ports.lake, feed.name, batch.id, owner.token, plan, report):
+    with report_progress(ports.lake, feed.stored, batch.id, owner.token, plan, report):
         state = ledger.read()
         erased = {s: ranges for s in plan.offset_ranges if (ranges := state.list_erased(s))}
         job = Job(plan, batch.id, owner.token, ports.wiring, shape, fresh=fresh, erased=erased)
@@ -124,9 +124,9 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     number = ledger.read().batches[batch.id].published
     # Nothing was replaced, adopted or left behind: only the new files may be hidden. Else folders are listed.
     if fresh and not (plan.replaces or failures or refused or any(r.adopted for r in receipts)):
-        roll_forward_own(ledger, ports.lake, feed.name, batch.id, receipts)
+        roll_forward_own(ledger, ports.lake, feed.stored, batch.id, receipts)
     else:
-        roll_forward(ledger, ports.lake, feed.name)
+        roll_forward(ledger, ports.lake, feed.stored)
     windows = len({f.offset_range.window for f in refused})
     result = BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number, results, traffic=traffic)
     return replace(result, refused_windows=windows)
@@ -236,7 +236,7 @@ def decide_fate(call: Call, batch: Batch, in_the_way: Container[int] = ()) -> tu
         return Fate.TAKEN_OVER, ""
     if call.request.kind is not RequestKind.CATCH_UP or call.request.only:
         return Fate.LEFT, "this run has another request; a catch-up finishes it"
-    if _was_refused(call.feed.name, call.ports, batch):
+    if _was_refused(call.feed.stored, call.ports, batch):
         return Fate.LEFT, _REFUSED
     return Fate.TAKEN_OVER, ""
 

@@ -101,7 +101,7 @@ def land(
         run = LandingRun(feed, ports, ledger, request, owner, report)
         _check_whole(run)
         report(Progress("roll forward"))
-        roll_forward(ledger, ports.lake, feed.name)
+        roll_forward(ledger, ports.lake, feed.stored)
         skipped = _skip(run, options.skip) if options.skip else ()
         return replace(_land(run, options.enough), skipped=skipped, open_windows=open_windows)
 
@@ -161,11 +161,11 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
             rounds.give_back(result)
         elif dead or not rounds.goes_on(result) or (stopped := enough()):
             break
-        complete += write_manifests(ledger, ports.lake, feed.name, feed.window)
+        complete += write_manifests(ledger, ports.lake, feed.stored, feed.window)
         ports.cluster.forget()
     done += finish_others(run, shape)
     state = ledger.read()
-    complete += write_manifests(ledger, ports.lake, feed.name, feed.window)
+    complete += write_manifests(ledger, ports.lake, feed.stored, feed.window)
     refused, on_hold = with_holders(run, refusals, snapshot), find_held_back(run, snapshot)
     results = tuple(done), refused, tuple(losses), tuple(complete), state.frontiers()
     landed = Landed(*results, held_back=on_hold, stopped=stopped, start_not_used=begins, boundary_reads=reads)

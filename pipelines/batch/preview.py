@@ -133,7 +133,7 @@ def preview(feed: Feed, ports: Ports, request: Request) -> Preview:
     # The checks of a run: a preview fails where it would.
     lost_entries.check_near(ledger, ports.lake, feed)
     snapshot = take_survey(feed, ports, ledger)
-    lost_entries.check_names(ledger, snapshot.state, ports.lake.list(paths.staging_root(feed.name)))
+    lost_entries.check_names(ledger, snapshot.state, ports.lake.list(paths.staging_root(feed.stored)))
     check_sound(snapshot, request)
     schema_changes.check_one_table(feed, schema_changes.find_shape(feed, snapshot.state), snapshot.state)
     # New origins and boundaries are folded into the state in memory only.
@@ -168,7 +168,7 @@ def compare(feed: Feed, ports: Ports, planned: Preview) -> tuple[Comparison, ...
     """Compare the assignors on the offset ranges that a run would read; empty if it would read none."""
     if planned.plan is None:
         return ()
-    ledger = Ledger.offline(ports.lake, feed.name, ports.clock)
+    ledger = Ledger.offline(ports.lake, feed.stored, ports.clock)
     leaders = {key.tp: p.leader for key, p in planned.survey.partitions.items()}
     sizes = replace(build_sizing(feed, ports), before=read_tasks_before(ledger, planned.survey.state))
     return assignment.compare([(leaders[s.tp], s) for s in planned.plan.offset_ranges], sizes)

@@ -53,7 +53,7 @@ class Survey:
 
 def open_ledger(feed: Feed, ports: Ports, run: str = "") -> Ledger:
     """Open the feed's ledger. Raises ClusterChanged if it was begun with another cluster."""
-    ledger = Ledger(ports.lake, feed.name, ports.clock, run, ports.cluster.cluster_id())
+    ledger = Ledger(ports.lake, feed.stored, ports.clock, run, ports.cluster.cluster_id())
     origins.check_cluster(ledger.read(), ports.cluster.cluster_id(), feed.name)
     return ledger
 
@@ -232,7 +232,7 @@ def plan_for(
     feed = call.feed
     if sizes.assignor is Assignor.STICKY:
         sizes = replace(sizes, before=read_tasks_before(call.ledger, state))
-    blank = Plan(feed.name, cluster_id, call.request, feed.isolation, ())
+    blank = Plan(feed.stored, cluster_id, call.request, feed.isolation, ())
     return planning.build(blank, pending, sizes, state, feed.window, replaced)
 
 
@@ -309,7 +309,7 @@ def has_pending(feed: Feed, ports: Ports) -> bool:
     It only helps: a run that turns out to need an engine starts it by itself.
     """
     try:
-        state = Ledger(ports.lake, feed.name, ports.clock).read()
+        state = Ledger(ports.lake, feed.stored, ports.clock).read()
         if state.live():
             return True
         partitions = ports.cluster.partitions(list_topics(feed, ports.cluster), feed.isolation)

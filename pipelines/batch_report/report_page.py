@@ -303,9 +303,9 @@ def read_report(
     """Returns the report of a batch (None: the newest one). A missing one is made, and stored if the lake may be
     written. Raises UsageError.
     """
-    lake, ledger = ports.lake, Ledger(ports.lake, feed.name, ports.clock)
+    lake, ledger = ports.lake, Ledger(ports.lake, feed.stored, ports.clock)
     a = read_account(ledger, lake, newest(ledger.read(), feed.name) if batch is None else batch)
-    path = receipt_files.find_batch_page(lake, feed.name, a.batch.id, _attempt(a))
+    path = receipt_files.find_batch_page(lake, feed.stored, a.batch.id, _attempt(a))
     if path is not None and (data := lake.get(path)) is not None:
         return BatchReport(a, lake.locate(path), data, False)
     path = path_of(a)

@@ -293,9 +293,11 @@ class Feed(Settings):
     """One dataset: its topics, its consumer group, and how its records are landed and committed."""
 
     name: Name = Field(alias="feed")
+    stored: Name = Field(default_factory=lambda data: data["name"], alias="stored_as")
+    """The name of its ledger, and of its folders in the lake."""
     kafka: KafkaSettings
     topics: TopicFilter
-    group: GroupName = Field(default_factory=lambda data: f"sluice-{data['name']}")
+    group: GroupName = Field(default_factory=lambda data: f"sluice-{data['stored']}")
     start: Annotated[Start, BeforeValidator(parse_start), WithJsonSchema({"type": "string"})]
     isolation: Isolation = Isolation.READ_COMMITTED
     format: RecordFormat = RecordFormat.RAW
@@ -338,7 +340,7 @@ class Feed(Settings):
     commit: Annotated[CommitMode, AfterValidator(_check_commit)] = Field(
         default_factory=lambda data: _usual_commit(data.get("offsets"))
     )
-    transactional_id: GroupName = Field(default_factory=lambda data: f"sluice-{data['group']}-{data['name']}")
+    transactional_id: GroupName = Field(default_factory=lambda data: f"sluice-{data['group']}-{data['stored']}")
     dead_letters: Annotated[DeadLetters | None, AfterValidator(_check_letters)] = None
     landing: Annotated[LandingSettings, AfterValidator(_check_landing)] = LandingSettings()
     compaction: CompactionSettings = CompactionSettings()
@@ -361,6 +363,11 @@ class Feed(Settings):
     def dataset(self) -> str:
         """The name of the rows: the feed's, or `feed.output`."""
         return name_dataset(self.name, self.output)
+
+    @property
+    def stored_dataset(self) -> str:
+        """The name of the rows in the lake and in tables: another one than `dataset` after a feed was renamed."""
+        return name_dataset(self.stored, self.output)
 
     @property
     def datasets(self) -> tuple[Feed, ...]:

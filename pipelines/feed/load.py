@@ -523,6 +523,9 @@ def clashes(feed: Feed, others: Iterable[tuple[Path, Feed]]) -> tuple[FileProble
 def _clash(feed: Feed, other: Feed, path: Path) -> FileProblem | None:
     if other.name == feed.name:
         return FileProblem("feed", f"is `{feed.name}` in {path} too", "give each feed a name of its own")
+    if {other.name, other.stored} & {feed.name, feed.stored}:
+        what = f"`{feed.stored}` is a name of feed `{other.name}` in {path} too: they would share a ledger"
+        return FileProblem("stored_as", what, "give each feed a name of its own")
     if other.kafka.bootstrap == feed.kafka.bootstrap != UNKNOWN_KAFKA:
         if other.group == feed.group:
             rule = "each feed commits for a group of its own"

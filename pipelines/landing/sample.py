@@ -132,7 +132,7 @@ def _choose_ranges(
 ) -> tuple[tuple[OffsetRange, ...], bool, Sequence[int]]:
     """Returns the ranges to read, True if these are all, and the number of rows of earlier batches."""
     spans, ranges = request.windows, {tp: [*r] for tp, r in request.offsets.items()}
-    state = Ledger(ports.lake, feed.name, ports.clock).read() if spans else State()
+    state = Ledger(ports.lake, feed.stored, ports.clock).read() if spans else State()
     topics = match(feed.topics, ports.cluster.topics())
     partitions = ports.cluster.partitions(topics, feed.isolation)
     for start in spans:

@@ -161,8 +161,8 @@ def _of_another_lake(feed: str) -> list[str]:
 
 def _of_another_name(feed: str, former: str) -> list[str]:
     return [
-        f"the marks are those of feed {former} in this lake. If it was renamed, give it the old name again:",
-        f"    mv feeds/{feed}.yaml feeds/{former}.yaml",
+        f"the marks are those of feed {former} in this lake. If it was renamed, add to feeds/{feed}.yaml:",
+        f"    stored_as: {former}",
         f"if both are in use: give {feed} a group of its own by `group:`",
     ]
 

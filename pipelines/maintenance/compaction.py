@@ -109,7 +109,7 @@ class _Seen(NamedTuple):
     def read(cls, lake: Lake, feed: Feed, state: State) -> _Seen | None:
         """Returns None unless this is a note of this ledger and these settings."""
         try:
-            previous = cls(**json.loads(lake.get(paths.compacted_path(feed.name)) or b""))
+            previous = cls(**json.loads(lake.get(paths.compacted_path(feed.stored)) or b""))
             here = (state.ledger_id, *_list_settings(feed))
             same = (previous.ledger, *previous[2:5]) == here and 0 <= previous.number <= state.number
             unbroken = not any(after > previous.number for _, after in state.gaps)
@@ -207,7 +207,7 @@ def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
 
 def foresee_compaction(feed: Feed, ports: Ports, windows_wanted: Sequence[int] | None = None) -> Compacted:
     """Returns what `compact` would merge now, including the unfinished merges of a dead run. Writes nothing."""
-    ledger = Ledger.offline(ports.lake, feed.name, ports.clock)
+    ledger = Ledger.offline(ports.lake, feed.stored, ports.clock)
     merges, busy = (
         _find(feed, ledger, windows_wanted, _Seen.read(ports.lake, feed, ledger.read())),
         dict[int | None, int](),
@@ -232,10 +232,10 @@ def compact(
     OwnershipLost, ProofFailed for a part that differs from the ledger, LakeFull, LakeUnavailable.
     """
     with ports.liveness.send_heartbeats(owner):
-        ledger = Ledger.offline(ports.lake, feed.name, ports.clock, owner.run)
+        ledger = Ledger.offline(ports.lake, feed.stored, ports.clock, owner.run)
         report(Progress("roll forward"))
         give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
-        roll_forward(ledger, ports.lake, feed.name)
+        roll_forward(ledger, ports.lake, feed.stored)
         report(Progress("find"))
         merges = _find(feed, ledger, windows_wanted, _Seen.read(ports.lake, feed, ledger.read()))
         run = Rewriting(feed, ports, ledger, owner, report, _build_method(feed))
@@ -244,7 +244,7 @@ def compact(
             unfinished = {*merges.incomplete, *(b if b is None else feed.window.start_of(b) for b in run.busy)}
             of = (ledger.read().ledger_id, merges.number, *_list_settings(feed))
             with suppress(SluiceError):  # the next one checks more, and packs the rest
-                ports.lake.put(paths.compacted_path(feed.name), _Seen(*of, tuple(unfinished)).dump())
+                ports.lake.put(paths.compacted_path(feed.stored), _Seen(*of, tuple(unfinished)).dump())
                 ledger.pack()
         met = company(feed.name, ledger, ports.liveness, run.busy.values())
     return Compacted(tuple(run.done), tuple(run.batches), run.busy, merges.incomplete, met)
@@ -267,9 +267,9 @@ def renew(feed: Feed, ports: Ports, addresses: Collection[str], owner: Owner, re
     topic's earlier life, stays as it is. Raises as `compact`.
     """
     with ports.liveness.send_heartbeats(owner):
-        ledger = Ledger.offline(ports.lake, feed.name, ports.clock, owner.run)
+        ledger = Ledger.offline(ports.lake, feed.stored, ports.clock, owner.run)
         give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
-        roll_forward(ledger, ports.lake, feed.name)
+        roll_forward(ledger, ports.lake, feed.stored)
         report(Progress("find"))
         state = ledger.read()
         run = Rewriting(feed, ports, ledger, owner, report, _build_method(feed))

@@ -70,9 +70,9 @@ class Finished:
 
 def erase(feed: Feed, ports: Ports, request: ErasureRequest | None, owner: Owner, report: Reporter) -> Finished:
     """Append the entry of the request, if there is one, and carry out all erasures. Raises as `decide` and `finish`."""
-    appended, note = None, f"{paths.get_erasing_folder(feed.name)}/{owner.token}"
+    appended, note = None, f"{paths.get_erasing_folder(feed.stored)}/{owner.token}"
     if request is not None:
-        ledger = Ledger.offline(ports.lake, feed.name, ports.clock, request.by)
+        ledger = Ledger.offline(ports.lake, feed.stored, ports.clock, request.by)
         ports.lake.put(note, owner.describe().encode())
         try:
             appended = decide(ledger, ports.liveness, request.offsets, request.reason, report)
@@ -135,11 +135,11 @@ def finish(feed: Feed, ports: Ports, owner: Owner, report: Reporter) -> Finished
     LakeFull, LakeUnavailable.
     """
     with ports.liveness.send_heartbeats(owner):
-        ledger = Ledger.offline(ports.lake, feed.name, ports.clock, owner.run)
+        ledger = Ledger.offline(ports.lake, feed.stored, ports.clock, owner.run)
         report(Progress("roll forward"))
         give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
-        roll_forward(ledger, ports.lake, feed.name)
-        state, notes = ledger.read(), tuple(ports.lake.list(paths.get_erasing_folder(feed.name)))
+        roll_forward(ledger, ports.lake, feed.stored)
+        state, notes = ledger.read(), tuple(ports.lake.list(paths.get_erasing_folder(feed.stored)))
         removed = _remove_values(ledger, ports.lake, state)
         pending = [(key, r) for key, ranges in state.erasing.items() for r in ranges]
         receipts = manifest.with_sharers(ledger, state, manifest.read_receipts_meeting(ledger, state, pending))
@@ -154,7 +154,7 @@ def finish(feed: Feed, ports: Ports, owner: Owner, report: Reporter) -> Finished
         run.all([Merge((r,)) for r in receipts], state.number)
         # Again: a report that was built in between is of the former rows.
         removed = (*removed, *_remove_values(ledger, ports.lake, state))
-        _discard_writes(ports.lake, feed.name, ledger.read())
+        _discard_writes(ports.lake, feed.stored, ledger.read())
         met = company(feed.name, ledger, ports.liveness, run.busy.values())
     notes = () if run.busy else notes
     return Finished(tuple(run.done), tuple(run.batches), tuple(dict.fromkeys(removed)), run.busy, met, None, notes)

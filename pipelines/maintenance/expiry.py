@@ -79,7 +79,7 @@ class Removed:
 
 def look(feed: Feed, ports: Ports, before: int) -> Retirement:
     """Returns what `expire` would retire now. Raises as `expire` does, and writes nothing."""
-    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    ledger = Ledger(ports.lake, feed.stored, ports.clock)
     return _find_retirement(ledger, ledger.read(), before, feed.window, ports.liveness)
 
 
@@ -113,7 +113,7 @@ def list_holds(
 
 def read_holds(feed: Feed, ports: Ports, starts: Iterable[int]) -> tuple[Hold, ...]:
     """Returns the holds on one of these windows (their starts, ms)."""
-    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    ledger = Ledger(ports.lake, feed.stored, ports.clock)
     return list_holds(ledger, ledger.read(), feed.window, starts)
 
 
@@ -124,7 +124,7 @@ def change_holds(
 
     The ledger names `by`. Raises as `hold_windows` and `release_hold`.
     """
-    ledger = Ledger.offline(ports.lake, feed.name, ports.clock, by)
+    ledger = Ledger.offline(ports.lake, feed.stored, ports.clock, by)
     if ends is not None:
         release_hold(ledger, ends, reason)
     elif reason:
@@ -173,7 +173,7 @@ def request_retention(feed: Feed, now: int) -> RetireRequest | None:
 
 def retire(feed: Feed, ports: Ports, request: RetireRequest, by: str, report: Reporter) -> Retired:
     """As `expire`; the ledger names `by`."""
-    ledger = Ledger.offline(ports.lake, feed.name, ports.clock, by)
+    ledger = Ledger.offline(ports.lake, feed.stored, ports.clock, by)
     return expire(ledger, ports.lake, request, feed.window, ports.liveness, report)
 
 

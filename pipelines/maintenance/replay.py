@@ -128,7 +128,7 @@ def find(
     for r in receipts:
         with _still_there(ledger, r):
             for part in r.of(PartKind.QUARANTINED):
-                check_source(lake, feed.name, part)
+                check_source(lake, feed.stored, part)
             trial = _try_records(ports, r, wanted, shape, fixer)
         done += r.counts.quarantined
         report(Progress("try", done, total))
@@ -224,7 +224,7 @@ class Replayed:
 
 def foresee_replay(feed: Feed, ports: Ports, wanted: Filter, fixer: Fixer | None, report: Reporter) -> Replayed:
     """Returns what `replay` would do now. Writes nothing. Raises SchemaChanged."""
-    ledger = Ledger.offline(ports.lake, feed.name, ports.clock)
+    ledger = Ledger.offline(ports.lake, feed.stored, ports.clock)
     check_one_table(feed, find_shape(feed, ledger.read()), ledger.read())
     candidates, busy = find(feed, ports, ledger, wanted, fixer, report), dict[int | None, int]()
     state = ledger.read()
@@ -243,10 +243,10 @@ def replay(feed: Feed, ports: Ports, wanted: Filter, fixer: Fixer | None, owner:
     the ledger, LakeFull, LakeUnavailable.
     """
     with ports.liveness.send_heartbeats(owner):
-        ledger = Ledger.offline(ports.lake, feed.name, ports.clock, owner.run)
+        ledger = Ledger.offline(ports.lake, feed.stored, ports.clock, owner.run)
         report(Progress("roll forward"))
         give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
-        roll_forward(ledger, ports.lake, feed.name)
+        roll_forward(ledger, ports.lake, feed.stored)
         batches = ledger.read().batches  # notes of abandoned ones are about records that they would have landed
         for path in list(ports.lake.list(paths.relanded_folder(ledger.feed))):
             batch = batches.get(paths.relanded_batch(path) or 0)

@@ -180,7 +180,7 @@ class Rewriting(Generic[P]):
             free = [p for g in groups for p in g]
             tasks = tuple(Task(i, -1, (p.offset_range,)) for i, p in enumerate(free))
             replaces = tuple(dict.fromkeys(part.path for p in free for part in p.parts))
-            plan = Plan(self._feed.name, state.cluster, self._how.request, self._feed.isolation, tasks, replaces)
+            plan = Plan(self._feed.stored, state.cluster, self._how.request, self._feed.isolation, tasks, replaces)
             return PlanEntry(plan=plan, hash=plan.hash, owner=self._owner) if free else None
 
         appended = self._ledger.append(decide)
@@ -189,7 +189,7 @@ class Rewriting(Generic[P]):
         return appended.number, appended.entry.plan, free
 
     def _carry_out(self, batch: int, plan: Plan, pieces: Sequence[P]) -> None:
-        ledger, lake, feed = self._ledger, self._edges.lake, self._feed.name
+        ledger, lake, feed = self._ledger, self._edges.lake, self._feed.stored
         try:
             try:
                 receipts = self._write(batch, plan, pieces)
@@ -213,7 +213,7 @@ class Rewriting(Generic[P]):
         feed, stop, out = self._feed, Event(), []
         unbounded = feed.landing.model_copy(update={"target_file_bytes": _ENDLESS})
         write = self._how.writer(
-            RewriteContext(self._edges.lake, feed.name, batch, plan.hash, self._owner.token, unbounded, stop)
+            RewriteContext(self._edges.lake, feed.stored, batch, plan.hash, self._owner.token, unbounded, stop)
         )
         files: dict[OffsetRange, list[P]] = {}
         for p in pieces:

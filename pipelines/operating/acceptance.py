@@ -206,7 +206,7 @@ def accept_log(
     On another cluster, or in a truncated log with a `begin`, the feed goes on from there; None: on another cluster from
     the group's committed offsets. Raises NothingToAccept, UsageError for one that is missing or beyond the log.
     """
-    ledger = Ledger(ports.lake, feed.name, ports.clock, "", ports.cluster.cluster_id())
+    ledger = Ledger(ports.lake, feed.stored, ports.clock, "", ports.cluster.cluster_id())
     ledger_state = ledger.read()
     changes = _unlike(feed, ports, ledger_state, event)
     chosen = {tp: change for tp, change in changes.items() if not only or tp in only}
@@ -471,7 +471,7 @@ def accept_damaged(feed: Feed, ports: Ports, wanted: AskedRange, reason: str) ->
 
     Raises NothingToAccept when all files have the ledger's hashes, and PlanBusy.
     """
-    ledger, lake = Ledger.offline(ports.lake, feed.name, ports.clock), ports.lake
+    ledger, lake = Ledger.offline(ports.lake, feed.stored, ports.clock), ports.lake
 
     def decide(state: State) -> RetireEntry | None:
         keys = [k for k in state.origins if k.tp == (wanted.topic, wanted.partition)]
@@ -484,7 +484,7 @@ def accept_damaged(feed: Feed, ports: Ports, wanted: AskedRange, reason: str) ->
         parts = tuple(dict.fromkeys(p.path for r in damaged for p in r.parts))
         return RetireEntry(before=0, ranges=ranges, parts=parts, reason=reason) if ranges else None
 
-    roll_forward(ledger, lake, feed.name)
+    roll_forward(ledger, lake, feed.stored)
     appended = ledger.append(decide)
     if appended is None or not isinstance(appended.entry, RetireEntry):
         raise NothingToAccept(
@@ -521,7 +521,7 @@ def accept_ledger(feed: Feed, ports: Ports, reason: str) -> Accepted:
     The next number is above all numbers known to be used, so that no name and no mark ever means two things. Raises
     NothingToAccept, and PlanBusy while any run is at work.
     """
-    ledger = Ledger.from_entries(ports.lake, feed.name, ports.clock, ports.cluster.cluster_id())
+    ledger = Ledger.from_entries(ports.lake, feed.stored, ports.clock, ports.cluster.cluster_id())
     origins.check_cluster(ledger.read(), ports.cluster.cluster_id(), feed.name)
     remains = _ledger_remains(feed, ports, ledger.read())
     if not remains.traces:
@@ -533,10 +533,10 @@ def accept_ledger(feed: Feed, ports: Ports, reason: str) -> Accepted:
     _check_idle(feed, ports, remains.state)
     after = _find_unused_number(remains)
     # From here on the loss is known, even if this process dies.
-    ports.lake.put(paths.tip_path(feed.name), Tip(remains.ledger_id, after - 1).dump())
+    ports.lake.put(paths.tip_path(feed.stored), Tip(remains.ledger_id, after - 1).dump())
     aside = lost_entries.list_strays(feed, ports.lake, remains.state)
     begun, missing = _begun_at(ports, remains, aside), _not_in_kafka(ports.lake, remains, aside)
-    lost_entries.set_aside(ports.lake, feed.name, after, aside)
+    lost_entries.set_aside(ports.lake, feed.stored, after, aside)
     appended = ledger.append(
         lambda state: _gap(remains, after, reason) if state.number == remains.state.number else None
     )
@@ -544,7 +544,7 @@ def accept_ledger(feed: Feed, ports: Ports, reason: str) -> Accepted:
         raise NothingToAccept("another process has accepted it", remedy=f"see: sluice status {feed.name}")
     _originate(feed, ports, ledger, remains, begun)
     ended = tuple(b.id for b in remains.state.live())
-    folder, moved = paths.aside_path(feed.name, after, ""), tuple(aside)
+    folder, moved = paths.aside_path(feed.stored, after, ""), tuple(aside)
     outcome = Accepted(AcceptEvent.LEDGER, appended.number, abandoned=ended, next=after, aside=moved, gone=missing)
     return replace(outcome, aside_folder=folder)
 
@@ -565,7 +565,7 @@ def _ledger_remains(feed: Feed, ports: Ports, state: State) -> _LedgerRemains:
     partitions = ports.cluster.partitions(match(feed.topics, ports.cluster.topics()), feed.isolation)
     committed = ports.group.fetch_committed([p.tp for p in partitions])
     evidence = lost_entries.collect_traces(feed, ports.lake, state)
-    tip = lost_entries.read_tip(ports.lake, feed.name)
+    tip = lost_entries.read_tip(ports.lake, feed.stored)
     marks = [m.ledger for c in committed.values() if c and (m := Mark.parse(c.metadata))]
     ledger_id = state.ledger_id or (tip.ledger if tip else "") or (marks[0] if marks and evidence else "")
     return _LedgerRemains(

@@ -182,7 +182,7 @@ def check_window(feed: Feed, ports: Ports, window: int | None, by: Sequence[str]
 
     Raises UsageError for a time that is not a window of the feed and for a column that it lacks.
     """
-    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    ledger = Ledger(ports.lake, feed.stored, ports.clock)
     state, settings = ledger.read(), feed.window
     newest = settings.before(settings.last_boundary(ports.clock()))
     start = max(newest, settings.start_of(state.first_window or 0)) if window is None else window
@@ -388,7 +388,7 @@ def watch_window(feed: Feed, ports: Ports, start: int) -> LookAtWindow:
     or has another size.
     """
     windows.check_aligned(start, feed.window)
-    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    ledger = Ledger(ports.lake, feed.stored, ports.clock)
 
     def look() -> tuple[WindowStanding, bool]:
         state = ledger.read()

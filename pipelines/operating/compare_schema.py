@@ -49,7 +49,7 @@ def compare_schema(feed: Feed, lake: Lake, after: Reader) -> SchemaDifference:
     before, then = feed.reader.columns.texts() if feed.reader else {}, after.columns.texts()
     names = dict.fromkeys((*before, *then))
     now_expected, then_expected = list_expected(feed.reader), list_expected(after)
-    refused, state = None, Ledger(lake, feed.name, lambda: 0).read()
+    refused, state = None, Ledger(lake, feed.stored, lambda: 0).read()
     try:
         check_one_table(feed, replace(feed.shape, columns=after.columns), state)
     except SchemaChanged as error:

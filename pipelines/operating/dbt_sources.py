@@ -78,7 +78,7 @@ def build_freshness_query(dataset: Feed, database: str | None = None) -> str:
     Without a table, it is DuckDB's, over the names of the manifests: each confirms a window, and no file is opened.
     """
     if dataset.table is None:
-        files = _quote_pattern(dataset, paths.manifest_folder(dataset.name), "json")
+        files = _quote_pattern(dataset, paths.manifest_folder(dataset.stored), "json")
         name = r"/(\d{4}-\d\d-\d\dT\d{4})-(\d+[a-z]+)[.]json$"
         return (
             "select max(strptime(named.start, '%Y-%m-%dT%H%M') + cast(named.length as interval)) from (select"
@@ -87,7 +87,7 @@ def build_freshness_query(dataset: Feed, database: str | None = None) -> str:
     if dataset.table.iceberg:
         table = ".".join([*([database] if database else []), dataset.table.iceberg.name + WINDOWS_TABLE])
     else:
-        table = f"delta.`{dataset.lake}/{paths.windows_table_root(dataset.dataset)}`"
+        table = f"delta.`{dataset.lake}/{paths.windows_table_root(dataset.stored_dataset)}`"
     return f"select max(window_end) from {table}"
 
 
@@ -100,12 +100,12 @@ def _describe_table(dataset: Feed, database: str | None) -> dict[str, Any]:
     }
     where: dict[str, Any] = {}
     if dataset.table is None:
-        files = _quote_pattern(dataset, paths.delta_root(dataset.name, output=dataset.output), "parquet")
+        files = _quote_pattern(dataset, paths.delta_root(dataset.stored, output=dataset.output), "parquet")
         config["meta"] = {"external_location": f"read_parquet({files}, union_by_name = true)"}
     elif dataset.table.iceberg:
         where = {"identifier": dataset.table.iceberg.name.rpartition(".")[2]}
     else:
-        root = f"{dataset.lake}/{paths.delta_root(dataset.name, output=dataset.output)}"
+        root = f"{dataset.lake}/{paths.delta_root(dataset.stored, output=dataset.output)}"
         where = {"identifier": root, "quoting": {"identifier": True}}
     name = dataset.dataset.replace(".", "__")
     return {"name": name} | where | description | {"config": config, "columns": [*_describe_columns(dataset)]}
@@ -125,7 +125,7 @@ def _describe_current(dataset: Feed, changes: ChangesSettings, name: str) -> dic
     ]
     where: dict[str, Any] = {"identifier": name.rpartition(".")[2]}
     if dataset.table and dataset.table.delta:
-        root = f"{dataset.lake}/{paths.get_current_table_root(dataset.dataset)}"
+        root = f"{dataset.lake}/{paths.get_current_table_root(dataset.stored_dataset)}"
         where = {"identifier": root, "quoting": {"identifier": True}}
     description = f"The rows as of now: the last change of each key in {dataset.name}."
     return {"name": f"{dataset.name}__current"} | where | {"description": description, "columns": columns}

@@ -135,7 +135,7 @@ def describe_group(feed: Feed, name: str, feeds: Iterable[Feed], open_ports: Ope
     ledger, state, owner = None, State(), owners.get(name)
     if owner:
         with open_ports(owner) as ports:
-            ledger = Ledger(ports.lake, owner.name, ports.clock)
+            ledger = Ledger(ports.lake, owner.stored, ports.clock)
             state = ledger.read()
     # Many offsets name the same entry.
     get_time = cache(lambda number: ledger.entry(number).at if ledger else 0)

@@ -79,7 +79,7 @@ def find_event_hour(feed: Feed, ports: Ports, hour: str, column: str, report: Re
     `column` is a column with times; empty: Kafka's timestamp, by which quarantined records count, too. Files whose
     statistics exclude the hour are not read. Raises UsageError and PartUnreadable.
     """
-    ledger, settings = Ledger.offline(ports.lake, feed.name, ports.clock), feed.window
+    ledger, settings = Ledger.offline(ports.lake, feed.stored, ports.clock), feed.window
     state = ledger.read()
     try:
         starts = settings.list_named(hour)
@@ -126,7 +126,7 @@ def find_late_hours(feed: Feed, ports: Ports, after: int | None, column: str = "
 
     Compactions do not count. Raises PartUnreadable.
     """
-    ledger, settings = Ledger.offline(ports.lake, feed.name, ports.clock), feed.window
+    ledger, settings = Ledger.offline(ports.lake, feed.stored, ports.clock), feed.window
     state, hours = ledger.read(), dict[str, Counter[str]]()
     for batch, r in _list_receipts(ledger, state, state.number if after is None else after):
         if r.offset_range.window is None or state.batches[batch].merges:

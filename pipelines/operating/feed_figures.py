@@ -25,7 +25,7 @@ def list_figures(open_ports: OpenPorts, feed: Feed, last: int) -> list[Figure]:
     """Returns all figures of one feed and its `last` windows. Of a feed that cannot be inspected, `sluice_up` is 0."""
     try:
         with open_ports(feed) as ports:
-            ledger = Ledger(ports.lake, feed.name, ports.clock)
+            ledger = Ledger(ports.lake, feed.stored, ports.clock)
             status = read_status_through(ports, feed, ledger, last)
             figures = [*_of_ledger(ledger, ports.lake)] if status.partitions or status.last_batch else []
             return [build_figure("up", status.error is None, feed.name), *_of_status(status), *figures]

@@ -160,7 +160,7 @@ def read_status(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
     from sluice.pipelines.ledger import Ledger
 
     with open_ports(feed) as ports:
-        return read_status_through(ports, feed, Ledger(ports.lake, feed.name, ports.clock), last)
+        return read_status_through(ports, feed, Ledger(ports.lake, feed.stored, ports.clock), last)
 
 
 def read_status_through(ports: Ports, feed: Feed, ledger: Ledger, chosen: int | Sequence[int]) -> FeedStatus:
@@ -209,7 +209,7 @@ def read_standing(
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.status.strip import OutsideFacts, standing
 
-    state = Ledger(ports.lake, feed.name, ports.clock).read()
+    state = Ledger(ports.lake, feed.stored, ports.clock).read()
     ends = {k: at for k in state.current.values() if (at := held_at.get(k.tp)) is not None}
     return standing(state, feed.window, window, ports.clock(), OutsideFacts(last_stable_offsets=ends))
 

@@ -58,7 +58,7 @@ def sync_tables(
     Returns the changes and, for a repair, the files that Spark misreads. Raises as `sync`.
     """
     before = ports.clock() - feed.table.keep_snapshots if feed.table and expire else None
-    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    ledger = Ledger(ports.lake, feed.stored, ports.clock)
     done = sync(ledger, ports.lake, tables, report, expire_before=before, repair=repair)
     standing = [table for _, table in tables.of_parts if repair and table.look()]
     return done, tuple(address for table in standing for address in table.misread())
@@ -71,19 +71,19 @@ def sync_current_rows(
     if tables.current is None or feed.table is None:
         return None
     before = ports.clock() - feed.table.keep_snapshots
-    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    ledger = Ledger(ports.lake, feed.stored, ports.clock)
     return sync_current(ledger, ports.lake, tables.current, report, before, repair)
 
 
 def forget_snapshots(feed: Feed, ports: Ports, tables: FeedTables) -> Synced:
     """Bring the tables up to the ledger, and let all older snapshots expire, with their files. Raises as `sync`."""
-    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    ledger = Ledger(ports.lake, feed.stored, ports.clock)
     return drop_history(ledger, ports.lake, tables, ports.clock())
 
 
 def rebuild_tables(feed: Feed, ports: Ports, tables: FeedTables, report: Reporter = lambda progress: None) -> Synced:
     """Drop the feed's tables and make them again from the ledger. Raises as `rebuild`."""
-    return rebuild(Ledger(ports.lake, feed.name, ports.clock), ports.lake, tables, report)
+    return rebuild(Ledger(ports.lake, feed.stored, ports.clock), ports.lake, tables, report)
 
 
 def compare_tables(feed: Feed, ports: Ports, tables: FeedTables) -> list[tuple[str, TableComparison]]:
@@ -91,7 +91,7 @@ def compare_tables(feed: Feed, ports: Ports, tables: FeedTables) -> list[tuple[s
 
     Raises TableDiffers, EntriesLost, CatalogUnavailable.
     """
-    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    ledger = Ledger(ports.lake, feed.stored, ports.clock)
     compared = [(table.name, comparison(ledger, ports.lake, table, kind)) for kind, table in tables.of_parts]
     if tables.current:
         compared.append((tables.current.table.name, tables.current.compare(ledger, ports.lake)))
@@ -100,12 +100,12 @@ def compare_tables(feed: Feed, ports: Ports, tables: FeedTables) -> list[tuple[s
 
 def read_table_statuses(feed: Feed, ports: Ports, tables: FeedTables) -> list[TableStatus]:
     """Returns the status of each table of parts, by the ledger's entries since its mark. Raises as `compare_tables`."""
-    ledger, statuses = Ledger(ports.lake, feed.name, ports.clock), list[TableStatus]()
+    ledger, statuses = Ledger(ports.lake, feed.stored, ports.clock), list[TableStatus]()
     for kind, table in tables.of_parts:
         head, state = load_both(ledger, table)
         if head is None or trusted_mark(ledger, state, head):
             pending = since(ledger, state, head.mark if head else 0, kind=kind, output=table.output)
-            root = paths.part_path(feed.name, kind, table.output, "")
+            root = paths.part_path(feed.stored, kind, table.output, "")
             files = sum(len(b.parts) for b in pending.batches)
             removed = sum(path.startswith(f"{root}/") for path in pending.removed)
             statuses.append(TableStatus(table.name, head, None, PendingFiles(len(pending.batches), files, removed)))

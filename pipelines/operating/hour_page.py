@@ -263,14 +263,14 @@ class HourPage:
 
 def build_page(feed: Feed, ports: Ports, check: WindowCheck) -> HourPage:
     """Make the page of a check, and store it if the lake may be written."""
-    path = paths.get_hour_page_path(feed.name, check.standing.start, feed.output)
+    path = paths.get_hour_page_path(feed.stored, check.standing.start, feed.output)
     data = render(check, ports.lake, ports.clock())
     return HourPage(check, data, ports.lake.locate(path) if put_page(ports.lake, path, data) else "")
 
 
 def read_batch_report(feed: Feed, ports: Ports, batch: int | None) -> BatchReport:
     """Returns the report of a batch (None: the newest one), with the checks of its windows if it has to be made."""
-    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    ledger = Ledger(ports.lake, feed.stored, ports.clock)
     return read_report(feed, ports, batch, lambda starts: list_hour_figures(check_hours(feed, ports, ledger, starts)))
 
 

@@ -47,7 +47,7 @@ class Cell:
 @dataclass(frozen=True, slots=True)
 class FeedRow:
     """A feed at a time (ms): its windows of this `length` (ms), oldest first, and its findings as (severe, text,
-    remedy)."""
+    remedy). `stored` is the name of its folders."""
 
     feed: str
     at: Instant
@@ -55,6 +55,7 @@ class FeedRow:
     words: str
     findings: tuple[tuple[bool, str, str], ...]
     cells: tuple[Cell, ...]
+    stored: Internal[str] = ""
 
     @property
     def rank(self) -> tuple[int, int, int, str]:
@@ -79,14 +80,14 @@ class ProjectPage:
 def make_project_page(open_ports: OpenPorts, feeds: Sequence[Feed]) -> ProjectPage:
     """Write the rows of all feeds, and the page of each of their lakes. Kafka is asked."""
 
-    lakes = dict[str, Lake]()
+    lakes, of_stored = dict[str, Lake](), dict[str, Lake]()
 
     def read(feed: Feed) -> FeedRow:
         status = try_read_status(open_ports, feed, WINDOWS)
         try:
             with open_ports(feed) as ports:
-                lakes[feed.name] = ports.lake
-                return store_row(ports.lake, status, ports.clock())
+                lakes[feed.name] = of_stored[feed.stored] = ports.lake
+                return store_row(ports.lake, feed.stored, status, ports.clock())
         except SluiceError:
             return build_row(status, (), int(time.time() * 1000))
 
@@ -94,15 +95,15 @@ def make_project_page(open_ports: OpenPorts, feeds: Sequence[Feed]) -> ProjectPa
     now = max((row.at for row in rows), default=0)
     of_each_lake = {str(feed.lake): lakes[feed.name] for feed in feeds if feed.name in lakes}
     addresses = [refresh(lake, now, anew=True) for lake in of_each_lake.values()]
-    data = render(rows, now, lambda feed, window: lakes[feed].locate(paths.get_hour_page_path(feed, window)))
+    data = render(rows, now, lambda feed, window: of_stored[feed].locate(paths.get_hour_page_path(feed, window)))
     return ProjectPage(tuple(sorted(rows, key=lambda row: row.rank)), data, tuple(filter(None, addresses)))
 
 
-def store_row(lake: Lake, status: FeedStatus, now: int) -> FeedRow:
+def store_row(lake: Lake, stored: str, status: FeedStatus, now: int) -> FeedRow:
     """Write the row of a feed, where the lake may be written, and return it."""
-    pages = {w for p in lake.list(f"{paths.batch_page_folder(status.feed)}/hours") if (w := paths.parse_page_window(p))}
-    row = build_row(status, pages, now)
-    put_page(lake, paths.get_feed_row_path(status.feed), _ADAPTER.dump_json(row))
+    pages = {w for p in lake.list(f"{paths.batch_page_folder(stored)}/hours") if (w := paths.parse_page_window(p))}
+    row = replace(build_row(status, pages, now), stored=stored)
+    put_page(lake, paths.get_feed_row_path(stored), _ADAPTER.dump_json(row))
     return row
 
 
@@ -206,7 +207,7 @@ def _render_row(row: FeedRow, link: Callable[[str, int], str]) -> Html:
         tag(
             "a",
             class_=_name_class(c.state),
-            href=link(row.feed, c.start) if c.is_linked else f"#feed-{row.feed}",
+            href=link(row.stored or row.feed, c.start) if c.is_linked else f"#feed-{row.feed}",
             title=(label := f"{row.feed} {c.name}: {c.state}"),
             aria_label=label,
         )

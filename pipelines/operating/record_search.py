@@ -80,7 +80,7 @@ def search(dataset: Feed, ports: Ports, criteria: Criteria, report: Reporter) ->
 
     Raises UsageError for a condition that is none over the columns, and PartUnreadable.
     """
-    ledger = Ledger.offline(ports.lake, dataset.name, ports.clock)
+    ledger = Ledger.offline(ports.lake, dataset.stored, ports.clock)
     while True:
         try:
             return _search(dataset, ports.lake, ledger, criteria, report)

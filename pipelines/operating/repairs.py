@@ -88,8 +88,8 @@ class RepairTarget:
 
     @classmethod
     def of(cls, feed: Feed, ports: Ports) -> RepairTarget:
-        ledger = Ledger.offline(ports.lake, feed.name, ports.clock, "repair")
-        return cls(feed.name, ledger, ports.lake, ports.liveness, feed.window)
+        ledger = Ledger.offline(ports.lake, feed.stored, ports.clock, "repair")
+        return cls(feed.stored, ledger, ports.lake, ports.liveness, feed.window)
 
 
 def repair(target: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[RepairFinding]:
@@ -242,7 +242,7 @@ def find_missing_files(feed: Feed, ports: Ports) -> tuple[list[AskedRange], list
     """Returns the offset ranges of files that are missing or have another size: those that Kafka still has, and the
     others. Raises KafkaUnavailable.
     """
-    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    ledger = Ledger(ports.lake, feed.stored, ports.clock)
     state = ledger.read()
     receipts = list_live_receipts(ledger, state)
     errors = find_wrong_files(ports.lake, (p for r in receipts for p in r.parts))

@@ -48,7 +48,7 @@ def plan_republish(
     Raises as `republish_plan.plan_republish`, `open_target` and `add_schema`.
     """
     _check_dataset(feed, request.wishes.kind)
-    state = Ledger(ports.lake, feed.name, ports.clock).read()
+    state = Ledger(ports.lake, feed.stored, ports.clock).read()
     for start in request.windows:
         check_aligned(start, feed.window)
     offsets, windows = plans.asked_offsets(state, request.offsets), plans.asked_windows(feed, state, request.windows)
@@ -63,13 +63,13 @@ def plan_republish(
 
 def resume_republish(feed: Feed, name: str, ports: Ports) -> Republish:
     """Returns a plan from the lake. Raises UsageError, LedgerCorrupt, FeedError."""
-    plan = plans.load(ports.lake, feed.name, name_of(name))
+    plan = plans.load(ports.lake, feed.stored, name_of(name))
     if feed.output not in ("", plan.wishes.output):
         raise UsageError(
             f"republish {plan.id} sends rows of {plan.rows_name}, and none of {feed.dataset}",
             remedy=f"sluice republish {plan.rows_name} --resume {plan.id}",
         )
-    state = Ledger(ports.lake, feed.name, ports.clock).read()
+    state = Ledger(ports.lake, feed.stored, ports.clock).read()
     row_filter.check(plan.wishes, plans.find_shape_of(plan, feed, state).landed_columns)
     return plan
 

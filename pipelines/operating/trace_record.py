@@ -33,7 +33,7 @@ def trace_record(feed: Feed, ports: Ports, tp: TopicPartition, offset: int) -> t
 
     Kafka is asked only for the topic's policy. Raises PartUnreadable.
     """
-    state = Ledger(ports.lake, feed.name, ports.clock).read()
+    state = Ledger(ports.lake, feed.stored, ports.clock).read()
     former = [k for k in reversed(state.origins) if k.tp == tp and k != state.current.get(tp)]
     earlier = (_trace(feed, ports, tp, offset, key) for key in former)
     unread = (OffsetClass.PENDING, OffsetClass.BELOW_ORIGIN)
@@ -49,10 +49,10 @@ def trace_matches(feed: Feed, ports: Ports, matches: Matches, number: int) -> It
 
 
 def _trace(feed: Feed, ports: Ports, tp: TopicPartition, offset: int, life: Key | None = None) -> RecordTrace:
-    lake, ledger, row = ports.lake, Ledger(ports.lake, feed.name, ports.clock), None
+    lake, ledger, row = ports.lake, Ledger(ports.lake, feed.stored, ports.clock), None
     explanation = explain(ledger, lake, tp, offset, ports.cluster, life)
     if explanation.path is not None and explanation.row_group is not None and explanation.row is not None:
         with parquet.open_parquet(lake, explanation.path) as file:
             row = file.read_row_group(explanation.row_group).slice(explanation.row, 1)
-    sent = whence_and_whither(lake, feed.name, tp, offset, life or ledger.read().current.get(tp))
+    sent = whence_and_whither(lake, feed.stored, tp, offset, life or ledger.read().current.get(tp))
     return RecordTrace(explanation, row, tuple(sent))

@@ -35,7 +35,7 @@ def check_near(ledger: Ledger, lake: Lake, feed: Feed) -> None:
     of each output."""
     state, names = ledger.read(), list[str]()
     start = _find_start_folder(state, feed)
-    for root in (paths.join(paths.visible_roots(feed.name)[0], d.output) for d in feed.datasets):
+    for root in (paths.join(paths.visible_roots(feed.stored)[0], d.output) for d in feed.datasets):
         listed = lake.list(root, f"{root}/{start}" if start else "")
         names += islice((path for path in listed if not paths.is_ignored(path)), LOOKED_AT)
     check_names(ledger, state, names)
@@ -44,7 +44,7 @@ def check_near(ledger: Ledger, lake: Lake, feed: Feed) -> None:
 def check_recent(ledger: Ledger, lake: Lake, feed: Feed) -> None:
     """As `check_near`; checks staging, too."""
     check_near(ledger, lake, feed)
-    check_names(ledger, ledger.read(), lake.list(paths.staging_root(feed.name)))
+    check_names(ledger, ledger.read(), lake.list(paths.staging_root(feed.stored)))
 
 
 def check_all(ledger: Ledger, lake: Lake) -> None:
@@ -128,10 +128,10 @@ def _parse_batch(path: str, part: paths.PartName | None) -> int | None:
 
 def collect_traces(feed: Feed, lake: Lake, state: State) -> list[Trace]:
     """All evidence of entries that are not in the state, which is the fold of the entries that stand."""
-    tip = find_lost_entry(feed.name, state, read_tip(lake, feed.name))
-    numbers = [(p, n) for p in lake.list(paths.checkpoint_folder(feed.name)) if (n := paths.checkpoint_number(p))]
+    tip = find_lost_entry(feed.name, state, read_tip(lake, feed.stored))
+    numbers = [(p, n) for p in lake.list(paths.checkpoint_folder(feed.stored)) if (n := paths.checkpoint_number(p))]
     folds = [Trace(n - 1, f"{p} is a fold up to entry {n - 1}") for p, n in numbers if state.number < n < BEYOND]
-    return [*([tip] if tip else []), *folds, *_find_traces(state, _list_names(lake, feed.name))]
+    return [*([tip] if tip else []), *folds, *_find_traces(state, _list_names(lake, feed.stored))]
 
 
 def read_tip(lake: Lake, feed: str) -> Tip | None:
@@ -147,12 +147,12 @@ def list_strays(feed: Feed, lake: Lake, state: State) -> list[str]:
     live = {b.id for b in state.live()}
     of_lost = [
         p
-        for p in _list_names(lake, feed.name)
+        for p in _list_names(lake, feed.stored)
         if _find_lost_batch(state, p) is not None or paths.staged_batch(p) in live
     ]
-    folds = lake.list(paths.checkpoint_folder(feed.name))
+    folds = lake.list(paths.checkpoint_folder(feed.stored))
     newer = [p for p in folds if (paths.checkpoint_number(p) or 0) > state.number]
-    return [*of_lost, *newer, *_undo_notes(lake, feed.name, state, feed.window)]
+    return [*of_lost, *newer, *_undo_notes(lake, feed.stored, state, feed.window)]
 
 
 def _undo_notes(lake: Lake, feed: str, state: State, settings: WindowSettings) -> list[str]:

@@ -108,7 +108,7 @@ def list_files(
     Of a split feed, those of all outputs; of one output of it, its own. Raises WindowIncomplete, WindowRetired,
     PartUnreadable for a file that is missing or has another size, and UsageError for a time that is not a window.
     """
-    ledger = ledger or Ledger(lake, feed.name, lambda: 0)
+    ledger = ledger or Ledger(lake, feed.stored, lambda: 0)
     name, settings, state = feed.name, feed.window, ledger.read()
     is_open = bool(windows) and not partial and not complete(state, windows[-1], settings)
     for window in windows:

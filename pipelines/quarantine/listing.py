@@ -146,7 +146,7 @@ def listing(ledger: Ledger, lake: Lake, wanted: Filter, settings: WindowSettings
 
 def list_all(feed: Feed, ports: Ports, wanted: Filter) -> tuple[Listing, list[Listing]]:
     """Count the records in quarantine, and those that live batches have staged. Batches without any are left out."""
-    lake, ledger = ports.lake, Ledger(ports.lake, feed.name, ports.clock)
+    lake, ledger = ports.lake, Ledger(ports.lake, feed.stored, ports.clock)
     published, staged = listing(ledger, lake, wanted, feed.window), list[Listing]()
     for batch, receipts in staged_batches(feed, ledger, ledger.read(), lake):
         meant = wanted.among(receipts, feed.window)
@@ -192,7 +192,7 @@ def _count_kinds(
 
 def samples(feed: Feed, ports: Ports, wanted: Filter, limit: int) -> Iterator[tuple[int | None, pa.Table]]:
     """The first `limit` rows that are asked for, whole, with the windows (their starts, ms) that they are in."""
-    ledger = Ledger(ports.lake, feed.name, ports.clock)
+    ledger = Ledger(ports.lake, feed.stored, ports.clock)
     for r in wanted.receipts(ledger, ledger.read(), feed.window):
         for part in r.of(PartKind.QUARANTINED):
             for rows in read_part_at(ports.lake, part, parquet.place(ports.lake, part)):

@@ -80,8 +80,8 @@ def audit(feed: Feed, ports: Ports, name: str, report_progress: Reporter = lambd
     Raises Refused if it is not finished, WindowRetired and WindowIncomplete if rows of the plan are gone,
     PartUnreadable, UnknownTopic, and what loading the plan and fetching raise.
     """
-    lake, ledger = ports.lake, Ledger(ports.lake, feed.name, ports.clock)
-    plan = republish_plan.load(lake, feed.name, name)
+    lake, ledger = ports.lake, Ledger(ports.lake, feed.stored, ports.clock)
+    plan = republish_plan.load(lake, feed.stored, name)
     partitions = ports.cluster.partitions([plan.wishes.to], Isolation.READ_COMMITTED)
     done = lake.get(paths.republish_done_path(plan.feed, plan.id))
     if done is None:

@@ -205,7 +205,7 @@ def plan_republish(
             remedy=f"give it {highest + 1} partitions, or choose another way: --partition-by key",
             topic=wishes.to,
         )
-    plan = Republish("", feed.name, state.ledger_id, wishes, _in_lanes(sources))
+    plan = Republish("", feed.stored, state.ledger_id, wishes, _in_lanes(sources))
     return replace(plan, id=plan.digest, created=created)
 
 

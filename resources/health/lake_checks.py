@@ -150,7 +150,7 @@ def _check_feed(
         return [report_skipped(f"{where}{TITLE}", "not read: the time limit was reached", f"sluice status {feed.name}")]
     try:
         with extras.name_missing(), open_ports(feed) as ports:
-            ledger = Ledger(ports.lake, feed.name, ports.clock, checkpoints=False)
+            ledger = Ledger(ports.lake, feed.stored, ports.clock, checkpoints=False)
             status = read_status_through(ports, feed, ledger, ())
             # Readers need no Kafka client: the group "Kafka" reports that it is not installed.
             setup = status.error.remedy if isinstance(status.error, SetupError) else None

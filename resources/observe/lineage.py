@@ -185,7 +185,7 @@ def kafka_namespace(feed: Feed) -> str:
 
 def lake_name(feed: Feed) -> tuple[str, str]:
     """Namespace and name of the folder with the feed's rows."""
-    return _name_folder(feed, paths.join(paths.visible_roots(feed.name)[0], feed.output))
+    return _name_folder(feed, paths.join(paths.visible_roots(feed.stored)[0], feed.output))
 
 
 def _name_folder(feed: Feed, folder: str) -> tuple[str, str]:
@@ -214,7 +214,7 @@ def _list_tables(feed: Feed) -> Iterator[Any]:
         names = [feed.table.iceberg.name, *([str(feed.table.current)] if feed.table.current else [])]
         yield from (OutputDataset(namespace=feed.table.iceberg.address, name=name) for name in names)
     elif feed.table.current:
-        yield OutputDataset(*_name_folder(feed, paths.get_current_table_root(feed.dataset)))
+        yield OutputDataset(*_name_folder(feed, paths.get_current_table_root(feed.stored_dataset)))
 
 
 def _topic(feed: Feed, topic: str, batches: Sequence[BatchResult]) -> Any:

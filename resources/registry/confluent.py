@@ -78,7 +78,7 @@ def writers_of(feed: Feed, lake: Lake, *, keep: bool = True) -> KeptSchemas | No
         return None
     client = client_of(feed.registry) if feed.registry else None
     context = feed.registry.context if feed.registry else ""
-    return KeptSchemas(lake, feed.name, client, keep=keep, types=types, context=context)
+    return KeptSchemas(lake, feed.stored, client, keep=keep, types=types, context=context)
 
 
 def find_registered(request: SchemaAsked) -> RegisteredSchema:

@@ -95,22 +95,22 @@ class DeltaLakeTable:
     def of(cls, feed: Feed, lake: Lake, kind: PartKind = PartKind.LANDED) -> DeltaLakeTable:
         """The table over the feed's parts of this kind. Raises SetupError."""
         extras.require("deltalake")
-        root = paths.delta_root(feed.name, kind, feed.output)
-        return cls(lake, root, _build_options(feed), feed.dataset, feed.output)
+        root = paths.delta_root(feed.stored, kind, feed.output)
+        return cls(lake, root, _build_options(feed), feed.stored_dataset, feed.output)
 
     @classmethod
     def of_windows(cls, feed: Feed, lake: Lake) -> DeltaLakeTable:
         """The table of the feed's complete windows."""
         extras.require("deltalake")
-        root = paths.windows_table_root(feed.dataset)
-        return cls(lake, root, _build_options(feed), feed.dataset, feed.output)
+        root = paths.windows_table_root(feed.stored_dataset)
+        return cls(lake, root, _build_options(feed), feed.stored_dataset, feed.output)
 
     @classmethod
     def of_current(cls, feed: Feed, lake: Lake) -> DeltaLakeTable:
         """The table of the feed's current rows."""
         extras.require("deltalake")
-        root = paths.get_current_table_root(feed.dataset)
-        return cls(lake, root, _build_options(feed), feed.dataset, feed.output)
+        root = paths.get_current_table_root(feed.stored_dataset)
+        return cls(lake, root, _build_options(feed), feed.stored_dataset, feed.output)
 
     @property
     def name(self) -> str:

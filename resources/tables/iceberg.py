@@ -114,7 +114,7 @@ class IcebergTable:
         extras.require("pyiceberg")
         settings = feed.table.iceberg
         defaults = {"warehouse": lake.locate("tables"), **_build_options(feed)}
-        return cls(name or settings.name + suffix, settings.properties(), defaults, feed.dataset, feed.output)
+        return cls(name or settings.name + suffix, settings.properties(), defaults, feed.stored_dataset, feed.output)
 
     @property
     def name(self) -> str:

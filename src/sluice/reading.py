@@ -108,7 +108,7 @@ def of_feed(feed: Feed, window: When, *, to: When | None = None, kind: str = "la
     """Returns windows of a loaded feed, as `read` does for its name. Raises UsageError and WindowIncomplete."""
     starts = list_windows(feed.window, window, to)
     lake = open_lake(feed)
-    return Windows.of(feed, Ledger(lake, feed.name, lambda: 0), lake, starts, kind_of(kind))
+    return Windows.of(feed, Ledger(lake, feed.stored, lambda: 0), lake, starts, kind_of(kind))
 
 
 def list_windows(settings: WindowSettings, window: When, to: When | None = None) -> Sequence[int]:
@@ -271,7 +271,7 @@ class Windows:
             return read(self)
         except (PartUnreadable, OSError, pa.ArrowException):
             lake = open_lake(self.feed)
-            ledger = Ledger(lake, self.feed.name, lambda: 0)
+            ledger = Ledger(lake, self.feed.stored, lambda: 0)
             if not ledger.list_replaced(f.path for f in self.files):
                 raise
             newer = Windows.of(self.feed, ledger, lake, self.starts, self.kind)
@@ -377,14 +377,14 @@ class Windows:
 
 def schema_of(feed: Feed, kind: PartKind) -> pa.Schema:
     """The schema of rows as they would land now: by the newest shape in the ledger, else by the feed's file."""
-    return _standing(feed, Ledger(open_lake(feed), feed.name, lambda: 0).read(), kind)
+    return _standing(feed, Ledger(open_lake(feed), feed.stored, lambda: 0).read(), kind)
 
 
 def list_overridden(feed: Feed) -> str:
     """Returns the columns that tools reading the feed's folder override, or why they are unknown; empty if none.
     Uses the ledger in the feed's lake."""
     try:
-        return describe_overridden(feed, Ledger(open_lake(feed), feed.name, lambda: 0).read())
+        return describe_overridden(feed, Ledger(open_lake(feed), feed.stored, lambda: 0).read())
     except SluiceError as error:
         return f"the keys of its folders are not known: {error.message}"
 

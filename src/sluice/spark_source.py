@@ -205,7 +205,7 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
                 lost.remedy = f"read {o.key} from offset {o.partition.log_start} on"
                 raise lost
         sizing = Sizing(RANGE_BYTES, RANGE_BYTES, os.cpu_count() or 1, feed.limits.max_tasks)
-        blank = Plan(feed.name, cluster.cluster_id(), request, feed.isolation, ())
+        blank = Plan(feed.stored, cluster.cluster_id(), request, feed.isolation, ())
         plan = planning.build(blank, pending, sizing, nothing, feed.window)
     if plan is None:
         raise UsageError("no offsets are asked for", remedy="write TOPIC:PARTITION:START-END, several with commas")

@@ -38,6 +38,7 @@ from sluice.pipelines.operating import (
     project_page,
     propose_feed,
     record_search,
+    rename_feed,
     republish,
 )
 from sluice.pipelines.planning.windows import OpenWindows
@@ -179,6 +180,7 @@ DOCUMENTS = [
     Document("explain --where", record_search.Matches, {"feed": str, "records": list[dict[str, Any]]}),
     Document("feeds check", None, {"feeds": list[str], "schemas": dict[str, Any]}),
     Document("feeds list", None, {"feeds": list[Any], "broken": list[feeds.BrokenFile]}),
+    Document("feeds rename", rename_feed.Rename, {"applied": bool}),
     Document("feeds schema", dict),
     Document(
         "files",

@@ -213,5 +213,5 @@ def build_outcome(feed: Feed, request: Request, result: RunResult) -> dict[str, 
         "bytes": facts.bytes,
         "batches": published,
         "committed": {str(m.key): m.after for m in committed.offsets} if committed else {},
-        "report": open_lake(feed).locate(paths.batch_page_path(feed.name, published[-1])) if published else "",
+        "report": open_lake(feed).locate(paths.batch_page_path(feed.stored, published[-1])) if published else "",
     }

@@ -150,7 +150,7 @@ class LandedMessages:
 
     @property
     def _ledger(self) -> Ledger:
-        return Ledger(self.lake, self.feed.name, lambda: 0)
+        return Ledger(self.lake, self.feed.stored, lambda: 0)
 
     @cached_property
     def _facts(self) -> BatchFacts:
@@ -193,7 +193,7 @@ def land(
     # A test lands all of its messages, without the limits of a run.
     unlimited = feed.limits.model_copy(update={"records": None, "bytes": None})
     clock = MemoryClock(BEGIN)
-    ledger = Ledger(target, feed.name, clock, "", _CLUSTER)
+    ledger = Ledger(target, feed.stored, clock, "", _CLUSTER)
     if (cluster := ledger.read().cluster) not in ("", _CLUSTER):
         raise UsageError(
             f"the lake {lake} has rows that feed {ledger.feed} landed from Kafka cluster {cluster}",

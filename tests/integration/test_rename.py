@@ -1,0 +1,156 @@
+"""A renamed feed on a real Kafka: one ledger, one group and one set of folders, whatever command runs by which name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import dagster as dg
+import duckdb
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer
+
+import sluice
+import sluice.dagster
+from sluice.pipelines.util.units import show_window
+from sluice.resources import open_ports
+from sluice.resources.local.local_kafka import LocalKafka
+from tests.integration.conftest import Call
+from tests.integration.support import FeedProject, InlineEngine
+from tests.integration.test_lives import find_hour
+
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("default_engine")]
+CONTRACT = {"expectations": [{"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "id"}}]}
+COMMANDS = """
+    audit sales --strict --hashes
+    audit orders --rescan
+    check {window}
+    report sales
+    report sales {hour}
+    report --all
+    status sales
+    status
+    compact sales
+    table check sales
+    table rebuild orders --yes
+    quarantine list sales
+    quarantine replay sales
+    explain orders {topic}:0:3
+    explain sales --where id=5
+    files orders --window {hour}
+    offsets show sales
+    erase sales --where id=7 --reason test --yes
+    hold sales --from {hour} --reason test
+    repair sales
+    run orders --window {hour} --replace
+    run sales --missing-files
+    metrics sales
+    dbt sources sales
+    contract check sales
+    plan orders
+    feeds check
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> FeedProject:
+    return FeedProject(tmp_path, kafka, fresh_topic(partitions=2, config={"retention.ms": "-1"}), {})
+
+
+def produce(project: FeedProject, numbers: range, hour: int) -> None:
+    """Write objects with these numbers; every tenth one does not fit."""
+    with KafkaProducer(bootstrap_servers=project.kafka.bootstrap) as producer:
+        for i in numbers:
+            value = b'{"id": %d}' % i if i % 10 else b'{"id": "no"}'
+            producer.send(project.topic, value, b"%d" % i, partition=i % 2, timestamp_ms=hour + i)
+
+
+def read_ids(project: FeedProject) -> list[int]:
+    query = "select id from read_parquet($1, hive_partitioning = false) order by id"
+    files = f"{project.root}/.sluice/lake/data/*/kafka_window_date=*/**/*.parquet"
+    return [i for (i,) in duckdb.execute(query, [files]).fetchall()]
+
+
+def list_paths_named(project: FeedProject, name: str) -> list[Path]:
+    return [p for p in (project.root / ".sluice" / "lake").rglob("*") if name in p.name]
+
+
+def write_feed(project: FeedProject) -> None:
+    """Write a feed with a contract, a table and a key that a comment explains."""
+    settings = {"format": "json", "schema": "{id: int64}", "policies": "{quarantine_limit: {share: 1.0}}"}
+    project.write_feed("orders", **{**settings, "group_name": "shop  # the shop's", "table": "{delta: {}}"})
+    path = project.root / "feeds" / "orders.yaml"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith("group:")))
+    (project.root / "feeds" / "orders.contract.json").write_text(json.dumps(CONTRACT))
+
+
+@pytest.mark.slow
+def test_a_renamed_feed_goes_on_with_its_rows_offsets_and_history(project: FeedProject, call: Call) -> None:
+    write_feed(project)
+    produce(project, range(100), find_hour(3))
+    produce(project, range(100, 140), find_hour(0))
+    assert call("run", "orders")[0] == 0
+    feeds, before = project.root / "feeds", read_ids(project)
+    assert len(before) == 126
+
+    code, preview = call("feeds", "rename", "orders", "sales", "--json")
+    assert (code, preview["applied"], sorted(p.name for p in feeds.iterdir())) == (
+        0,
+        False,
+        ["orders.contract.json", "orders.yaml"],
+    )
+    assert call("feeds", "rename", "orders", "sales", "--yes")[0] == 0
+    assert sorted(p.name for p in feeds.iterdir()) == ["sales.contract.json", "sales.yaml"]
+    assert "# the shop's" in (feeds / "sales.yaml").read_text()
+
+    produce(project, range(140, 200), find_hour(0))
+    code, ran = call("run", "sales", "--json")
+    assert (code, ran["feeds"][0]["feed"]) == (0, "sales")
+    assert read_ids(project) == [i for i in range(200) if i % 10], "each record once, also of the hour of the rename"
+    hour = show_window(find_hour(3))
+    for line in COMMANDS.strip().splitlines():
+        words = line.format(topic=project.topic, hour=hour, window=f"sales {hour}").split()
+        code, text = call(*words)
+        assert code == 0 or words[:2] in (["contract", "check"], ["report", "--all"]), (line, text)
+    assert list_paths_named(project, "sales") == []
+    assert call("explain", "sales", "--where", "id = 7")[0] == 1
+    names = [sluice.read(name, hour, project=project.root).rows for name in ("orders", "sales")]
+    assert names[0] == names[1] == 89
+    with KafkaAdminClient(bootstrap_servers=project.kafka.bootstrap) as admin:
+        groups = {str(g if isinstance(g, str) else g["group_id"]) for g in admin.list_groups()}
+    assert "sluice-orders" in groups
+    assert "sluice-sales" not in groups
+
+    (feeds / "orders.yaml").write_text((feeds / "sales.yaml").read_text().replace("stored_as: orders\n", "group: g\n"))
+    code, text = call("run", "sales")
+    assert (code, "would share a ledger" in text) == (2, True), text
+    (feeds / "orders.yaml").unlink()
+    assert call("feeds", "rename", "sales", "orders", "--yes")[0] == 0
+    assert (feeds / "orders.yaml").read_text().startswith("stored_as: orders\n")
+    code, audited = call("audit", "orders", "--strict", "--json")
+    assert (code, sum(p["landed"] for p in audited["partitions"])) == (0, 179)
+
+
+@pytest.mark.slow
+def test_dagster_lands_a_renamed_feed_and_reports_its_history(
+    project: FeedProject, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(open_ports, "SparkEngine", lambda *_: InlineEngine())
+    monkeypatch.setattr(open_ports, "LocalEngine", lambda *_: InlineEngine())
+    write_feed(project)
+    produce(project, range(100), find_hour(3))
+    produce(project, range(100, 140), find_hour(2))
+    hours = [show_window(find_hour(ago)) for ago in (3, 2)]
+    assert call("run", "orders", "--window", hours[0], "--no-dagster")[0] == 0
+    assert call("feeds", "rename", "orders", "sales", "--yes")[0] == 0
+    defs = sluice.dagster.feed_definitions(project.root)
+    keys = [dg.AssetKey(["sales", name]) for name in ("landed", "committed")]
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        job = defs.resolve_implicit_job_def_def_for_assets(keys)
+        assert job
+        done = job.execute_in_process(instance=instance, partition_key=hours[1], asset_selection=keys)
+        assert done.success
+        assert instance.get_materialized_partitions(keys[0]) >= {*hours}
+    assert read_ids(project) == [i for i in range(140) if i % 10]
+    assert list_paths_named(project, "sales") == []
