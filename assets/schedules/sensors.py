@@ -32,7 +32,7 @@ from sluice.pipelines.feed.project_files import NotifySettings
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.operating.feed_status import WatchResult, watch
 from sluice.pipelines.util import logs
-from sluice.resources.observe.notifications import notify
+from sluice.resources.observe.notifications import Alert, notify
 
 log = logging.getLogger(f"{logs.OURS}.sensor")
 SENSOR = "watch_feeds"
@@ -112,7 +112,7 @@ class SensorCursor:
     reported: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     last: str = ""
     lines: tuple[str, ...] = ()
-    unsent: tuple[str, ...] = ()
+    unsent: tuple[Alert, ...] = ()
 
     @classmethod
     def read(cls, text: str | None) -> Self:
@@ -122,8 +122,10 @@ class SensorCursor:
             reported = {
                 str(f): (int(at), tuple(map(str, about))) for f, (at, about) in document.get("told", {}).items()
             }
-            lines = (tuple(map(str, document.get(name, ()))) for name in ("said", "unsent"))
-            return cls(reported, str(document.get("last", "")), *lines)
+            unsent = (Alert(*a) if isinstance(a, list) else Alert(str(a)) for a in document.get("unsent", ()))
+            return cls(
+                reported, str(document.get("last", "")), tuple(map(str, document.get("said", ()))), tuple(unsent)
+            )
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls()
 
@@ -145,6 +147,7 @@ class Tick:
     cursor: SensorCursor
     events: list[dg.AssetCheckEvaluation] = field(default_factory=list)
     news: list[str] = field(default_factory=list)
+    alerts: dict[str, Alert] = field(default_factory=dict)
     looked: int = 0
 
     def run(self, instance: dg.DagsterInstance, clock: Callable[[], float]) -> None:
@@ -170,8 +173,9 @@ class Tick:
 
         Lines equal to the last tick's are not sent again.
         """
-        lines = tuple(" ".join(line.split()) for line in self.news)
-        fresh = (*self.cursor.unsent, *(line for line in lines if line not in self.cursor.lines))[-UNSENT:]
+        alerts = {" ".join(line.split()): self.alerts.get(line, Alert(line)) for line in self.news}
+        lines = tuple(alerts)
+        fresh = (*self.cursor.unsent, *(a for line, a in alerts.items() if line not in self.cursor.lines))[-UNSENT:]
         self.cursor.lines, self.cursor.unsent = lines[-UNSENT:], ()
         try:
             settings = self.session.project.notify()
@@ -209,8 +213,11 @@ class Tick:
         """
         before, after = self.cursor.reported.get(name), (newest, tuple(sorted(f.about for f in result.findings)))
         earlier = before[1] if before else ()
-        self.news += [f"{name}: {f}" for f in result.findings if f.about not in earlier]
-        self.news += [f"{name}: passed: {about}" for about in earlier if about not in after[1]]
+        new = {f"{name}: {f}": f for f in result.findings if f.about not in earlier}
+        ended = {f"{name}: passed: {about}": about for about in earlier if about not in after[1]}
+        self.news += [*new, *ended]
+        self.alerts |= {n: Alert(f"{name}: {f.as_alert}", f"{name} {f.about}", f.severe) for n, f in new.items()}
+        self.alerts |= {n: Alert(n, f"{name} {about}", ended=True) for n, about in ended.items()}
         if before != after or unseen:
             # About the newest event: one reported in this tick is newer than `newest`.
             self.events.append(

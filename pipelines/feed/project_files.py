@@ -76,9 +76,14 @@ NOTIFY = "notify.yaml"
 """The name of the file, in the project's folder."""
 
 
-def _web_address(address: SecretStr) -> SecretStr:
-    if not address.get_secret_value().startswith(("https://", "http://")):
+def _check_web_text(address: str) -> str:
+    if not address.startswith(("https://", "http://")):
         raise ValueError("is no http:// or https:// address")
+    return address
+
+
+def _check_web_address(address: SecretStr) -> SecretStr:
+    _check_web_text(address.get_secret_value())
     return address
 
 
@@ -118,12 +123,27 @@ class EmailSettings(Settings):
         return self.port or _PORTS[self.security]
 
 
+class PagerSettings(Settings):
+    """The key of an integration, and its address where it is another than the service's usual one."""
+
+    key: Annotated[SecretStr, Field(min_length=1)]
+    url: Annotated[Text, AfterValidator(_check_web_text)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_key(cls, value: object) -> object:
+        return {"key": value} if isinstance(value, str) else value
+
+
 class NotifySettings(Settings):
     """`webhook` gets `{"text": …}`, as Slack takes it; the address is a secret, since it suffices to post there.
+    `pagerduty` and `opsgenie` get an alert for each finding, and its end.
     `email` goes through a mail server. `command` is a program and its arguments, and gets the lines on its stdin.
     Without any of them, nothing is sent."""
 
-    webhook: Annotated[SecretStr, AfterValidator(_web_address)] | None = None
+    webhook: Annotated[SecretStr, AfterValidator(_check_web_address)] | None = None
+    pagerduty: PagerSettings | None = None
+    opsgenie: PagerSettings | None = None
     email: EmailSettings | None = None
     command: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
 

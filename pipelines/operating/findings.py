@@ -30,7 +30,7 @@ from sluice.pipelines.status import strip
 from sluice.pipelines.status.outlook import Outlook, read_recent
 from sluice.pipelines.status.window_state import Standing, describe_pending
 from sluice.pipelines.util.documents import Derived, Instant
-from sluice.pipelines.util.units import many, show_about, show_duration
+from sluice.pipelines.util.units import many, show_about, show_duration, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.batch.survey import Survey
@@ -65,6 +65,31 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.text} → {self.remedy}"
+
+    @property
+    def as_alert(self) -> str:
+        """Returns the line of a notification: also since when, and the outcome if nobody acts."""
+        since = f"; since {show_instant(self.since // 1000 * 1000)}" if self.since is not None else ""
+        return f"{self.text}{since}. If nobody acts: {OUTCOMES.get(self.kind, OUTCOMES[''])} → {self.remedy}"
+
+
+OUTCOMES = {
+    "": "runs stay refused, and Kafka deletes pending records at the topic's retention",
+    "files": "readers of these windows fail, and the rows cannot land again once Kafka has deleted their records",
+    "failed": "these offsets stay pending, and Kafka deletes their records at the topic's retention",
+    "quarantine": "these records stay out of landed rows until a replay",
+    "lost": "the records stay lost; runs of feeds with on_loss: fail stay refused",
+    "retention": "Kafka deletes the records before they land",
+    "settings": "a deletion of pending records is not announced",
+    "gaps": "the offsets stay without rows, and the audit counts them as compacted",
+    "lag": "the lag lasts or grows, until Kafka deletes pending records at the topic's retention",
+    "transaction": "the windows behind the transaction stay open",
+    "partial": "the windows stay incomplete, and their readers wait or fail",
+    "unfinished": "its offsets stay reserved until a run takes them over",
+    "partitions": "their records land with the next run",
+    "topic": "its records land with the next run",
+}
+"""The outcome of a finding of each kind if nobody acts; of all others, by the empty kind."""
 
 
 def list_findings(

@@ -7,13 +7,15 @@ import smtplib
 import socket
 import ssl
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from email.message import EmailMessage
 from email.utils import formatdate
 from html import escape
 from http.client import HTTPException
+from typing import Any, NamedTuple
+from urllib.parse import quote
 from urllib.request import Request
 
 from sluice.pipelines.errors import Failed
@@ -25,12 +27,22 @@ MAIL_SECONDS = 20.0
 COMMAND_SECONDS = 15.0
 
 
-def notify(settings: NotifySettings, title: str, lines: Sequence[str]) -> None:
-    """Send the lines to all receivers of the settings at once. One after the other, slow ones could take the minute
+class Alert(NamedTuple):
+    """A line, and the `key` of its finding, by which pagers recognize it; lines without one reach no pager."""
+
+    text: str
+    key: str = ""
+    severe: bool = False
+    ended: bool = False
+
+
+def notify(settings: NotifySettings, title: str, alerts: Sequence[Alert]) -> None:
+    """Send the alerts to all receivers of the settings at once. One after the other, slow ones could take the minute
     after which Dagster ends a sensor's tick. Raises Failed, which names the receivers that failed."""
-    title, *lines = (" ".join(text.encode("utf-8", "replace").decode().split()) for text in (title, *lines))
+    title, alerts = _clean(title), [a._replace(text=_clean(a.text)) for a in alerts]
+    lines = [a.text for a in alerts]
     with ThreadPoolExecutor(3) as threads:
-        posted = threads.submit(_post, settings, title, lines)
+        posted = threads.submit(_post, settings, title, alerts)
         mailed = threads.submit(_mail, settings.email, title, lines)
         ran = threads.submit(_run, settings, lines)
     failed = [why for way in (posted, mailed, ran) if (why := way.result())]
@@ -38,18 +50,68 @@ def notify(settings: NotifySettings, title: str, lines: Sequence[str]) -> None:
         raise Failed("; ".join(failed), remedy="see notify.yaml; the next look sends them again")
 
 
-def _post(settings: NotifySettings, title: str, lines: Sequence[str]) -> str:
-    if settings.webhook is None:
-        return ""
-    # Slack interprets text in angle brackets, such as mentions of everybody; none is intended here.
-    text = escape("\n".join([title, *(f"• {line}" for line in lines)]), quote=False)
-    body = json.dumps({"text": text}).encode()
+def _clean(text: str) -> str:
+    return " ".join(text.encode("utf-8", "replace").decode().split())
+
+
+def _post(settings: NotifySettings, title: str, alerts: Sequence[Alert]) -> str:
+    """Post to each service. Of one, the first request that fails ends the others."""
+    return "; ".join(filter(None, (_post_all(name, make(settings, title, alerts)) for name, make in WEBHOOKS.items())))
+
+
+def _post_all(name: str, requests: Iterator[Request]) -> str:
     try:
-        request = Request(settings.webhook.get_secret_value(), body, {"Content-Type": "application/json"})
-        answer = web.send(request, seconds=WEB_SECONDS)
+        for request in requests:
+            answer = web.send(request, seconds=WEB_SECONDS)
+            if not 200 <= answer.status < 300:
+                return f"{name} answers {answer.status}"
     except (OSError, ValueError, HTTPException) as error:  # whose text may hold the address
-        return f"the webhook does not answer ({type(error).__name__})"
-    return "" if 200 <= answer.status < 300 else f"the webhook answers {answer.status}"
+        return f"{name} does not answer ({type(error).__name__})"
+    return ""
+
+
+def _build_request(url: str, document: Mapping[str, Any], **headers: str) -> Request:
+    return Request(url, json.dumps(document).encode(), {"Content-Type": "application/json"} | headers)
+
+
+def _tell_chat(settings: NotifySettings, title: str, alerts: Sequence[Alert]) -> Iterator[Request]:
+    if settings.webhook:
+        # Slack interprets text in angle brackets, such as mentions of everybody; none is intended here.
+        text = escape("\n".join([title, *(f"• {a.text}" for a in alerts)]), quote=False)
+        yield _build_request(settings.webhook.get_secret_value(), {"text": text})
+
+
+def _page_pagerduty(settings: NotifySettings, title: str, alerts: Sequence[Alert]) -> Iterator[Request]:
+    """Yields Events API v2: an event that triggers or resolves the incident of the finding's key."""
+    if not (pager := settings.pagerduty):
+        return
+    for a in (a for a in alerts if a.key):
+        key = {"routing_key": pager.key.get_secret_value(), "dedup_key": f"{title} {a.key}"[:255]}
+        severity = "critical" if a.severe else "warning"
+        payload = {"summary": a.text[:1024], "source": title.rstrip(":"), "severity": severity}
+        event = {"event_action": "resolve"} if a.ended else {"event_action": "trigger", "payload": payload}
+        yield _build_request(pager.url or "https://events.pagerduty.com/v2/enqueue", key | event)
+
+
+def _page_opsgenie(settings: NotifySettings, title: str, alerts: Sequence[Alert]) -> Iterator[Request]:
+    """Yields the Alert API: an alert by its alias, or the request that closes it."""
+    if not (pager := settings.opsgenie):
+        return
+    url, key = pager.url or "https://api.opsgenie.com/v2/alerts", f"GenieKey {pager.key.get_secret_value()}"
+    for a in (a for a in alerts if a.key):
+        alias, source = f"{title} {a.key}"[:512], title.rstrip(":")
+        alert = {"message": a.text[:130], "description": a.text[:15_000], "priority": "P1" if a.severe else "P3"}
+        path = f"/{quote(alias, safe='')}/close?identifierType=alias" if a.ended else ""
+        document = {"source": source} | ({} if a.ended else {"alias": alias, **alert})
+        yield _build_request(url + path, document, Authorization=key)
+
+
+WEBHOOKS: Mapping[str, Callable[[NotifySettings, str, Sequence[Alert]], Iterator[Request]]] = {
+    "the webhook": _tell_chat,
+    "PagerDuty": _page_pagerduty,
+    "Opsgenie": _page_opsgenie,
+}
+"""Makes the requests of each service."""
 
 
 def _mail(settings: EmailSettings | None, title: str, lines: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import quote
 
 import dagster as dg
 import pytest
@@ -18,7 +19,7 @@ from sluice.assets.runs.run_session import RunSession
 from sluice.assets.schedules.sensors import SensorCursor, Tick
 from sluice.pipelines.errors import Failed, FeedError
 from sluice.pipelines.feed.project_files import NotifySettings
-from sluice.resources.observe.notifications import notify
+from sluice.resources.observe.notifications import Alert, notify
 from tests import mail
 from tests.assets.world import World
 from tests.resources.kafka.tools import wait_until
@@ -33,6 +34,7 @@ class Chat:
     address: str = ""
     answer: int = 200
     heard: list[str] = field(default_factory=list)
+    requests: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     waits_for: Path | None = None
     """The server does not answer before this file exists."""
 
@@ -47,7 +49,8 @@ def chat() -> Iterator[Chat]:
             if chat.waits_for:
                 wait_until(chat.waits_for.exists, 30)
             if chat.answer == 200:
-                chat.heard.append(json.loads(body)["text"])
+                chat.heard.append(json.loads(body).get("text", ""))
+                chat.requests.append((self.path, self.headers.get("Authorization", ""), json.loads(body)))
             self.send_response(chat.answer)
             self.send_header("Location", chat.address)
             self.end_headers()
@@ -92,11 +95,39 @@ def test_finding_is_sent_when_new_and_when_resolved(late: World, instance: dg.Da
     (text,) = chat.heard
     assert text.startswith(f"Sluice, {late.project.root.name}:\n• orders: the oldest record that is pending")
     assert "sluice run orders" in text
+    assert "; since 20" in text
+    assert "If nobody acts: the lag lasts or grows" in text
     second = run_tick(late, instance, first.cursor.dump())
     assert len(chat.heard) == 1, "nothing new"
     late.run()
     run_tick(late, instance, second.cursor.dump())
     assert "orders: passed: lag" in chat.heard[1]
+
+
+def test_pagers_open_one_incident_for_a_finding_and_close_it(
+    late: World, instance: dg.DagsterInstance, chat: Chat
+) -> None:
+    """The documents are those of PagerDuty's Events API v2 and of Opsgenie's Alert API."""
+    opsgenie = {"key": TOKEN, "url": f"{chat.address}/v2/alerts"}
+    configure(late, pagerduty={"key": TOKEN, "url": f"{chat.address}/v2/enqueue"}, opsgenie=opsgenie)
+    chat.answer = 503
+    first = run_tick(late, instance)
+    assert first.news[-1] == "not sent: PagerDuty answers 503; Opsgenie answers 503"
+    assert TOKEN not in f"{first.news} {first.cursor.dump()}"
+    chat.answer = 200
+    second = run_tick(late, instance, first.cursor.dump())
+    late.run()
+    third = run_tick(late, instance, second.cursor.dump())
+    assert third.cursor.unsent == ()
+    (_, _, trigger), (path, login, alert), (_, _, resolve), (close, _, _) = chat.requests
+    assert (trigger["event_action"], resolve["event_action"]) == ("trigger", "resolve")
+    assert trigger["routing_key"] == resolve["routing_key"] == TOKEN
+    assert trigger["dedup_key"] == resolve["dedup_key"] == f"Sluice, {late.project.root.name}: orders lag"
+    assert trigger["payload"]["severity"] == "warning"
+    assert "If nobody acts" in trigger["payload"]["summary"]
+    assert (path, login) == (f"/{TOKEN}/v2/alerts", f"GenieKey {TOKEN}")
+    assert (alert["alias"], alert["priority"]) == (trigger["dedup_key"], "P3")
+    assert close == f"/{TOKEN}/v2/alerts/{quote(alert['alias'], safe='')}/close?identifierType=alias"
 
 
 def test_unsent_finding_is_retried_at_next_tick_and_url_is_redacted(
@@ -118,7 +149,7 @@ def test_invalid_webhook_url_is_redacted_and_other_channels_are_used(tmp_path: P
     command = [sys.executable, "-c", f"open({str(tmp_path / 'lines')!r}, 'w').write(open(0).read())"]
     settings = NotifySettings.model_validate({"webhook": f"http://127.0.0.1:9/{TOKEN} x", "command": command})
     with pytest.raises(Failed, match="does not answer") as failure:
-        notify(settings, "Sluice:", ["a line"])
+        notify(settings, "Sluice:", [Alert("a line")])
     assert TOKEN not in str(failure.value)
     assert (tmp_path / "lines").read_text() == "a line\n"
 
@@ -126,7 +157,7 @@ def test_invalid_webhook_url_is_redacted_and_other_channels_are_used(tmp_path: P
 def test_channels_are_notified_concurrently(chat: Chat, tmp_path: Path) -> None:
     chat.waits_for = tmp_path / "ran"
     command = [sys.executable, "-c", f"open({str(chat.waits_for)!r}, 'w')"]
-    notify(NotifySettings.model_validate({"webhook": chat.address, "command": command}), "Sluice:", ["a line"])
+    notify(NotifySettings.model_validate({"webhook": chat.address, "command": command}), "Sluice:", [Alert("a line")])
     assert chat.heard == ["Sluice:\n• a line"]
 
 
@@ -134,7 +165,7 @@ def test_webhook_redirect_counts_as_failure(chat: Chat) -> None:
     chat.answer = 301
     settings = NotifySettings.model_validate({"webhook": chat.address})
     with pytest.raises(Failed, match="the webhook answers 301"):
-        notify(settings, "Sluice:", ["a line"])
+        notify(settings, "Sluice:", [Alert("a line")])
 
 
 def test_names_with_invalid_unicode_are_sent(tmp_path: Path) -> None:
@@ -143,7 +174,7 @@ def test_names_with_invalid_unicode_are_sent(tmp_path: Path) -> None:
     with mail.run_server(tmp_path, "none") as server:
         where = {"server": mail.HOST, "port": server.port, "security": "none"}
         settings = {"command": command, "email": {**where, "sender": "a@example.com", "to": ["b@example.com"]}}
-        notify(NotifySettings.model_validate(settings), "Sluice,\n\udcff:", ["orders\udcff: größer"])
+        notify(NotifySettings.model_validate(settings), "Sluice,\n\udcff:", [Alert("orders\udcff: größer")])
     (letter,) = server.letters
     assert letter["Subject"] == "Sluice, ?"
     assert letter.get_content().splitlines() == lines.read_text().splitlines() == ["orders?: größer"]

@@ -55,6 +55,18 @@ def test_prometheus_answers_every_panel_and_loads_every_rule(world: World, invok
     assert {r["health"] for r in rules} <= {"ok", "unknown"}, rules
 
 
+def test_promtool_accepts_the_scrape_of_a_run_and_the_rules(world: World, invoke: Invoke) -> None:
+    promtool = shutil.which("promtool", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
+    if promtool is None:
+        pytest.skip("no promtool here: infra/prometheus.sh gets one")
+    world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
+    world.run(in_hour(0))
+    scraped = invoke(metrics.metrics).text
+    for words, text in ((["metrics"], scraped), (["rules", str(INFRA / "alerts.yaml")], "")):
+        done = subprocess.run([promtool, "check", *words], input=text.encode(), capture_output=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_alert_fires_when_nothing_is_scraped(tmp_path: Path) -> None:
     folders = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     promtool = shutil.which("promtool", path=folders)

@@ -111,7 +111,7 @@ def test_webhook_that_drips_does_not_answer(script: str) -> None:
     with dripping(script) as port:
         settings = NotifySettings(webhook=SecretStr(f"http://127.0.0.1:{port}/hook"))
         with pytest.raises(Failed, match=r"the webhook does not answer \(TimeoutError\)"):
-            notifications.notify(settings, "title", ["line"])
+            notifications.notify(settings, "title", [notifications.Alert("line")])
 
 
 @pytest.mark.parametrize("security", [MailSecurity.NONE, MailSecurity.STARTTLS, MailSecurity.TLS])
@@ -119,7 +119,7 @@ def test_mail_server_that_drips_takes_no_letter(security: MailSecurity) -> None:
     with dripping("greeting") as port:
         mail = EmailSettings(server="127.0.0.1", port=port, security=security, sender="a@b", to=["c@d"])
         with pytest.raises(Failed, match="the mail server takes no letter"):
-            notifications.notify(NotifySettings(email=mail), "title", ["line"])
+            notifications.notify(NotifySettings(email=mail), "title", [notifications.Alert("line")])
 
 
 @pytest.mark.parametrize("script", WAITS)
