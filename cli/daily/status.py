@@ -171,7 +171,7 @@ def _list_kinds(statuses: list[FeedStatus], terminal: CommandOutput) -> Iterator
         for findings in list(kinds.values())[:room]:
             yield from _format_kind(findings, terminal.width, brief=True)
         more = f"{many(len(kinds) - room, 'more kind')} of findings; " if len(kinds) > room else ""
-        yield Text(f"  {more}→ sluice status FEED prints the remedies", style="dim")
+        yield Text(f"  {more}→ the remedies: sluice status {next(iter(kinds.values()))[0][0]}", style="dim")
     yield from [Text()] if kinds else []
 
 

@@ -94,6 +94,8 @@ def explain(session: Session, feed: FeedName, coordinates: RecordArgument = None
     from sluice.pipelines.operating.record_search import search
     from sluice.pipelines.operating.trace_record import trace_matches, trace_record
 
+    if ":" in feed:
+        raise UsageError(f"a record in place of a feed: {feed}", remedy="write sluice explain FEED T:P:OFFSET")
     dataset = session.find_dataset(feed)
     criteria = wanted.parse(dataset)
     if (coordinates is None) == (criteria is None):

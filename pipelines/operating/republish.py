@@ -51,7 +51,10 @@ def plan_republish(
     state = Ledger(ports.lake, feed.stored, ports.clock).read()
     for start in request.windows:
         check_aligned(start, feed.window)
-    offsets, windows = plans.asked_offsets(state, request.offsets), plans.asked_windows(feed, state, request.windows)
+    offsets, windows = (
+        plans.asked_offsets(feed.name, state, request.offsets),
+        plans.asked_windows(feed, state, request.windows),
+    )
     with open_target(feed, request.wishes.to) as target:
         wishes = replace(request.wishes, partitions=target.partitions(), output=feed.output)
     wishes = add_schema(wishes, feed, {key.topic for key, _ in (*offsets, *windows)})

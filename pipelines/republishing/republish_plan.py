@@ -241,13 +241,13 @@ def asked_windows(feed: Feed, state: State, starts: Sequence[int]) -> list[tuple
     return ranges
 
 
-def asked_offsets(state: State, wanted: Sequence[AskedRange]) -> list[tuple[Key, Range]]:
+def asked_offsets(feed: str, state: State, wanted: Sequence[AskedRange]) -> list[tuple[Key, Range]]:
     """These offsets of the topics' lives of now. Raises UsageError for a partition that the ledger does not know."""
     current = {key.tp: key for key in state.known()}
     for one in wanted:
         if (one.topic, one.partition) not in current:
             raise UsageError(
-                f"the ledger knows no partition {one.topic}:{one.partition}", remedy="see: sluice status FEED"
+                f"the ledger knows no partition {one.topic}:{one.partition}", remedy=f"see: sluice status {feed}"
             )
     return [(current[one.topic, one.partition], Range(one.start, one.end)) for one in wanted]  # type: ignore[index]
 

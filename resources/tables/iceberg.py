@@ -308,7 +308,7 @@ class IcebergTable:
         if spec := ", ".join(f.name for f in self._known.spec().fields):
             raise TableRefused(
                 f"{self.name} was partitioned by {spec}, and landed files have rows of several partitions",
-                remedy="sluice table rebuild FEED",
+                remedy=f"sluice table rebuild {self._outcomes.feed}",
             )
 
     def _update_columns(self, transaction: Transaction, columns: Mapping[str, str]) -> None:
@@ -321,7 +321,7 @@ class IcebergTable:
         for name, now in _find_renamed(before, transaction.table_metadata.schema()):
             raise TableRefused(
                 f"column {name} of {self.name} was renamed to {now}, and landed files have it as {name}",
-                remedy="sluice table sync FEED --repair renames it back. A view may give it another name",
+                remedy=f"sluice table sync {self._outcomes.feed} --repair renames it back; a view may rename it",
             )
 
     def _stage_files(self, transaction: Transaction, change: TableChange) -> None:

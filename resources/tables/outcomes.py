@@ -44,13 +44,16 @@ _MOST = 300
 @contextmanager
 def readable(address: str) -> Iterator[None]:
     """Raise PartUnreadable where a file that is to be added is not there, or is no Parquet."""
+    feed = re.split("/(?:data|quarantine)/", address)[-1].partition("/")[0]
     try:
         yield
     except FileNotFoundError:
-        raise PartUnreadable(f"{address} is missing", remedy="see sluice audit FEED", path=address, gone=True) from None
+        raise PartUnreadable(
+            f"{address} is missing", remedy=f"see sluice audit {feed}", path=address, gone=True
+        ) from None
     except pa.ArrowException as error:
         raise PartUnreadable(
-            f"{address} cannot be read: {type(error).__name__}", remedy="see sluice audit FEED", path=address
+            f"{address} cannot be read: {type(error).__name__}", remedy=f"see sluice audit {feed}", path=address
         ) from None
 
 
@@ -58,7 +61,7 @@ class Outcomes:
     """The errors about one table, which its `keeper` keeps: a catalog, or a log."""
 
     def __init__(self, table: str, keeper: str, feed: str = "FEED") -> None:
-        self._table, self._keeper, self._feed = table, keeper, feed
+        self._table, self._keeper, self.feed = table, keeper, feed
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -85,7 +88,7 @@ class Outcomes:
             return TableDiffers(
                 f"{name[0] if name else 'a file'}, which describes {self._table}, is missing or broken, and Sluice did "
                 "not remove it",
-                remedy=f"sluice table rebuild {self._feed}",
+                remedy=f"sluice table rebuild {self.feed}",
             )
         if kinds & _AWAY or away:
             return CatalogUnavailable(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,12 @@ def test_two_feeds_of_one_ledger_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "sales", f"stored_as: orders\ngroup: other\n{TEXT}")
     with pytest.raises(FeedError, match="they would share a ledger"):
         load(tmp_path)
+
+
+def test_paths_and_ledgers_are_named_by_stored() -> None:
+    # By `feed.name`, a renamed feed would have another ledger, and its rows would land again.
+    root, folders = Path(__file__).parents[3], ("pipelines", "resources", "assets", "cli", "src/sluice")
+    taker = r"(?:\bpaths\.\w+\(|\bLedger(?:\.\w+)?\([^,]+, |\bPlan\(|lake, )"
+    wrong = re.compile(taker + r"(?:\w+\.)*(?:_?feed|dataset)\.name\b")
+    files = (path for folder in folders for path in (root / folder).rglob("*.py"))
+    assert {p.name: uses for p in files if (uses := wrong.findall(p.read_text()))} == {}
