@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.errors import PlanBusy, Refused
+from sluice.pipelines.errors import Refused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet, paths
 from sluice.pipelines.ledger import Appended, BatchStatus, Ledger, State
@@ -70,15 +70,10 @@ class Finished:
 
 def erase(feed: Feed, ports: Ports, request: ErasureRequest | None, owner: Owner, report: Reporter) -> Finished:
     """Append the entry of the request, if there is one, and carry out all erasures. Raises as `decide` and `finish`."""
-    appended, note = None, f"{paths.get_erasing_folder(feed.stored)}/{owner.token}"
+    appended = None
     if request is not None:
         ledger = Ledger.offline(ports.lake, feed.stored, ports.clock, request.by)
-        ports.lake.put(note, owner.describe().encode())
-        try:
-            appended = decide(ledger, ports.liveness, request.offsets, request.reason, report)
-        except (PlanBusy, Refused):
-            ports.lake.remove(note)
-            raise
+        appended = decide(ledger, ports.liveness, request.offsets, request.reason, report)
     return replace(finish(feed, ports, owner, report), number=appended.number if appended else None)
 
 
@@ -139,7 +134,10 @@ def finish(feed: Feed, ports: Ports, owner: Owner, report: Reporter) -> Finished
         report(Progress("roll forward"))
         give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
         roll_forward(ledger, ports.lake, feed.stored)
-        state, notes = ledger.read(), tuple(ports.lake.list(paths.get_erasing_folder(feed.stored)))
+        state, folder = ledger.read(), paths.get_erasing_folder(feed.stored)
+        if state.erasing:  # until the files are written again, the ledger alone reports it
+            ports.lake.put(f"{folder}/{state.number:012}-{owner.token}", owner.describe().encode())
+        notes = tuple(n for n in ports.lake.list(folder) if int(n.rsplit("/", 1)[1][:12]) <= state.number)
         removed = _remove_values(ledger, ports.lake, state)
         pending = [(key, r) for key, ranges in state.erasing.items() for r in ranges]
         receipts = manifest.with_sharers(ledger, state, manifest.read_receipts_meeting(ledger, state, pending))
