@@ -15,7 +15,8 @@ IMAGE := land ui s3 postgres k8s metrics otel openlineage protobuf
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
-setup: $(READY)  ## the virtual environment and Java, without running anything
+setup: $(READY)  ## the virtual environment, Java and compiled loops, without running anything
+	@.venv/bin/python infra/loops.py
 	@infra/java.sh
 
 $(READY): requirements.lock pyproject.toml infra/venv.sh

@@ -276,7 +276,7 @@ def build_removals_path(feed: str, name: str) -> str:
 
 
 def get_erasing_folder(feed: str) -> str:
-    """The folder of a note of each process whose erasure is not finished, by the number of its ledger and its token."""
+    """The folder of notes of unfinished erasures, by the number of the process's ledger and its token."""
     return f"_sluice/{feed}/erasing"
 
 
