@@ -1035,6 +1035,7 @@ def scan(values: Array, starts: Array, stops: Array, valid: Array, t: ScanTables
             prefetch(values, soon)
             prefetch(values, soon + 64)
             prefetch(values, soon + 128)
+            prefetch(values, soon + 192)
         # From here on 0 ≤ at ≤ end ≤ values.size: every `byte` below is behind a check against `end`.
         if at < 0 or at > end or end > values.size:
             raise IndexError("values outside of their buffer")
