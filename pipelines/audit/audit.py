@@ -176,6 +176,7 @@ def audit(
     ] or [
         f"an erasure by {(lake.get(note) or b'?').decode()} is not finished: snapshots of tables may have its rows"
         for note in lake.list(paths.get_erasing_folder(ledger.feed))
+        if paths.parse_erasing_path(note)
     ]
     problems = [
         *itertools.chain.from_iterable(bad_sums),

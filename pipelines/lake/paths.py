@@ -276,8 +276,19 @@ def build_removals_path(feed: str, name: str) -> str:
 
 
 def get_erasing_folder(feed: str) -> str:
-    """The folder of notes of unfinished erasures, by the number of the process's ledger and its token."""
+    """The folder of notes of unfinished erasures."""
     return f"_sluice/{feed}/erasing"
+
+
+def build_erasing_path(feed: str, number: int, token: str) -> str:
+    """The path of the note of a process that erases by a ledger of this number."""
+    return f"{get_erasing_folder(feed)}/{number:012d}-{token}"
+
+
+def parse_erasing_path(path: str) -> tuple[int, str] | None:
+    """Returns the number and the token in the path of a note; None for any other file."""
+    number, dash, token = path.rpartition("/")[2].partition("-")
+    return (int(number), token) if dash and len(number) == 12 and number.isdecimal() and number.isascii() else None
 
 
 def get_forgetting_path(feed: str, output: str) -> str:

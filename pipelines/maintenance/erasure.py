@@ -134,10 +134,12 @@ def finish(feed: Feed, ports: Ports, owner: Owner, report: Reporter) -> Finished
         report(Progress("roll forward"))
         give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
         roll_forward(ledger, ports.lake, feed.stored)
-        state, folder = ledger.read(), paths.get_erasing_folder(feed.stored)
+        state = ledger.read()
         if state.erasing:  # until the files are written again, the ledger alone reports it
-            ports.lake.put(f"{folder}/{state.number:012}-{owner.token}", owner.describe().encode())
-        notes = tuple(n for n in ports.lake.list(folder) if int(n.rsplit("/", 1)[1][:12]) <= state.number)
+            note = paths.build_erasing_path(feed.stored, state.number, owner.token)
+            ports.lake.put(note, owner.describe().encode())
+        listed = ports.lake.list(paths.get_erasing_folder(feed.stored))
+        notes = tuple(path for path in listed if (of := paths.parse_erasing_path(path)) and of[0] <= state.number)
         removed = _remove_values(ledger, ports.lake, state)
         pending = [(key, r) for key, ranges in state.erasing.items() for r in ranges]
         receipts = manifest.with_sharers(ledger, state, manifest.read_receipts_meeting(ledger, state, pending))

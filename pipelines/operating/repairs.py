@@ -113,7 +113,8 @@ def repair(target: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[Repa
     yield from _unfinished_writes(target)
     yield from _beats(target, {o.token: o for o in all_owners}, verdicts)
     offsets = sum(r.span for ranges in target.ledger.read().erasing.values() for r in ranges)
-    tokens = [path.rpartition("/")[2] for path in target.lake.list(paths.get_erasing_folder(target.feed))]
+    notes = map(paths.parse_erasing_path, target.lake.list(paths.get_erasing_folder(target.feed)))
+    tokens = [note[1] for note in notes if note]
     if any(not verdicts[token].dead for token in tokens if token in verdicts):
         yield RepairFinding(RepairKind.AT_WORK, "an erasure by a live process")
     elif offsets or tokens:

@@ -15,6 +15,7 @@ import pytest
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.explain_offset import explain
 from sluice.pipelines.errors import OwnershipLost, PlanBusy, WindowIncomplete
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.ledger.checkpoint import dump, load
 from sluice.pipelines.ledger.entries import EraseEntry
@@ -22,6 +23,7 @@ from sluice.pipelines.maintenance.erasure import Finished, decide, finish
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import RequestKind
 from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.operating.repairs import RepairKind, RepairTarget, repair
 from sluice.pipelines.publishing.publish import publish
 from sluice.testing.engine import owner
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, crash_after, split_offsets
@@ -177,3 +179,32 @@ def test_killed_anywhere_it_continues(tmp_path: Path, effects: int) -> None:
 def _list_window(world: World, window: int) -> set[Any]:
     rows = [world.read_rows(kind, [window]) for kind in PartKind]
     return {x for r in rows for x in zip(r["partition"].to_pylist(), r["offset"].to_pylist(), strict=True)}
+
+
+def list_repairs(world: World) -> dict[RepairKind, str]:
+    return {f.kind: f.text for f in repair(RepairTarget.of(world.feed, world.ports))}
+
+
+def test_repair_leaves_the_erasure_of_a_live_process_to_it(world: World) -> None:
+    eraser = owner("eraser", "erase")
+    world.liveness.lake_owners.append(eraser)
+    decide(world.reopen_ledger(), world.liveness, GONE, "asked", lambda p: None)  # type: ignore[arg-type]
+    world.lake.put(paths.build_erasing_path(world.feed.stored, 99, eraser.token), b"an eraser")
+    assert list_repairs(world)[RepairKind.AT_WORK] == "an erasure by a live process"
+    assert RepairKind.ERASING not in list_repairs(world)
+    world.liveness.dead.add(eraser.token)
+    assert "may still be in files" in list_repairs(world)[RepairKind.ERASING]
+
+
+def test_an_erasure_ends_its_own_notes_and_earlier_ones(world: World) -> None:
+    """A later erasure's note and a foreign file stay; the file is no unfinished erasure."""
+    folder = paths.get_erasing_folder(world.feed.stored)
+    later, foreign = paths.build_erasing_path(world.feed.stored, 10**6, "later"), f"{folder}/notes.txt"
+    for path in (later, foreign):
+        world.lake.put(path, b"a process")
+    assert len(erase(world).notes) == 1
+    assert {*world.lake.list(folder)} == {later, foreign}
+    report = audit(world.reopen_ledger(), world.lake)  # type: ignore[arg-type]
+    assert [p.invariant for p in report.problems] == [19]
+    world.lake.remove(later)
+    world.check()
