@@ -1,6 +1,6 @@
 # Targets for developers. Each sets up .venv from the lock, and Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench faults readers matrix cluster-test production-like soak long-tests fuzz lakes airflow postgres lock clean setup wheel release-check first-row docs pictures
+.PHONY: help loops demo test quick check pytest bench faults readers matrix cluster-test production-like soak long-tests fuzz lakes airflow postgres lock clean setup wheel release-check first-row docs pictures
 
 READY := .venv/.ready
 # If it is set, every process compiles all its imports, for seconds.
@@ -15,9 +15,12 @@ IMAGE := land ui s3 postgres k8s metrics otel openlineage protobuf
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
-setup: $(READY)  ## the virtual environment, Java and compiled loops, without running anything
-	@.venv/bin/python infra/loops.py
+setup: loops     ## the virtual environment, Java and compiled loops, without running anything
 	@infra/java.sh
+
+# A minute after the first set-up, half a second while their sources are the same.
+loops: $(READY)
+	@.venv/bin/python infra/loops.py
 
 $(READY): requirements.lock pyproject.toml infra/venv.sh
 	infra/venv.sh
@@ -28,7 +31,7 @@ demo: setup      ## a local Kafka with sample events, landed hours, a report and
 
 test: check pytest  ## all checks, then all tests, as CI runs them
 
-quick: $(READY)  ## lint, types and quick unit tests, for use while you work; ARGS are options of pytest
+quick: loops     ## lint, types and quick unit tests, for use while you work; ARGS are options of pytest
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	@.venv/bin/mypy & types=$$!; \
 	.venv/bin/python -m pytest -n 2 --dist worksteal -q -m "not kafka and not spark and not slow and not soak and not faults" \
@@ -42,7 +45,7 @@ pytest: setup    ## the tests, on two cores; ARGS="-k ledger" are options of pyt
 	.venv/bin/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
 		-o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true $(ARGS)
 
-check: $(READY)  ## lint, format, types, import rules
+check: loops     ## lint, format, types, import rules
 	@infra/prometheus.sh
 	infra/check.sh
 
@@ -106,7 +109,7 @@ postgres: setup  ## the Dagster tests, with runs and events in a real PostgreSQL
 	@infra/postgres.sh
 	SLUICE_TEST_DAGSTER=postgres .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/assets $(ARGS)
 
-docs: $(READY)   ## the docs site, as build/site
+docs: loops      ## the docs site, as build/site
 	.venv/bin/python infra/site.py
 
 pictures: setup  ## the pictures of the docs, from the running product; needs Chromium

@@ -17,4 +17,3 @@ for old in .venv/lib/python3*/site-packages/sluice-*.dist-info; do
 done
 # setuptools is in the lock, so that building the package downloads nothing.
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-.venv/bin/python infra/loops.py
