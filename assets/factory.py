@@ -288,7 +288,8 @@ def _build_output_checks(
             view = LedgerView.open(feed, ports, specs.keys)
             chosen = map(feed.window.parse_name, context.partition_keys) if context.has_partition_key else view.complete
             complete = sorted(view.complete.intersection(chosen))
-            for result in feed_checks.evaluate_outputs(context.instance, view, complete[-1:]):
+            own = [d for d in feed.outputs if d.output == output.output]
+            for result in feed_checks.evaluate_outputs(context.instance, view, own, complete[-1:]):
                 if result.asset_check_key in context.selected_asset_check_keys:
                     yield result
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python infra/pictures.py [NAME ...]       such as hour.png; by default all of them
 
-Makes a project in a temporary folder, with a local Kafka and its sample orders, lands hours through Dagster, and
+Makes a project in a temporary folder, with a local Kafka and orders of five hours, lands hours through Dagster, and
 captures the pages and Dagster's UI with headless Chromium. The pictures of contracts, of Airflow and of a second
 execution are not among them.
 """
@@ -64,7 +64,7 @@ def main() -> None:
 
 @contextmanager
 def land_hours(folder: Path) -> Iterator[list[str]]:
-    """Land the sample's hours but one, and feeds with other states. Yields the starts of the last four hours."""
+    """Land all hours of a topic but one, and feeds with other states. Yields the starts of the last four hours."""
     begin = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=4)
     hours = [f"{begin + timedelta(hours=n):%Y-%m-%dT%H}" for n in range(4)]
     try:

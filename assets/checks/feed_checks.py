@@ -17,6 +17,7 @@ from sluice.assets.instance import internals
 from sluice.assets.specs.asset_specs import Metadata, plain, table
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.receipts import Met
@@ -103,14 +104,14 @@ def evaluate_windows(
         for name, result in evaluate_window(view, window).items():
             partition = view.feed.window.name(window)
             yield build_evaluation(key, name, partition, result, targets.get(partition))
-    yield from evaluate_outputs(instance, view, ordered)
+    yield from evaluate_outputs(instance, view, view.feed.outputs, ordered)
 
 
 def evaluate_outputs(
-    instance: dg.DagsterInstance, view: LedgerView, windows: Sequence[int]
+    instance: dg.DagsterInstance, view: LedgerView, outputs: Iterable[Feed], windows: Sequence[int]
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """Yields the checks of each output of a split feed in complete windows, for its newest materialization."""
-    for output in view.feed.outputs:
+    """Yields the checks of outputs of a split feed in complete windows, for their newest materialization."""
+    for output in outputs:
         own, key = view.of_output(output), view.keys.output(output.output)
         targets = internals.targets(instance, key, map(view.feed.window.name, windows))
         for window in windows:

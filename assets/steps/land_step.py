@@ -249,7 +249,7 @@ class LandStep:
         for name, result in results.items():
             yield dg.AssetCheckResult(check_name=name, asset_key=key, **result)
         if complete:
-            yield from feed_checks.evaluate_outputs(self.context.instance, view, [window])
+            yield from feed_checks.evaluate_outputs(self.context.instance, view, feed.outputs, [window])
         evaluated = dict(contract_checks.evaluate(view, window))
         yield from self._yield_known(window, evaluated.items())
         for name in sorted(self._selected_checks - results.keys() - evaluated.keys()):

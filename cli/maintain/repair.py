@@ -56,8 +56,8 @@ def repair(
     """Clean up after dead runs.
 
     Published files become visible. Replaced files, and staged files without an owner, are removed. Erasures that were
-    interrupted are finished. Dagster, where it is
-    installed, gets missing events. The next run finishes the batch of a dead run, unless you abandon it here.
+    interrupted are finished. Dagster, where it is installed, gets missing events. The next run finishes the batch of a
+    dead run, unless you abandon it here.
 
     Files of live runs, and files under data/ that the ledger does not list, stay. Kafka is not read. Exit 1 if
     published files are missing, which cannot be repaired.
@@ -122,8 +122,9 @@ def look(
             _finish_erasure(session, feed, ports, f, report, dry_run=dry_run) if f.kind is RepairKind.ERASING else f
             for f in findings
         ]
-        live = {str(b.id) for b in target.ledger.read().live()}  # an erasure that is finished now gave its batch up
-        findings = [f for f in findings if f.kind is not RepairKind.WAITING or f.items[0] in live]
+        if any(f.kind is RepairKind.ERASING for f in findings):  # one that is finished now gave its batch up
+            live = {str(b.id) for b in target.ledger.read().live()}
+            findings = [f for f in findings if f.kind is not RepairKind.WAITING or f.items[0] in live]
         if instance is None:
             return findings
         from sluice.assets.events.ledger_view import LedgerView

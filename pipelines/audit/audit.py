@@ -376,8 +376,7 @@ def _check_sums(receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:
             yield AuditProblem(
                 5, f"{r.offset_range}: classes add up to {r.counts.total}, the span is {r.offset_range.span}"
             )
-        landed = r.counts.landed + r.counts.copies
-        for kind, count in ((PartKind.LANDED, landed), (PartKind.QUARANTINED, r.counts.quarantined)):
+        for kind, count in ((PartKind.LANDED, r.counts.landed_rows), (PartKind.QUARANTINED, r.counts.quarantined)):
             rows = sum(p.rows for p in r.of(kind))
             if rows != count:
                 yield AuditProblem(5, f"{r.offset_range}: {count} rows {kind} by its counts, {rows} in its parts")

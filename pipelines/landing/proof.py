@@ -140,8 +140,7 @@ def check_account(r: Receipt) -> None:
     """Raises ProofFailed unless the offset range was read to its end, and counts and rows add up (invariant 5)."""
     check_classes(r)
     counts = r.counts
-    landed = counts.landed + counts.copies
-    for kind, expected in ((PartKind.LANDED, landed), (PartKind.QUARANTINED, counts.quarantined)):
+    for kind, expected in ((PartKind.LANDED, counts.landed_rows), (PartKind.QUARANTINED, counts.quarantined)):
         rows = sum(p.rows for p in r.of(kind))
         if rows != expected:
             raise _build_proof_error(r.offset_range, f"{expected} rows {kind} by its counts, {rows} in its parts")

@@ -121,9 +121,9 @@ def _shares_beginnings(column: pa.ChunkedArray) -> bool:
     if len(sample) < NEIGHBOURS or sample.nbytes > SAMPLE_BYTES:
         return False
     texts = [text for text in sample.combine_chunks().view(pa.binary()).to_pylist() if text]
-    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    if not len(texts):
+    if not texts:
         return False
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     padded = np.array(texts, np.bytes_).view(np.uint8).reshape(len(texts), lengths.max())
     differs = padded[1:] != padded[:-1]
     first = np.where(differs.any(axis=1), differs.argmax(axis=1), lengths.max())

@@ -397,12 +397,13 @@ class _RangeReplay:
         """The new receipt: today's counts and contract results, and the drift seen when the records were read."""
         old, new, mended = self._old, _ranges(self._new), _ranges(self._mended)
         n = sum(r.span for r in new)
-        rows = sum(count_landed(parts).values()) - sum(count_landed(old.parts).values())
+        landed = count_landed(parts)
+        rows = sum(landed.values()) - sum(count_landed(old.parts).values())
         counts = old.counts + Counts(landed=n, quarantined=-n, copies=rows - n)
         # A field stays missing when no re-landed record has it either.
-        missing = [d.field for d in self._old.drift if d.kind is DriftKind.MISSING]
+        missing = [d.field for d in old.drift if d.kind is DriftKind.MISSING]
         more = tuple(self._sorter.missing[f] for f in missing if f in self._sorter.missing)
-        before = [self._old, replace(self._old, tallies=(), drift=more)]
+        before = [old, replace(old, tallies=(), drift=more)]
         receipt = replace(
             old,
             counts=counts,
@@ -411,7 +412,7 @@ class _RangeReplay:
             timings={},
             format=self._by.shape.name,
             tallies=self._sorter.seen.tallies,
-            drift=sum_tallies_and_drift(before, count_landed(parts))[1],
+            drift=sum_tallies_and_drift(before, landed)[1],
             relanded=union((*old.relanded, *new)),
             mended=union((*old.mended, *mended)),
             adopted=False,

@@ -99,9 +99,14 @@ class Counts:
     copies: Internal[int] = 0
 
     @property
+    def landed_rows(self) -> int:
+        """The number of landed rows in files."""
+        return self.landed + self.copies
+
+    @property
     def rows(self) -> int:
         """The number of landed and quarantined rows in files."""
-        return self.records + self.copies
+        return self.landed_rows + self.quarantined
 
     @property
     def no_record(self) -> int:

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.audit.audit import list_live_receipts
+from sluice.pipelines.contract.literals import PER_UNIT
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet
-from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.kafka import Range
-from sluice.pipelines.model.receipts import Part, PartKind, Progress, Receipt, Reporter
+from sluice.pipelines.model.receipts import Part, PartKind, Progress, Reporter
 from sluice.pipelines.planning.schema_changes import find_columns
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.records.rows.row_format import landed_schema, offset_column, time_column
@@ -28,7 +30,6 @@ from sluice.pipelines.util.units import MINUTE
 
 _ROWS = 1 << 16
 _FIRST = -(1 << 63)
-_PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def find_event_hour(feed: Feed, ports: Ports, hour: str, column: str, report: Re
         raise UsageError(f"{feed.dataset} has no column {column} with times", remedy=f"one of {names}")
     within = Range(starts[0], settings.end_of(starts[-1]))
     rows, first = Counter[tuple[int | None, PartKind]](), dict[int | None, Coordinate]()
-    receipts = [r for _, r in _list_receipts(ledger, state, -1)]
+    receipts = list_live_receipts(ledger, state)
     for at, r in enumerate(receipts):
         window = None if r.offset_range.window is None else settings.start_of(r.offset_range.window)
         for part in r.parts:
@@ -128,8 +129,10 @@ def find_late_hours(feed: Feed, ports: Ports, after: int | None, column: str = "
     """
     ledger, settings = Ledger.offline(ports.lake, feed.stored, ports.clock), feed.window
     state, hours = ledger.read(), dict[str, Counter[str]]()
-    for batch, r in _list_receipts(ledger, state, state.number if after is None else after):
-        if r.offset_range.window is None or state.batches[batch].merges:
+    published = ledger.entries((state.number if after is None else after) + 1)
+    entries = ((n, e) for n, e in published if isinstance(e, PublishEntry) and not state.batches[e.batch].merges)
+    for r in (r for number, entry in entries for r in state.receipts(number, entry)):
+        if r.offset_range.window is None:
             continue
         window = settings.start_of(r.offset_range.window)
         for part in r.of(PartKind.LANDED):
@@ -143,13 +146,6 @@ def find_late_hours(feed: Feed, ports: Ports, after: int | None, column: str = "
     return LateHours(state.newest, hours)
 
 
-def _list_receipts(ledger: Ledger, state: State, after: int) -> Iterator[tuple[int, Receipt]]:
-    """Yields (batch, receipt) of all receipts that count and were published after this entry."""
-    for number, entry in ledger.entries(after + 1):
-        if isinstance(entry, PublishEntry):
-            yield from ((entry.batch, r) for r in state.receipts(number, entry))
-
-
 def _read_times(lake: Lake, part: Part, column: str, within: Range) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields (offsets, times in ms) of the part's rows whose time lies `within`. Raises PartUnreadable."""
     with parquet.open_parquet(lake, parquet.place(lake, part)) as file:
@@ -157,7 +153,7 @@ def _read_times(lake: Lake, part: Part, column: str, within: Range) -> Iterator[
         name = column or time_column(schema)
         if name not in schema.names:
             return
-        per_ms = _PER_MS[schema.field(name).type.unit]
+        per_ms = PER_UNIT["ms"] // PER_UNIT[schema.field(name).type.unit]
         bounds = parquet.read_bounds(file.metadata).get(name)
         low, high = (bounds.low, bounds.high) if bounds else (None, None)
         if low is not None and high is not None and not Range(low // per_ms, high // per_ms + 1).meets(within):

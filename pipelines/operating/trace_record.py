@@ -33,11 +33,12 @@ def trace_record(feed: Feed, ports: Ports, tp: TopicPartition, offset: int) -> t
 
     Kafka is asked only for the topic's policy. Raises PartUnreadable.
     """
-    state = Ledger(ports.lake, feed.stored, ports.clock).read()
+    ledger = Ledger(ports.lake, feed.stored, ports.clock)
+    state = ledger.read()
     former = [k for k in reversed(state.origins) if k.tp == tp and k != state.current.get(tp)]
-    earlier = (_trace(feed, ports, tp, offset, key) for key in former)
+    earlier = (_trace(ledger, ports, tp, offset, key) for key in former)
     unread = (OffsetClass.PENDING, OffsetClass.BELOW_ORIGIN)
-    return _trace(feed, ports, tp, offset), *(t for t in earlier if t.explanation.class_ not in unread)
+    return _trace(ledger, ports, tp, offset), *(t for t in earlier if t.explanation.class_ not in unread)
 
 
 def trace_matches(feed: Feed, ports: Ports, matches: Matches, number: int) -> Iterator[RecordTrace]:
@@ -45,14 +46,15 @@ def trace_matches(feed: Feed, ports: Ports, matches: Matches, number: int) -> It
     records = (
         (key, o) for key, ranges in sorted(matches.offsets.items()) for r in ranges for o in range(r.start, r.end)
     )
-    return (_trace(feed, ports, key.tp, offset, key) for key, offset in islice(records, number))
+    ledger = Ledger(ports.lake, feed.stored, ports.clock)
+    return (_trace(ledger, ports, key.tp, offset, key) for key, offset in islice(records, number))
 
 
-def _trace(feed: Feed, ports: Ports, tp: TopicPartition, offset: int, life: Key | None = None) -> RecordTrace:
-    lake, ledger, row = ports.lake, Ledger(ports.lake, feed.stored, ports.clock), None
+def _trace(ledger: Ledger, ports: Ports, tp: TopicPartition, offset: int, life: Key | None = None) -> RecordTrace:
+    lake, row = ports.lake, None
     explanation = explain(ledger, lake, tp, offset, ports.cluster, life)
     if explanation.path is not None and explanation.row_group is not None and explanation.row is not None:
         with parquet.open_parquet(lake, explanation.path) as file:
             row = file.read_row_group(explanation.row_group).slice(explanation.row, 1)
-    sent = whence_and_whither(lake, feed.stored, tp, offset, life or ledger.read().current.get(tp))
+    sent = whence_and_whither(lake, ledger.feed, tp, offset, life or ledger.read().current.get(tp))
     return RecordTrace(explanation, row, tuple(sent))

@@ -98,10 +98,11 @@ class SplitFormat:
     def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """The pieces of all outputs, each with its name."""
         routed = self._route(s, chunk)
-        everywhere = routed.outputs == _ALL
+        everywhere = np.flatnonzero(routed.outputs == _ALL)
         shared = get_offsets(chunk)[everywhere]
         for index, (name, output) in enumerate(self.outputs.items()):
-            mine = np.flatnonzero((routed.outputs == index) | everywhere)
+            mine = np.flatnonzero(routed.outputs == index)
+            mine = np.union1d(mine, everywhere) if len(everywhere) else mine
             if not len(mine):
                 continue
             records = _take(chunk, mine, copies_values=not output.chooses)

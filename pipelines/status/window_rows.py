@@ -23,7 +23,7 @@ from sluice.pipelines.model.receipts import Part, Progress, Reporter
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.row_format import KAFKA_FIELDS, RawFormat, offset_column, time_column
 from sluice.pipelines.records.rows.row_hashes import combine, hash_rows, is_valid
-from sluice.pipelines.schema.arrays import as_mask, int64s, view_int32s
+from sluice.pipelines.schema.arrays import as_mask, boolean_array, int64s, view_int32s
 from sluice.pipelines.status.repeats import NO_TIME, Coordinate, Kind, RepeatCounter, Repeats
 from sluice.pipelines.util.documents import Internal
 from sluice.pipelines.util.units import MINUTE
@@ -132,13 +132,15 @@ class _RowSums:
         self.rows += rows.num_rows
         offsets = int64s(_get_column(rows, offset_column(rows.schema)))
         self._check_order((key, output), offsets)
-        if output:
-            tombstones, before = offsets[_find_kinds(rows) == Kind.TOMBSTONE], self._tombstones.get(key, ())
-            new = ~np.isin(offsets, before)
-            self._tombstones[key] = np.union1d(tombstones, before).astype(np.int64)
-            rows, offsets = (rows, offsets) if new.all() else (rows.filter(pa.array(new)), offsets[new])
-        if not len(offsets):
-            return
+        kinds = _find_kinds(rows)
+        tombstones = kinds == Kind.TOMBSTONE
+        if output and tombstones.any():
+            counted = self._tombstones.get(key, ())
+            new = ~(tombstones & np.isin(offsets, counted))
+            self._tombstones[key] = np.union1d(offsets[tombstones], counted).astype(np.int64)
+            if not new.any():
+                return
+            rows, offsets, kinds = rows.filter(boolean_array(new)), offsets[new], kinds[new]
         times = _read_times(_get_column(rows, time_column(rows.schema)))
         self._note_ends(key, offsets, times)
         timed = times != NO_TIME
@@ -149,7 +151,7 @@ class _RowSums:
         pairs = zip(rows.schema.names, rows.columns, strict=True)
         payload = [(name, column) for name, column in pairs if name not in _list_coordinates(rows.schema)]
         values = combine(np.where(there, keys, np.uint64(0)), hash_rows(payload, rows.num_rows))
-        self._repeats.add(key, offsets, times, (keys, there), (values, _find_kinds(rows)))
+        self._repeats.add(key, offsets, times, (keys, there), (values, kinds))
 
     def _hash_keys(self, rows: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
         """Returns the hash of each row's key, and whether it has one: none of its columns is null."""
