@@ -38,6 +38,7 @@ from sluice.pipelines.records.compiled.jit import (
     keep_branch,
     trailing_zeros,
     uint64,
+    word,
 )
 from sluice.pipelines.records.json.scan import (
     BEYOND,
@@ -204,7 +205,7 @@ def _find_value(
     return at
 
 
-@compiled(BYTES, ENDS, BYTES, BYTES, ENDS, U8, U8, I64, I32, I32, I64, I64, results=1)
+@compiled(BYTES, ENDS, BYTES, BYTES, ENDS, U8, U8, I64, I32, I32, I64, I64, I64, results=1)
 def _number_values(
     values: Array,
     ends: Array,
@@ -218,6 +219,7 @@ def _number_values(
     codes: Array,
     starts: Array,
     stops: Array,
+    heads: Array,
 ) -> int:
     """Write the number of each record's value into `codes`, and where the distinct ones lie. Returns their count.
 
@@ -249,19 +251,29 @@ def _number_values(
             stop, _ = skip(values, start, end, DEPTH, nest)
             if stop < 0:
                 continue
-        hashed = uint64(0xCBF29CE484222325)
-        for i in range(start, stop):
+        size = stop - start
+        head = uint64(0)  # its first eight bytes
+        if start + 8 <= values.size:
+            head = word(values, start)
+            if size < 8:
+                head &= (uint64(1) << uint64(8 * size)) - uint64(1)
+        else:
+            for i in range(size):
+                head |= uint64(byte(values, start + i)) << uint64(8 * i)
+        hashed = (head ^ uint64(size)) * uint64(0x9E3779B97F4A7C15)
+        for i in range(start + 8, stop):
             hashed = (hashed ^ uint64(byte(values, i))) * uint64(0x100000001B3)
         slot = int64(hashed ^ (hashed >> uint64(32))) & (slots.size - 1)
         while True:
             number = int64(slots[slot])
             if number < 0:
                 slots[slot] = distinct
-                starts[distinct], stops[distinct] = start, stop
+                starts[distinct], stops[distinct], heads[distinct] = start, stop, int64(head)
                 codes[row] = distinct
                 distinct += 1
                 break
-            if _has_bytes(values, start, stop, values, starts[number], stops[number]):
+            same = heads[number] == int64(head) and stops[number] - starts[number] == size
+            if same and (size <= 8 or _has_bytes(values, start, stop, values, starts[number], stops[number])):
                 codes[row] = number
                 break
             slot = (slot + 1) & (slots.size - 1)
@@ -275,7 +287,7 @@ def number_values(values: pa.Array, path: tuple[str, ...]) -> tuple[Array, list[
     """
     data, ends, valid = buffers_of(values)
     names = [name.encode() for name in path]
-    codes, starts, stops = np.empty(len(values), np.int32), *np.empty((2, len(values)), np.int64)
+    codes, (starts, stops, heads) = np.empty(len(values), np.int32), np.empty((3, len(values)), np.int64)
     layout = np.zeros(FIRST + SIZES * (MOST_STEPS + 1), np.int64)
     layout[STEPS] = NO_LAYOUT
     slots = np.full(1 << len(values).bit_length(), -1, np.int32)
@@ -292,6 +304,7 @@ def number_values(values: pa.Array, path: tuple[str, ...]) -> tuple[Array, list[
         codes,
         starts,
         stops,
+        heads,
     )
     spans = zip(starts[:count].tolist(), stops[:count].tolist(), strict=True)
     return codes, [data[start:stop].tobytes().decode() for start, stop in spans]

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import DriftKind
+from sluice.pipelines.records.json.member_values import number_values
 from sluice.pipelines.records.rows.row_format import HEADERS
 from sluice.pipelines.records.rows.split_rule import Otherwise, SplitRule, Tombstones
 from sluice.pipelines.records.shape import RAW, Shape, Split
@@ -265,3 +268,16 @@ def test_a_tombstone_with_a_value_to_choose_by_has_one_output() -> None:
     out = land(rule, records)
     assert out["landed"] == {"one": [12, 13], "two": [10, 12, 13]}
     assert out["refused"] == {("", "no output"): [11]}
+
+
+@given(
+    st.lists(
+        st.text(st.sampled_from("ab\u00e9\0"), max_size=3).map(lambda t: "12345" + t) | st.integers(0, 3), min_size=1
+    ),
+)
+def test_equal_values_have_one_number_and_different_ones_never_share_it(values: list[Any]) -> None:
+    """Values around eight bytes, which are compared as one word, up to the last byte of the buffer."""
+    records = [json.dumps({"kind": v}, ensure_ascii=False).encode() for v in values]
+    codes, texts = number_values(pa.array(records, pa.binary()), ("kind",))
+    assert [json.loads(texts[code]) for code in codes.tolist()] == values
+    assert len(texts) == len(set(map(str, values)))
