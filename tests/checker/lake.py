@@ -186,7 +186,7 @@ def fetch_s3(uri: str, into: Path, endpoint: str | None = None, below: str = "")
 
 
 def format_part_name(topic: str, partition: int, start: int, end: int, batch: int, sequence: int) -> str:
-    """Returns the only name that docs/developers/design/layout.md allows for a part."""
+    """Returns the only name that docs/lake-format.md allows for a part."""
     suffix = f"-{sequence}" if sequence else ""
     return f"{encode_topic(topic)}-{partition}-{start}-{end}-b{batch}{suffix}.parquet"
 
