@@ -147,7 +147,7 @@ def _check_keys(project: Project, files: FeedFiles) -> list[Diagnosis]:
     return [
         report_warning(
             f"{name}: deprecated keys",
-            f"{', '.join(keys)}: a later minor version refuses them",
+            f"{', '.join(keys)}: 0.4.0 refuses them, not before 1 June 2027",
             f"write {', '.join(keys.values())}",
         )
         for name, keys in deprecated.items()

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from sluice.pipelines.errors import SetupError
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 DISTRIBUTION = "kafka-sluice"
 """The name to install by. `sluice` on the public index is another project."""
 

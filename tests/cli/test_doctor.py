@@ -105,7 +105,7 @@ def test_deprecated_keys_are_reported_with_replacement(project: Path, sluice: Sl
     (project / "feeds" / "orders.yaml").write_text(feed)
     (problem,) = find_checks(sluice("doctor", "--json").document, "orders: deprecated keys", "Project")
     assert problem["health"] == "warning"
-    assert problem["found"] == "limits.task_bytes, window.settle: a later minor version refuses them"
+    assert problem["found"] == "limits.task_bytes, window.settle: 0.4.0 refuses them, not before 1 June 2027"
     assert problem["remedy"] == "write tuning.task_bytes, window.grace"
     (project / "feeds" / "orders.yaml").rename(project / "feeds" / "file.yaml").write_text(f"feed: sales\n{feed}")
     (problem,) = find_checks(sluice("doctor", "sales", "--json").document, "sales: deprecated keys", "Project")
