@@ -155,6 +155,8 @@ class Tick:
         until = clock() + SECONDS
         files = read_feeds(self.session.project, self.session.project.environ())
         self.news += [f"not loaded: {e.message}" for e in files.broken.values()]
+        for name in files.retired.keys() & self.cursor.reported.keys():
+            self._end(name, self.cursor.reported[name][1])
         self.cursor.reported = {n: state for n, state in self.cursor.reported.items() if n in files.feeds}
         with kept_open(instance), ExitStack() as opened:
             keys = {self.session.keys(f).landed: f for f in files.feeds}
@@ -214,10 +216,9 @@ class Tick:
         before, after = self.cursor.reported.get(name), (newest, tuple(sorted(f.about for f in result.findings)))
         earlier = before[1] if before else ()
         new = {f"{name}: {f}": f for f in result.findings if f.about not in earlier}
-        ended = {f"{name}: passed: {about}": about for about in earlier if about not in after[1]}
-        self.news += [*new, *ended]
+        self.news += new
         self.alerts |= {n: Alert(f"{name}: {f.as_alert}", f"{name} {f.about}", f.severe) for n, f in new.items()}
-        self.alerts |= {n: Alert(n, f"{name} {about}", ended=True) for n, about in ended.items()}
+        self._end(name, [about for about in earlier if about not in after[1]])
         if before != after or unseen:
             # About the newest event: one reported in this tick is newer than `newest`.
             self.events.append(
@@ -226,6 +227,12 @@ class Tick:
                 )
             )
             self.cursor.reported[name] = after
+
+    def _end(self, name: str, findings: Iterable[str]) -> None:
+        """Report that findings of a feed have passed, or that it is retired."""
+        ended = {f"{name}: passed: {about}": about for about in findings}
+        self.news += ended
+        self.alerts |= {n: Alert(n, f"{name} {about}", ended=True) for n, about in ended.items()}
 
     @property
     def summary(self) -> str:

@@ -138,11 +138,17 @@ _NAMED = 10
 @dataclass(frozen=True, slots=True)
 class FeedFiles:
     """The folder's contents: feeds by name, and problems of the other files. `without_lake`: why the address of a
-    feed's lake is unknown here."""
+    feed's lake is unknown here. `retired` feeds land nothing; commands take their names."""
 
     feeds: Mapping[str, Feed]
     broken: Mapping[Path, FeedError]
     without_lake: Mapping[str, FeedError] = field(default_factory=dict)
+    retired: Mapping[str, Feed] = field(default_factory=dict)
+
+    @property
+    def every(self) -> dict[str, Feed]:
+        """The feeds and the retired ones."""
+        return {**self.feeds, **self.retired}
 
     def feed(self, name: str) -> Feed:
         """One feed. Raises FeedError: the error of its file, or that there is no feed of that name."""
@@ -154,9 +160,9 @@ class FeedFiles:
         return find_output(self._find(feed), output)
 
     def _find(self, name: str) -> Feed:
-        if name in self.feeds:
-            return self.feeds[name]
-        if renamed := [f for f in self.feeds.values() if f.stored == name]:
+        if name in self.every:
+            return self.every[name]
+        if renamed := [f for f in self.every.values() if f.stored == name]:
             return renamed[0]  # messages of its ledger name it so
         for path, error in self.broken.items():
             if path.stem == name:
@@ -196,7 +202,8 @@ def read_feeds(project: Project, environ: Mapping[str, str], *, shapes: bool = F
                 without_lake[feed.name] = error
         except FeedError as error:
             broken[path] = error
-    return FeedFiles({name: feed for name, (_, feed) in feeds.items()}, broken, without_lake)
+    landing, retired = ({n: f for n, (_, f) in feeds.items() if f.retired is ended} for ended in (False, True))
+    return FeedFiles(landing, broken, without_lake, retired)
 
 
 def _load_shape(path: Path, environ: Mapping[str, str], folder: Path) -> tuple[Feed, FeedError | None]:

@@ -163,7 +163,9 @@ def view(proof: FeedProof, *, rescanned: bool, rounded: Sequence[str]) -> list[R
     ended = [(a, at) for a in report.partitions if (at := a.ended) is not None]
     for a, at in ended[:SHOWN]:
         text = f"records beyond {count(a.known_end)}, if there were any, are unknown"
-        out.append(warn(f"{labels[a.key]}: its log was replaced, accepted on {show_instant(at)}: {text}"))
+        replaced = warn(f"{labels[a.key]}: its log was replaced, accepted on {show_instant(at)}: {text}")
+        moved = Text(f"  {labels[a.key]}: from {count(a.frontier)} on in feed {a.new_feed}, since {show_instant(at)}")
+        out.append(moved if a.new_feed else replaced)
     if len(ended) > SHOWN:
         out.append(Text(f"    … {many(len(ended) - SHOWN, 'more partition')}"))
     out += _format_gaps(report)

@@ -87,7 +87,7 @@ def _without_files(session: Session) -> dict[str, list[str]]:
     """By lake, its ledgers that no feed file of the project is of. A lake that does not answer has none."""
     from sluice.resources.lake import open_lake
 
-    names = {*(f.stored for f in session.files.feeds.values()), *(path.stem for path in session.files.broken)}
+    names = {*(f.stored for f in session.files.every.values()), *(path.stem for path in session.files.broken)}
     return list_ledgers_without_files(open_lake, session.files.feeds.values(), names)
 
 

@@ -120,7 +120,7 @@ def _groups(session: Session, names: Sequence[str], *, spark: bool) -> Iterator[
         yield CheckGroup("This machine", lambda: examine((), machine_checks.CHECKS))
         yield CheckGroup("Project", lambda: [outside])
         return
-    every = {*(f.stored for f in files.feeds.values()), *(path.stem for path in files.broken)}
+    every = {*(f.stored for f in files.every.values()), *(path.stem for path in files.broken)}
     files = _only(files, names) if names else files
     yield CheckGroup("This machine", lambda: examine((*files.feeds.values(),), machine_checks.CHECKS))
     project = session.project

@@ -70,7 +70,7 @@ def repair(
         raise UsageError(
             "--abandon without a feed", remedy="add the feed of the batch: sluice repair FEED --abandon BATCH"
         )
-    feeds = [session.feed(feed)] if feed else list(session.files.feeds.values())
+    feeds = [session.feed(feed)] if feed else list(session.files.every.values())
     findings: dict[str, list[RepairFinding]] = {}
     # Dagster's event log is opened once for all feeds.
     with session.open_dagster() as instance:

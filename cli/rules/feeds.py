@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from sluice.cli.app import completers
 from sluice.cli.app.invocation import FeedName, Session, command, make_group
 from sluice.cli.options.request_options import Yes
 from sluice.cli.terminal.output import format_dry_run, format_error, good, heading, table, warn
-from sluice.pipelines.errors import Failed, SluiceError, choose_exit_code
+from sluice.pipelines.errors import Failed, SluiceError, UsageError, choose_exit_code
 from sluice.pipelines.util.documents import Flat
 from sluice.pipelines.util.units import many
 
@@ -47,8 +48,17 @@ def list_(session: Session) -> int:
     """
     files = session.files
     rows = [
-        (f.name, str(f.topics), f.group, str(f.start), str(f.isolation), str(f.commit), _contract(f), f.lake)
-        for f in files.feeds.values()
+        (
+            f"{f.name} (retired)" if f.retired else f.name,
+            str(f.topics),
+            f.group,
+            str(f.start),
+            str(f.isolation),
+            str(f.commit),
+            _contract(f),
+            f.lake,
+        )
+        for f in files.every.values()
     ]
     names = ("feed", "topics", "group", "start", "isolation", "commit", "contract", "lake")
     session.terminal.show(
@@ -58,7 +68,7 @@ def list_(session: Session) -> int:
     )
     session.terminal.show(*(line for e in files.broken.values() for line in format_error(e)))
     session.terminal.print_document(
-        feeds=[_build_document(f) for f in files.feeds.values()],
+        feeds=[_build_document(f) for f in files.every.values()],
         broken=[BrokenFile(path, error) for path, error in files.broken.items()],
     )
     return choose_exit_code(files.broken.values())
@@ -154,7 +164,7 @@ def rename(
 
     definition, project = session.feed(feed), session.project
     path = project.find_feed_file(definition.name)
-    planned = plan_rename(definition, path, name, session.files.feeds, project.root)
+    planned = plan_rename(definition, path, name, session.files.every, project.root)
     if yes:
         planned.carry_out()
     moves = {planned.target: planned.path, **planned.contracts}
@@ -166,6 +176,104 @@ def rename(
         good(f"renamed; next: sluice check {name}") if yes else format_dry_run("nothing was changed; add --yes"),
     )
     session.terminal.print_document(planned, applied=yes)
+
+
+@command(group, name="move-topic")
+def move_topic(
+    session: Session,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="FROM", help="The feed.", show_default=False, autocompletion=completers.complete_feeds),
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TO", help="A feed, or a new name.", show_default=False, autocompletion=completers.complete_feeds
+        ),
+    ],
+    yes: Yes = False,
+) -> None:
+    """Move a topic to another feed, which lands it from then on. It is a preview without --yes.
+
+    The other feed begins at the offsets up to which the first one has landed, so no record is lost or lands twice.
+    Landed rows stay where they are: read, files, audit and explain of the first feed show them, and its windows are
+    complete without the rest. A new feed gets the settings and contracts of the first. It is refused while offsets of
+    closed windows are pending. A command that was killed is continued by the same command.
+
+    $ sluice feeds move-topic clicks orders web
+    $ sluice feeds move-topic clicks orders web --yes
+    """
+    from sluice.pipelines.feed.load import load_feed
+    from sluice.pipelines.operating import move_topic
+
+    files, project = session.files, session.project
+    first, feeds = files.feed(source), files.every
+    into = files.feed(target) if target in feeds or project.find_feed_file(target).exists() else target
+    environ = project.environ()
+
+    def load(path: Path) -> Feed:
+        return load_feed(path, environ, folder=project.feeds_folder)
+
+    second, texts = move_topic.edit_files(topic, first, into, feeds, project.find_feed_file, load)
+    with session.open_ports(first) as of_first, session.open_ports(second) as of_second:
+        move = move_topic.plan_move(topic, first, second, of_first, texts)
+        if yes:
+            move = move_topic.carry_out(move, first, of_first, of_second)
+    session.terminal.show(
+        heading(f"Move of {topic} from {move.source} to {move.target}", f"rows of {move.source} stay"),
+        *(Text(f"  {at.key}: from offset {at.offset} on") for at in move.seam[:SHOWN]),
+        *([Text(f"  … {many(len(move.seam) - SHOWN, 'more partition')}")] if move.seam[SHOWN:] else []),
+        *(Text(f"  {'change' if path.exists() else 'new'}: {path}") for path in move.files),
+        Text(f"  group {move.group} keeps its offsets of {topic}: monitors of that group show a lag there"),
+        good(f"moved; reload Dagster's code location; next: sluice run {move.target}")
+        if yes
+        else format_dry_run("nothing was changed; add --yes"),
+    )
+    session.terminal.print_document(move, files=[*move.files], applied=yes)
+
+
+SHOWN = 10
+"""Partitions in a list of a move."""
+
+
+@command(group)
+def retire(
+    session: Session,
+    feed: FeedName,
+    undo: Annotated[bool, typer.Option("--undo", metavar=" ", help="Let a retired feed land again.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Let a feed land no more. It is a preview without --yes.
+
+    Its file gets `retired: true`. Runs of all feeds, schedules, sensors, alerts, status, reports and metrics pass over
+    it, and Dagster and Airflow show it no more. Its rows, ledger and offsets stay: files, read, audit, explain and
+    maintenance take its name. --undo lets it continue where it ended, if Kafka still has the records.
+
+    $ sluice feeds retire orders
+    $ sluice feeds retire orders --yes
+    $ sluice feeds retire orders --undo --yes
+    """
+    from sluice.pipelines.operating import rename_feed
+
+    definition = session.feed(feed)
+    if definition.retired is not undo:
+        raise UsageError(
+            f"feed {definition.name} is {'' if definition.retired else 'not '}retired", remedy="see: sluice feeds list"
+        )
+    if yes:
+        with session.open_ports(definition) as ports:
+            rename_feed.retire(
+                session.project.find_feed_file(definition.name), ports.lake, definition, retired=not undo
+            )
+    ends = f"group {definition.group}, ledger and rows stay"
+    session.terminal.show(
+        heading(f"{'Return' if undo else 'Retirement'} of {definition.name}", ends),
+        good(f"{'it lands' if undo else 'it lands nothing'} from now on; reload Dagster's code location")
+        if yes
+        else format_dry_run("nothing was changed; add --yes"),
+    )
+    session.terminal.print_document(feed=definition.name, retired=not undo, applied=yes)
 
 
 @command(group, name="schema")

@@ -84,6 +84,8 @@ class AuditedPartition:
     ended: Instant | None = None
     """The time (ms) at which the feed left this life of the log. Records beyond `known_end` may be unseen."""
     known_end: int = 0
+    new_feed: str = ""
+    """The feed to which the topic was moved at the end of this life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +369,7 @@ def _list_partitions(state: State, rows: Rows) -> Iterator[AuditedPartition]:
             fixed=of["mended"],
             ended=state.ended.get(key),
             known_end=state.find_known_end(key),
+            new_feed=state.find_new_feed(key),
         )
 
 

@@ -40,7 +40,7 @@ from sluice.pipelines.batch.survey import (
     take_survey,
     with_holders,
 )
-from sluice.pipelines.errors import BatchRefused, Failed, IncarnationChanged
+from sluice.pipelines.errors import BatchRefused, Failed, IncarnationChanged, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode, OnLoss
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
@@ -92,9 +92,12 @@ def land(
 
     Takes over and finishes a conflicting batch if its run is known to be dead; a
     catch-up of the whole feed finishes every such batch. Each is reported. Of several requested windows, those within
-    their grace period are not landed. Raises WindowOpen if all are, PlanBusy if the conflicting batch is alive, and
-    any error that prevents planning.
+    their grace period are not landed. Raises WindowOpen if all are, PlanBusy if the conflicting batch is alive,
+    UsageError for a retired feed, and any error that prevents planning.
     """
+    if feed.retired:
+        remedy = f"let it land again: sluice feeds retire {feed.name} --undo --yes"
+        raise UsageError(f"feed {feed.name} is retired, and lands nothing", remedy=remedy)
     request, open_windows = windows.split_settled(request, feed.window, ports.clock())
     with ports.liveness.send_heartbeats(owner):
         ledger = options.ledger or open_ledger(feed, ports, owner.run)

@@ -295,6 +295,8 @@ class Feed(Settings):
     name: Name = Field(alias="feed")
     stored: Name = Field(default_factory=lambda data: data["name"], alias="stored_as")
     """The name of its ledger, and of its folders in the lake."""
+    retired: bool = False
+    """It lands nothing any more; its rows stay readable."""
     kafka: KafkaSettings
     topics: TopicFilter
     group: GroupName = Field(default_factory=lambda data: f"sluice-{data['stored']}")

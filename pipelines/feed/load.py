@@ -144,12 +144,16 @@ def _under_contract(feed: Feed, path: Path) -> Feed | tuple[tuple[str, FileProbl
 
 
 def _orphans(folder: Path) -> list[tuple[str, FileProblem]]:
-    """Contract files without a feed. Somebody believes that these contracts hold."""
-    problems = []
-    for path in _list_visible(folder, CONTRACT):
+    """Contract files without a feed. Somebody believes that these contracts hold. Copies of others that do are
+    left by a killed rename."""
+    problems, contracts = [], _list_visible(folder, CONTRACT)
+    holding = {p.read_bytes() for p in contracts if p.with_name(f"{p.name.partition('.')[0]}.yaml").exists()}
+    for path in contracts:
         feed, _, output = path.name.removesuffix(CONTRACT).partition(".")
         feed_file = path.parent / f"{feed}.yaml"
         outputs = list_outputs(feed_file) if output else ()
+        if not feed_file.exists() and path.read_bytes() in holding:
+            continue
         if not feed_file.exists():
             problem = FileProblem("", f"has no {feed}.yaml in its folder", "name it as the feed's file")
             problems.append((str(path), problem))

@@ -41,6 +41,7 @@ from sluice.pipelines.ledger.entries import (
     TakeEntry,
 )
 from sluice.pipelines.model.kafka import (
+    GONE,
     Key,
     Range,
     Tail,
@@ -55,6 +56,8 @@ from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.schema.wider import RAW_TYPES, one_table
 
 Accounted = dict[Key, tuple[Range, ...]]
+MOVED_TO, MOVED_FROM = "moved to feed ", "moved from feed "
+"""Before the name of a ledger: why a partition begins a life that no feed lands, or one in another feed."""
 NO_PINS = Pins()
 
 
@@ -171,6 +174,19 @@ class State:
         pinned, (_, planned) = self.boundaries.get(key, NO_PINS), self.floors.get(key, (0, 0))
         ends: list[int] = [planned, *pinned.offsets[-1:], *(r.end for r in self.list_accounted(key)[-1:])]
         return max(ends)
+
+    def find_new_feed(self, key: Key) -> str:
+        """Returns the name of the ledger for which the partition left this life, whose log goes on there; or empty."""
+        after = self.origins.get(key._replace(incarnation=key.incarnation + GONE))
+        return after.why.removeprefix(MOVED_TO) if after and after.why.startswith(MOVED_TO) else ""
+
+    def find_unused_life(self, key: Key) -> Key:
+        """Returns the first life with this topic id that the ledger does not know yet."""
+        number, unused = 0, key
+        while unused in self.origins:
+            number += 1
+            unused = key._replace(incarnation=f"{key.incarnation}#{number}")
+        return unused
 
     def find_holds(self, start: int | None, end: int | None = None) -> tuple[int, ...]:
         """Returns the entries of the holds on a window (ms). All are on records outside of windows (no `start`)."""
@@ -406,7 +422,8 @@ class State:
             self._give_up(batch)
         for leaves, origin in lives.items():
             if leaves.is_ended and leaves.topic_id == origin.key.topic_id:
-                self._resume(origin)
+                if not self.origins[leaves].why.startswith(MOVED_TO):
+                    self._resume(origin)
             elif not leaves.is_ended:
                 self.ended[leaves] = entry.at
             del self.current[origin.key.tp]

@@ -339,22 +339,13 @@ def _entering(
         else starts.get(event, error.start if error and error.start is not None else p.log_start)
     )
     origin = OriginItem(
-        key=_unused_life(state, Key(p.topic, p.partition, p.topic_id + (GONE if event is AcceptEvent.GONE else ""))),
+        key=state.find_unused_life(Key(p.topic, p.partition, p.topic_id + (GONE if event is AcceptEvent.GONE else ""))),
         offset=offset,
         committed=committed.offset if committed else None,
         why=f"accepted: {event}",
         opens=state.boundary_times[-1] if state.boundary_times else None,
     )
     return Entering(leaves=current, enters=origin)
-
-
-def _unused_life(state: State, key: Key) -> Key:
-    """The first life with this topic id that the ledger does not know yet."""
-    number, unused = 0, key
-    while unused in state.origins:
-        number += 1
-        unused = key._replace(incarnation=f"{key.incarnation}#{number}")
-    return unused
 
 
 # -- moved offsets

@@ -22,6 +22,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import Start, StartKind
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyRange, OriginItem, SkipEntry
+from sluice.pipelines.ledger.fold import MOVED_TO
 from sluice.pipelines.ledger.marks import Committed
 from sluice.pipelines.model.kafka import CommittedOffset, Key, PartitionState, Range, Tail, TopicPartition, subtract
 from sluice.pipelines.ports import Clock, Cluster
@@ -86,6 +87,17 @@ def check_incarnation(
     current = state.current.get(partition.tp)
     if current is None:
         return None
+    if current.is_ended and (why := state.origins[current].why).startswith(MOVED_TO):
+        back = f"sluice feeds move-topic {partition.topic} {why.removeprefix(MOVED_TO)} {feed}"
+        return Refusal(
+            partition.tp,
+            UsageError(
+                f"{partition.tp} was {why} at offset {state.origins[current].offset}",
+                remedy=f"take it out of `topics`, or move it back: {back}",
+                topic=partition.topic,
+                partition=partition.partition,
+            ),
+        )
     if current.topic_id != partition.topic_id:
         return Refusal(partition.tp, _build_recreated_error(current, partition, feed))
     if current.is_ended:

@@ -21,7 +21,7 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.columns import Pins
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginItem
-from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.ledger.fold import MOVED_FROM, NO_PINS
 from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState, Range, cut, intersect, is_covered, subtract
 from sluice.pipelines.model.plans import Losses, Request
 from sluice.pipelines.ports import Cluster
@@ -211,7 +211,11 @@ def find_before(
     first = find_earliest(state)
     if first is None or window >= first:
         return []
-    oldest = {k: p for k, p in partitions.items() if _from_the_first(state, k)}
+    if not (oldest := {k: p for k, p in partitions.items() if _from_the_first(state, k)}):
+        raise UsageError(
+            f"window {settings.name(window)} is before the feed's first window {settings.name(first)}",
+            remedy="its topics are another feed's there: sluice status",
+        )
     times = settings.list_starts(window, settings.end_of(first - 1))
     look = _Lookup(state, cluster, oldest, now, settings.max_skew)
     look.among(times)
@@ -231,8 +235,10 @@ def find_before(
 
 
 def _from_the_first(state: State, key: Key) -> bool:
-    """Returns whether the partition was there when the feed began. Only then may it get earlier windows."""
-    return key in state.boundaries and state.origins[key].opens == state.first_window
+    """Returns whether the partition was there when the feed began. Only then may it get earlier windows. Those of a
+    moved topic are another feed's."""
+    origin = state.origins[key]
+    return key in state.boundaries and origin.opens == state.first_window and not origin.why.startswith(MOVED_FROM)
 
 
 LISTED = 100
@@ -468,7 +474,7 @@ def find_losses(state: State, window: int, settings: WindowSettings) -> Losses:
         if (r := find_known_range(state, key, window, settings)) is None:
             continue
         lost += sum(x.span for x in intersect(state.lost.get(key, ()), r))
-        if key in state.ended:
+        if key in state.ended and not state.find_new_feed(key):
             former += r.span
             last = state.boundaries[key].times[-1]
             unseen += [key] if last < settings.end_of(window) or subtract(r, state.list_accounted(key)) else []

@@ -101,6 +101,18 @@ def test_lag_is_reported_once_and_again_when_resolved(world: World, sensor: Sens
     assert "orders: passed: lag" in summary
 
 
+def test_findings_of_a_retired_feed_end(world: World, sensor: Sensor) -> None:
+    world.land_unrecorded()
+    world.grow(1, 130)
+    world.at(9)
+    assert "findings in orders" in sensor.run_tick()[0]
+    write(world, orders=f"retired: true\n{FEED}", clicks=FEED)
+    summary, checks = sensor.run_tick()
+    assert "orders" not in checks
+    assert "orders: passed: lag" in summary
+    assert "orders" not in sensor.run_tick()[0]
+
+
 def test_check_is_evaluated_again_after_materialization(
     world: World, sensor: Sensor, instance: dg.DagsterInstance
 ) -> None:

@@ -35,6 +35,7 @@ from sluice.pipelines.operating import (
     group_offsets,
     migrate_offsets,
     move_offsets,
+    move_topic,
     project_page,
     propose_feed,
     record_search,
@@ -180,7 +181,9 @@ DOCUMENTS = [
     Document("explain --where", record_search.Matches, {"feed": str, "records": list[dict[str, Any]]}),
     Document("feeds check", None, {"feeds": list[str], "schemas": dict[str, Any]}),
     Document("feeds list", None, {"feeds": list[Any], "broken": list[feeds.BrokenFile]}),
+    Document("feeds move-topic", move_topic.TopicMove, {"files": list[Path], "applied": bool}),
     Document("feeds rename", rename_feed.Rename, {"applied": bool}),
+    Document("feeds retire", None, {"feed": str, "retired": bool, "applied": bool}),
     Document("feeds schema", dict),
     Document(
         "files",

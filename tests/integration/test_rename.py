@@ -68,7 +68,7 @@ def produce(project: FeedProject, numbers: range, hour: int) -> None:
 
 def read_ids(project: FeedProject) -> list[int]:
     query = "select id from read_parquet($1, hive_partitioning = false) order by id"
-    files = f"{project.root}/.sluice/lake/data/*/kafka_window_date=*/**/*.parquet"
+    files = f"{project.root}/.sluice/lake/data/orders/kafka_window_date=*/**/*.parquet"
     return [i for (i,) in duckdb.execute(query, [files]).fetchall()]
 
 
@@ -154,3 +154,113 @@ def test_dagster_lands_a_renamed_feed_and_reports_its_history(
         assert instance.get_materialized_partitions(keys[0]) >= {*hours}
     assert read_ids(project) == [i for i in range(140) if i % 10]
     assert list_paths_named(project, "sales") == []
+
+
+@pytest.mark.slow
+def test_a_retired_feed_lands_nothing_stays_readable_and_continues(project: FeedProject, call: Call) -> None:
+    write_feed(project)
+    shop = json.dumps({"kafka": {"bootstrap": project.kafka.bootstrap}, "topics": project.topic, "start": "earliest"})
+    (project.root / "feeds" / "clicks.yaml").write_text(shop)
+    produce(project, range(100), find_hour(3))
+    assert call("run", "--all")[0] == 0
+    assert call("report", "--all", "--json")[0] == 0
+    assert call("feeds", "retire", "orders", "--json")[1]["applied"] is False
+    assert call("run", "orders")[0] == 0
+    assert call("feeds", "retire", "orders", "--yes")[0] == 0
+
+    produce(project, range(100, 140), find_hour(2))
+    hours = [show_window(find_hour(ago)) for ago in (3, 2)]
+    code, text = call("run", "orders")
+    assert (code, "sluice feeds retire orders --undo --yes" in text) == (2, True), text
+    code, ran = call("run", "--all", "--json")
+    assert (code, [f["feed"] for f in ran["feeds"]]) == (0, ["clicks"])
+    code, status = call("status", "--json")
+    assert (code, [f["feed"] for f in status["feeds"]], status["ledgers_without_files"]) == (0, ["clicks"], {})
+    code, page = call("report", "--all", "--json")
+    assert (code, [f["feed"] for f in page["feeds"]]) == (0, ["clicks"])
+    assert 'feed="orders"' not in call("metrics")[1]
+    assert sluice.read("orders", hours[0], project=project.root).rows == 90
+    lines = (
+        f"files orders --window {hours[0]}|audit orders --strict|check orders {hours[0]}|explain orders --where id=5"
+    )
+    for line in lines.split("|"):
+        assert call(*line.split())[0] == 0, line
+    assert {f["feed"]: f["retired"] for f in call("feeds", "list", "--json")[1]["feeds"]}["orders"] is True
+    defs = sluice.dagster.feed_definitions(project.root)
+    assert {key.path[0] for key in defs.resolve_asset_graph().materializable_asset_keys} == {"clicks"}
+
+    assert call("feeds", "retire", "orders", "--undo", "--yes")[0] == 0
+    assert call("run", "orders")[0] == 0
+    assert read_ids(project) == [i for i in range(140) if i % 10]
+
+
+def list_rows(project: FeedProject, feed: str) -> list[tuple[str, int, int]]:
+    """Returns the coordinates of all rows of a feed, by DuckDB over its folder."""
+    query = "select kafka_topic, kafka_partition, kafka_offset from read_parquet($1, hive_partitioning = false)"
+    files = f"{project.root}/.sluice/lake/data/{feed}/kafka_window_date=*/**/*.parquet"
+    return sorted(duckdb.execute(query, [files]).fetchall())
+
+
+@pytest.mark.slow
+def test_a_topic_moves_to_a_new_feed_and_back_without_loss_or_copies(
+    project: FeedProject, call: Call, fresh_topic: Callable[..., str]
+) -> None:
+    write_feed(project)
+    clicks, orders = fresh_topic(partitions=2, config={"retention.ms": "-1"}), project.topic
+    path = project.root / "feeds" / "orders.yaml"
+    text = path.read_text().replace(f"topics: {orders}\n", f"topics: [{orders}, {clicks}]\n")
+    path.write_text(text.replace("table:", "# table:"))
+    sent = dict.fromkeys((orders, clicks), 0)
+
+    def write(numbers: range, hour: int) -> None:
+        for project.topic in sent:
+            produce(project, numbers, hour)
+            sent[project.topic] += len(numbers) * 9 // 10
+
+    def check_rows() -> None:
+        rows = [r for feed in ("orders", "web") if (lake / feed).exists() for r in list_rows(project, feed)]
+        assert len(rows) == len(set(rows)) == sum(sent.values())
+
+    lake = project.root / ".sluice" / "lake" / "data"
+    write(range(100), find_hour(3))
+    write(range(100, 140), find_hour(0))
+    assert call("run", "orders")[0] == 0
+    produce(project, range(40), find_hour(2))
+    sent[project.topic] += 36
+    code, text = call("feeds", "move-topic", clicks, "orders", "web", "--json")
+    assert (code, text["applied"], [at["offset"] for at in text["seam"]]) == (0, False, [70, 70])
+    assert sorted(p.name for p in path.parent.iterdir()) == ["orders.contract.json", "orders.yaml"]
+    code, text = call("feeds", "move-topic", clicks, "orders", "web", "--yes")
+    assert code == 0, text
+    assert sorted(p.name for p in path.parent.glob("web.*")) == ["web.contract.json", "web.yaml"]
+    write(range(140, 200), find_hour(0))
+    assert call("run", "--all")[0] == 0
+    check_rows()
+    assert {t for t, *_ in list_rows(project, "web")} == {clicks}
+    for feed in ("orders", "web"):
+        code, audited = call("audit", feed, "--strict", "--rescan", "--json")
+        assert code == 0, audited
+    assert "in feed web" in call("audit", "orders", "--strict")[1]
+    hour = show_window(find_hour(3))
+    code, checked = call("check", "orders", hour, "--json")
+    assert (code, checked["complete"], checked["rows"]) == (0, True, 180)
+    assert call("explain", "orders", f"{clicks}:0:3")[0] == 0
+    code, text = call("run", "web", "--window", hour)
+    assert (code, "before the feed's first window" in text) == (2, True), text
+
+    path.write_text(path.read_text().replace(orders, f'{orders}", "{clicks}'))
+    code, text = call("run", "orders")
+    assert (code != 0, f"sluice feeds move-topic {clicks} web orders" in text) == (True, True), text
+    assert call("accept", "orders", "recreated", "--reason", "test")[0] != 0
+    code, text = call("feeds", "move-topic", clicks, "web", "orders", "--yes")
+    assert (code, "only topic" in text) == (2, True), text
+    (web := path.with_name("web.yaml")).write_text(web.read_text().replace(clicks, f'{fresh_topic()}", "{clicks}'))
+    code, text = call("feeds", "move-topic", clicks, "web", "orders", "--yes")
+    assert code == 0, text
+    write(range(200, 240), find_hour(0))
+    assert call("run", "--all")[0] == 0
+    check_rows()
+    for feed in ("orders", "web"):
+        assert call("audit", feed, "--strict", "--rescan")[0] == 0
+    assert call("feeds", "move-topic", clicks, "web", "orders", "--yes")[0] == 0, "nothing is left to do"
+    check_rows()

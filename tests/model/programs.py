@@ -28,6 +28,7 @@ from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.kafka import Range
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Owner
+from sluice.pipelines.operating import move_topic
 from sluice.pipelines.operating.acceptance import (
     AcceptEvent,
     Begin,
@@ -159,6 +160,14 @@ def _accept_logs(world: World, name: str) -> str:
     return f"accepted {' '.join(accepted) or 'nothing'}"
 
 
+def _move_topic(world: World, name: str) -> str:
+    """Move the topic to another feed, and back from where that one would begin."""
+    ports, ledger = world.open_ports(name), world.open_ledger(name)
+    seam = move_topic.leave(ledger, world.feed, TOPIC, FEED)
+    move_topic.arrive(ledger, world.feed, world.feed, TOPIC, seam, ports)
+    return f"moved at {[at.offset for at in seam]}"
+
+
 def _accept_lost(world: World, name: str) -> str:
     return str(accept_lost(world.feed, world.open_ports(name), "it was seen").lost)
 
@@ -216,6 +225,7 @@ _PROGRAMS: dict[str, Callable[..., object]] = {
     "erase": _erase,
     "hold": _put_on_hold,
     "accept": _accept_logs,
+    "move": _move_topic,
     "lost": _accept_lost,
     "moved": _accept_moved,
     "ledger": _accept_ledger,
@@ -306,6 +316,8 @@ def _end_faults(world: World) -> None:
 
 
 def _settle(world: World, by_windows: bool, moved: bool) -> None:
+    if any(key.is_ended for key in world.open_ledger("operator").read().current.values()):
+        build_program(world, "operator-moves", ("move",))()
     for n, what in enumerate(("accept", *(("moved",) if moved else ()))):
         with suppress(NothingToAccept):
             build_program(world, f"operator{n}", (what,))()

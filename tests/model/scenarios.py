@@ -111,6 +111,13 @@ SCENARIOS = (
     _make("truncated, accepted twice", (("accept",), ("accept",)), {"trunc": 1}, prelude=LANDED),
     _make("truncated on the way", TWICE, {"trunc": 1, "append": 1, "crash": 1}),
     _make("restored from a copy", (("catch",), ("accept",)), {"append": 1, "crash": 1}, prelude=RESTORED),
+    # -- a topic that moves to another feed, and back
+    _make("moved to another feed", (("catch",), ("move",)), {"append": 1, "crash": 1}, prelude=LANDED),
+    _make(
+        "moved by windows", (("win", 0), ("move",)), {"append": 1, "crash": 1}, hours=2, by_windows=True, prelude=PIECES
+    ),
+    _make("moved twice", (("move",), ("move",)), {"append": 1, "crash": 1}, logs=("cc", "ct"), prelude=LANDED),
+    _make("moved, answers lost", (("catch",), ("move",)), {"lost": 1, "arrive": 1, "append": 1}, prelude=LANDED),
     # -- committed offsets
     _make("commits", TWICE, {"kick": 1}, logs=("c",), prelude=MORE),
     _make("commits and crashes", TWICE, {"kick": 1, "append": 1, "crash": 1}, prelude=MORE),

@@ -280,7 +280,7 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"tuning": {"active_ranges": 0}}, "tuning.active_ranges: should be greater than or equal to 1"),
         ({"tuning": {"range_bytes": "128 potatoes"}}, "tuning.range_bytes: is not a size"),
         ({"tuning": {"ranges_bytes": 1}}, "tuning.ranges_bytes: is unknown\n  → did you mean `range_bytes`?"),
-        ({"xyzzy": 1}, "known here: feed, stored_as, kafka, topics, group, "),
+        ({"xyzzy": 1}, "known here: feed, stored_as, retired, kafka, topics, group, "),
         ({"limits": {"slice_byte": 1}}, "limits.slice_byte: is unknown\n  → did you mean `tuning.range_bytes`?"),
         ({"fetch": {"xyzzy": 1}}, "fetch.xyzzy: is unknown\n  → known here: rack, assignor"),
         ({"compaction": {"xyzzy": 1}}, "is unknown\n  → known here: tuning.compaction_file_bytes, "),
