@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -29,6 +30,7 @@ from sluice.pipelines.util.units import HOUR, many, show_instant
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.kafka_section import KafkaSettings
+    from sluice.pipelines.feed.load import SchemaAsked
     from sluice.pipelines.operating.propose_feed import FeedProposal, Fit, OutputProposal, TopicSample
     from sluice.pipelines.ports import Cluster
 
@@ -74,6 +76,14 @@ class InitOptions:
             show_default=False,
         ),
     ] = None
+    registry: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="The registry of the schemas that values name; or another KEY=VALUE of the section; repeatable.",
+            show_default="$SCHEMA_REGISTRY_URL",
+        ),
+    ] = None
     group: Annotated[str, typer.Option(metavar="GROUP", help="The consumer group.", show_default="sluice-FEED")] = ""
     raw: Annotated[bool, typer.Option("--raw", help="Land bytes as they are, without a schema.")] = False
 
@@ -89,22 +99,26 @@ def init(
     """Write a feed file for a topic, from a sample of its records.
 
     It samples the topic's newest records, proposes format, types, start and window, and a split if a header or field
-    tells records of several shapes apart, with the reasons in the file. It writes feeds/FEED.yaml, and .gitignore and
+    tells records of several shapes apart, with the reasons in the file. Values that name a schema of a registry get
+    that schema, as schemas/FEED.avsc, .proto or .json. It writes feeds/FEED.yaml, and .gitignore and
     workspace.yaml where there are none (in a Dagster project of your own no workspace.yaml). Kafka is only read: no
     group is joined, and no offset moves. On a terminal it asks for what you leave out.
 
     $ sluice init --local
     $ sluice init --bootstrap kafka.example:9092 --topic orders
+    $ sluice init --topic orders --registry https://registry.example:8081
     $ sluice init shop_orders --bootstrap kafka.example:9093 --topic orders --kafka security_protocol=SSL
     """
     from sluice.pipelines.feed.problems import NAMES
     from sluice.pipelines.feed.project_files import load_fleet
-    from sluice.pipelines.feed.sections import NAME_PATTERN
+    from sluice.pipelines.feed.sections import LOCAL_REGISTRY, NAME_PATTERN, REGISTRY
     from sluice.pipelines.feed.topic_selection import TopicFilter
     from sluice.pipelines.operating.feed_text import FileSettings, feed_text
-    from sluice.pipelines.operating.propose_feed import fit_sample, name_feed, propose
+    from sluice.pipelines.operating.propose_feed import fit_sample, name_feed, propose, refer_to_registry
     from sluice.reading import list_overridden
+    from sluice.resources.lake import open_lake
     from sluice.resources.open_ports import open_cluster
+    from sluice.resources.registry.proposal import propose_by_registry
 
     if feed is not None and not re.fullmatch(NAME_PATTERN, feed):
         raise UsageError(f"{feed!r} is not a feed's name", remedy=f"use {NAMES}: sluice init {name_feed(feed)}")
@@ -127,19 +141,28 @@ def init(
                 reading = probe.model_copy(update={"topics": TopicFilter(names=(chosen,))})
                 sample = _read_sample(reading, cluster, chosen)
         with session.terminal.working("comparing the records"):
-            proposal = propose(sample.records, raw=options.raw)
+            proposal, writers = propose(sample.records, raw=options.raw), None
+        registry = dict(_pair(s, "--registry") for s in options.registry or ())
+        number = None if options.raw else sample.schema_number
+        if number is not None and not (registry or _environ(root).keys() & {REGISTRY, LOCAL_REGISTRY}):
+            proposal = refer_to_registry(proposal, number)
+        elif number is not None:
+            with session.terminal.working("querying the schema registry"):
+                request = replace(_request_schema(root, chosen, registry), schema_file=root / "schemas" / name)
+                proposal, writers = propose_by_registry(request, sample, number, open_lake(probe))
         engine, today = load_fleet(root, _environ(root)).engine, time.strftime("%Y-%m-%d", time.gmtime())
-        settings = FileSettings(section, options.group, engine, today)
+        settings = FileSettings(section, registry, options.group, engine, today)
         created = _create_feed(root, path, feed_text(sample, proposal, settings))
         with session.terminal.working("landing the sample in memory"):
-            fit = fit_sample(created, sample.batches) if created.columns or created.split else None
+            fit = fit_sample(created, sample.batches, writers) if created.columns or created.split else None
             warning = list_overridden(created)
         text = feed_text(sample, proposal, settings, fit)
         path.write_text(text)
-        written = [path, *_beside(root)]
+        schemas = [root / proposal.schema_file] if proposal.schema_file else []
+        written = [path, *schemas, *_beside(root)]
     lines = [*_view(sample, proposal, fit), *_view_limit(created, fit), *([warn(warning)] if warning else [])]
     session.terminal.show(heading(f"Feed {name}"), *lines, *_view_next(name, root, written))
-    typed = proposal.outputs[0] if not proposal.by and proposal.format.value == "json" else None
+    typed = proposal.outputs[0] if not proposal.by and proposal.format.value != "raw" else None
     session.terminal.print_document(
         feed=name,
         written=written,
@@ -152,6 +175,8 @@ def init(
         extra=typed and typed.extra,
         envelope=proposal.envelope,
         key=proposal.key,
+        schema_file=proposal.schema_file,
+        message=proposal.message,
         split=proposal.by,
         rest=proposal.rest,
         outputs=proposal.outputs,
@@ -165,7 +190,7 @@ def init(
 
 def _kafka_section(session: Session, root: Path, options: InitOptions) -> dict[str, str]:
     """The feed's `kafka:` section as it will be written; empty where the project's local Kafka serves."""
-    section, bootstrap = dict(_pair(setting) for setting in options.settings or ()), options.bootstrap
+    section, bootstrap = dict(_pair(setting, "--kafka") for setting in options.settings or ()), options.bootstrap
     if options.local:
         if bootstrap or section:
             raise UsageError("--local names the Kafka by itself", remedy="leave out --bootstrap and --kafka")
@@ -183,17 +208,20 @@ def _kafka_section(session: Session, root: Path, options: InitOptions) -> dict[s
     return {"bootstrap": address} | section
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _pair(text: str, option: str) -> tuple[str, str]:
     from sluice.pipelines.feed.kafka_section import SECRETS
 
     key, equals, value = text.partition("=")
+    if option == "--registry" and "://" in key:
+        return "url", text
     if not equals or not key:
-        raise UsageError(f"--kafka {key} has no value", remedy="write KEY=VALUE, such as security_protocol=SSL")
+        such = "security_protocol=SSL" if option == "--kafka" else "username=reader"
+        raise UsageError(f"{option} {key} has no value", remedy=f"write KEY=VALUE, such as {such}")
     key = key.strip()
-    if key in SECRETS and not value.startswith("${") and (key != "proxy_url" or "@" in value):
+    if key in {*SECRETS, "password", "token"} and not value.startswith("${") and (key != "proxy_url" or "@" in value):
         raise UsageError(
-            f"--kafka {key} would be written to the feed file as it is",
-            remedy=f"set a variable, and write --kafka {key}='${{VARIABLE}}', or '${{file:/run/secrets/NAME}}'",
+            f"{option} {key} would be written to the feed file as it is",
+            remedy=f"set a variable, and write {option} {key}='${{VARIABLE}}', or '${{file:/run/secrets/NAME}}'",
         )
     return key, value
 
@@ -231,16 +259,35 @@ def _feeds_folder(root: Path) -> Iterator[None]:
 def _probe(root: Path, section: Mapping[str, str]) -> Feed:
     """A feed of no topic yet, with the `kafka:` section as a feed file's reader takes it. Raises FeedError."""
     from sluice.pipelines.feed.load import load_feed
-    from sluice.pipelines.operating.feed_text import kafka_text
+    from sluice.pipelines.operating.feed_text import section_text
 
+    text = f"{section_text('kafka', section)}feed: sluice_init\ntopics: any\nstart: earliest\n"
+    with _write_probe(root, text) as file:
+        return load_feed(file, _environ(root))
+
+
+@contextmanager
+def _write_probe(root: Path, text: str) -> Iterator[Path]:
+    """A feed file for the block. A FeedError does not name it: it is gone."""
     with NamedTemporaryFile("w", suffix=".yaml", prefix="sluice_init_", dir=root / "feeds") as file:
-        file.write(f"{kafka_text(section)}feed: sluice_init\ntopics: any\nstart: earliest\n")
+        file.write(text)
         file.flush()
         try:
-            return load_feed(Path(file.name), _environ(root))
-        except FeedError as error:  # without the file's name: it is gone
+            yield Path(file.name)
+        except FeedError as error:
             message = re.sub(rf"{re.escape(file.name)}(:\d+)*: ", "", error.message)
             raise FeedError(message, remedy=error.remedy) from None
+
+
+def _request_schema(root: Path, topic: str, registry: Mapping[str, str]) -> SchemaAsked:
+    """The request for the topic's schema, of which neither format nor file are known. Raises FeedError."""
+    from sluice.pipelines.feed.load import schema_asked
+    from sluice.pipelines.operating.feed_text import section_text
+
+    section = section_text("registry", registry) or "registry:\n"
+    text = f"topics: [{json.dumps(topic)}]\nformat: avro\nschema_file: unknown\n{section}"
+    with _write_probe(root, text) as file:
+        return schema_asked(file.parent, file.stem, _environ(root))
 
 
 def _start_local(session: Session, root: Path) -> None:

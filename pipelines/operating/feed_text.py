@@ -58,9 +58,11 @@ _ENGINE_NOTES = {
 
 @dataclass(frozen=True, slots=True)
 class FileSettings:
-    """The keys of a feed file that no sample decides: `kafka` are those of its section, `group` is empty by default."""
+    """The keys of a feed file that no sample decides: `kafka` and `registry` are those of these sections, `group` is
+    empty by default."""
 
     kafka: Mapping[str, str]
+    registry: Mapping[str, str]
     group: str
     engine: EngineKind
     today: str
@@ -75,23 +77,29 @@ def feed_text(sample: TopicSample, proposal: FeedProposal, settings: FileSetting
     lines += [f"# The records are {proposal.envelope}."] if proposal.envelope else []
     if fit and fit.other_misfits:
         lines += [f"# Of {proposal.sampled:,} records these do not fit: {list_misfits(fit)}."]
-    lines += kafka_text(settings.kafka).splitlines()
+    lines += section_text("kafka", settings.kafka).splitlines()
     lines += [f"topics: {_scalar(sample.topic)}"]
     lines += [f"group: {_scalar(settings.group)}"] if settings.group else []
     keys = {"start": propose_start(sample), "window": propose_window(sample)}
     keys |= {"engine": Proposed(settings.engine, _ENGINE_NOTES[settings.engine]), "format": proposal.format}
     lines += [_append_note(f"{key}: {proposed.value}", proposed.why) for key, proposed in keys.items()]
+    if proposal.schema_file:
+        lines += [_append_note(f"schema_file: {_scalar(proposal.schema_file)}", "sluice schema pull takes a newer one")]
+        lines += [f"message: {_scalar(proposal.message)}"] if proposal.message else []
+        section = section_text("registry", settings.registry).splitlines()
+        lines += section or [_append_note("registry:", "the one of $SCHEMA_REGISTRY_URL")]
     if proposal.key:
         names = ", ".join(map(_scalar, proposal.key))
         why = "the key by Kafka's keys; for a table of current rows: sluice docs tables"
         lines += [_append_note(f"changes: {{format: debezium, key: [{names}]}}", why)]
-    lines += _split(proposal) if proposal.by else _schema(proposal.outputs[0], "")
+    if not proposal.schema_file:
+        lines += _split(proposal) if proposal.by else _schema(proposal.outputs[0], "")
     return "\n".join(lines) + "\n"
 
 
-def kafka_text(kafka: Mapping[str, str]) -> str:
-    """The feed's `kafka:` section; empty without keys."""
-    lines = ["kafka:", *(f"  {key}: {_scalar(value)}" for key, value in kafka.items())] if kafka else []
+def section_text(name: str, settings: Mapping[str, str]) -> str:
+    """A section of the feed file; empty without keys."""
+    lines = [f"{name}:", *(f"  {key}: {_scalar(value)}" for key, value in settings.items())] if settings else []
     return "".join(f"{line}\n" for line in lines)
 
 

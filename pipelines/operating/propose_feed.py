@@ -9,14 +9,21 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
 import pyarrow as pa
 from pydantic import ValidationError
 
-from sluice.pipelines.feed.changes_section import KEY_KINDS, ORDER
+from sluice.pipelines.feed.changes_section import (
+    KEY_KINDS,
+    ORDER,
+    ChangeFormat,
+    ChangesSettings,
+    UnusableChanges,
+    check_changes,
+)
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.split_section import SplitSettings
 from sluice.pipelines.model.kafka import PartitionState
@@ -26,6 +33,7 @@ from sluice.pipelines.operating.discriminators import find_discriminator
 from sluice.pipelines.operating.envelopes import Envelope, SampledRecord, find_envelope, identify_rows
 from sluice.pipelines.quarantine.limit import Fault, kinds_of, rank_faults
 from sluice.pipelines.records.kafka_batches.decode import SCHEMA
+from sluice.pipelines.records.rows.value_reader import Reader, WriterSchemas
 from sluice.pipelines.records.split_format import UNROUTED
 from sluice.pipelines.schema.inference import MOST_STRAYS, Sampled, parse_value
 from sluice.pipelines.schema.schema import parse_schema, spell_path
@@ -34,6 +42,8 @@ from sluice.pipelines.util.units import HOUR
 SAMPLE = 1000
 """Records in the sample, in all partitions together."""
 SAMPLE_BYTES = 16 << 20
+LEAST_FRAMED = 0.95
+"""The share of values that begin with the number of a schema, from which all are taken for such."""
 _MOST_MIXES = 3
 """Fields within a column whose mixed types are noted."""
 
@@ -71,6 +81,14 @@ class TopicSample:
     def key_count(self) -> int:
         """Records of the sample that have a key."""
         return sum(batch.num_rows - batch.column("key").null_count for batch in self.batches)
+
+    @property
+    def schema_number(self) -> int | None:
+        """The number of a registry's schema before most values, as Confluent's serializers write it. None unless nearly
+        all values begin with one."""
+        values = [value for b in self.batches for value in b.column("value").to_pylist() if value is not None]
+        numbers = Counter(int.from_bytes(v[1:5]) for v in values if len(v) > 5 and v[0] == 0 and any(v[1:5]))
+        return max(numbers, key=numbers.__getitem__) if numbers.total() >= max(1, LEAST_FRAMED * len(values)) else None
 
     @property
     def offsets_an_hour(self) -> float | None:
@@ -135,7 +153,7 @@ class FeedProposal:
     """The outputs of a feed for `sampled` records. `key` has the fields that name a row, if records are changes.
 
     They are split `by` a header or field; otherwise this is empty, and the one output has no name. `rest` are the
-    records without an output by its values.
+    records without an output by its values. Columns may come from a `schema_file`, whose `message` Protobuf names.
     """
 
     sampled: int
@@ -144,6 +162,8 @@ class FeedProposal:
     by: Mapping[str, str] = field(default_factory=dict)
     rest: Mapping[str, int] = field(default_factory=dict)
     key: tuple[str, ...] = ()
+    schema_file: str = ""
+    message: str = ""
 
     @property
     def format(self) -> Proposed:
@@ -179,6 +199,29 @@ def propose(records: Sequence[SampledRecord], *, raw: bool = False) -> FeedPropo
     field_ = {"at": spell_path(by.path)} if by.path[1:] else {"field": "".join(by.path)}
     source = {"header": by.header} if by.header else field_
     return FeedProposal(len(records), envelope.title, tuple(outputs), source, dict(rest.most_common()))
+
+
+def refer_to_registry(proposal: FeedProposal, number: int) -> FeedProposal:
+    """The raw feed of values that begin with a schema's number, with what gives it columns."""
+    why = f"values begin with the number of a registry's schema, such as {number}: --registry URL gives columns"
+    return replace(proposal, outputs=(replace(proposal.outputs[0], format=Proposed("raw", why)),))
+
+
+def propose_registered(
+    records: Sequence[SampledRecord], reader: Reader, why: str, key: tuple[str, ...]
+) -> FeedProposal:
+    """The feed of the reader's columns. Those of Debezium's changes get a key: these fields, or those of Kafka's keys,
+    which may be JSON."""
+    columns = tuple(ColumnProposal(f.name, f.text, len(records), "") for f in reader.columns.fields)
+    output = OutputProposal("", (), len(records), Proposed(reader.format, why), columns, (), ())
+    keys = {tuple(r.key) for r in records if isinstance(r.key, dict)}
+    key = key or (keys.pop() if len(keys) == 1 else ())
+    try:
+        check_changes(ChangesSettings(format=ChangeFormat.DEBEZIUM, key=key), reader.columns)
+        title = "change events of Debezium: columns are those of the envelope"
+    except UnusableChanges:
+        title, key = "", ()
+    return FeedProposal(len(records), title, (output,), key=key)
 
 
 def name_feed(text: str, prefix: str = "topic") -> str:
@@ -294,9 +337,9 @@ class Fit:
         return tuple(m for m in self.misfits if m.reason != UNROUTED)
 
 
-def fit_sample(feed: Feed, batches: Sequence[pa.RecordBatch]) -> Fit:
-    """The rows that the feed makes of sampled records, counted."""
-    form, landed = feed.shape.format(), 0
+def fit_sample(feed: Feed, batches: Sequence[pa.RecordBatch], writers: WriterSchemas | None = None) -> Fit:
+    """The rows that the feed makes of sampled records, counted. `writers` tells the schemas that these name."""
+    form, landed = feed.shape.format(writers), 0
     misfits, faults = list[Misfit](), list[Fault]()
     for batch in batches:
         offsets, partition = batch.column("offset"), batch.column("partition")[0].as_py()

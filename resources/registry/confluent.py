@@ -16,7 +16,7 @@ import re
 import ssl
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 from urllib.request import Request
@@ -106,12 +106,44 @@ def file_of(schema: RegisteredSchema, request: SchemaAsked) -> str:
     return READERS[request.format].as_file(schema)
 
 
-def pull_schema(request: SchemaAsked) -> tuple[RegisteredSchema, Reader]:
-    """Write the registry's schema into the schema_file. Returns it, and its reader.
+def find_written(request: SchemaAsked, number: int) -> tuple[SchemaAsked, RegisteredSchema]:
+    """Returns the request in the format of the schema that records name by this number, and the schema: that of the
+    request's subject where it has the same format, as `schema pull` takes it, and otherwise the records' own.
+
+    Raises Failed for an unknown number, RegistryUnavailable, NotAuthorized.
+    """
+    written = client_of(request.registry).schema(number)
+    if written is None:
+        what = f"the schema registry {request.registry.url} has no schema {number}, which most records name"
+        raise Failed(what, remedy="give the registry of the records' producers, or --raw")
+    formats = {form.registered: name for name, form in READERS.items()}
+    if written.type not in formats:
+        raise Failed(f"schema {number} is of type {sanitize(written.type)}", remedy="land it with --raw")
+    request = replace(request, format=formats[written.type])
+    try:
+        return request, find_registered(request)
+    except Failed:
+        return request, written
+
+
+def read_key_fields(request: SchemaAsked) -> tuple[str, ...]:
+    """The fields of the topic's keys by their newest schema; empty without one, and for a key of one value."""
+    schema = client_of(request.registry).version(re.sub("-value$", "-key", request.subject))
+    format_ = next((name for name, form in READERS.items() if schema and form.registered == schema.type), None)
+    if schema is None or format_ is None:
+        return ()
+    try:
+        return tuple(f.name for f in reader_of(schema, replace(request, format=format_, message="")).columns.fields)
+    except Failed:
+        return ()
+
+
+def pull_schema(request: SchemaAsked, schema: RegisteredSchema | None = None) -> tuple[RegisteredSchema, Reader]:
+    """Write the registry's schema, or the given one, into the schema_file. Returns it, and its reader.
 
     If it makes no columns, it is written only if there is no file yet, for editing. Then, raises Failed.
     """
-    newest, file = find_registered(request), request.schema_file
+    newest, file = schema or find_registered(request), request.schema_file
     try:
         reader = reader_of(newest, request)
     except Failed as error:
