@@ -16,6 +16,7 @@ from contextlib import suppress
 from http.client import HTTPException, HTTPMessage
 from typing import Any, NamedTuple
 from urllib.error import URLError
+from urllib.parse import urljoin, urlsplit
 
 SLOWEST = 16 << 10
 """Bytes a second: the lowest speed of bodies in clients of urllib3."""
@@ -131,7 +132,12 @@ def limit_session(session: Any, seconds: float) -> Any:
         adapter.poolmanager.pool_classes_by_scheme = _limit_pools(adapter.poolmanager.pool_classes_by_scheme, seconds)
         return adapter
 
-    return type("Session", (session,), {"get_adapter": get_adapter})
+    def get_redirect_target(self: Any, answer: Any) -> str | None:
+        target = session.get_redirect_target(self, answer)
+        own, other = urlsplit(answer.url), urlsplit(urljoin(answer.url, target or ""))
+        return target if own[:2] == other[:2] else None  # a token request's body has the secret
+
+    return type("Session", (session,), {"get_adapter": get_adapter, "get_redirect_target": get_redirect_target})
 
 
 def _limit_pools(pools: Mapping[str, Any], seconds: float) -> dict[str, Any]:

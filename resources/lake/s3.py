@@ -64,6 +64,9 @@ COPY_RANGE = 512 << 20
 _CONNECTIONS = AT_ONCE * AT_ONCE
 """The most idle connections that a client keeps: enough for calls within calls, such as feeds and their entries."""
 _FAILURES = (boto.ClientError, boto.BotoCoreError, ResponseParserError)
+_ANSWERS = {"get_object": "ETag", "head_object": "ETag", "put_object": "ETag", "upload_part": "ETag",
+            "create_multipart_upload": "UploadId", "list_objects_v2": "Name"}  # fmt: skip
+"""A field that each answer has. Any page with status 200, such as a proxy's, would pass for an empty one."""
 Answer = TypeVar("Answer")
 _ACCESS = ("endpoint", "region", "path_style", "ca_bundle", "profile", "access_key_id", "secret_access_key",
            "session_token", "connect_timeout_ms", "read_timeout_ms", "retries")  # fmt: skip
@@ -297,7 +300,7 @@ class S3Client(StoreClient):
         if isinstance(body := parameters.get("Body"), mmap):
             body.seek(0)
         try:
-            return getattr(self.client, operation)(Bucket=self.home.bucket, **parameters)
+            return _check_answer(operation, getattr(self.client, operation)(Bucket=self.home.bucket, **parameters))
         except HTTPError as error:  # botocore passes it on if the body of a refused `get_object` breaks off
             raise boto.ResponseStreamingError(error=error) from error
 
@@ -318,6 +321,8 @@ class S3Client(StoreClient):
         while True:
             try:
                 page = next(pages, None)
+                if page is not None:
+                    _check_answer(operation, page)
             except _FAILURES as error:
                 raise self._translate(error, parameters.get("Prefix", "")) from error
             if page is None:
@@ -481,6 +486,7 @@ def _client(process: int, access: Access) -> Any:
     client = _session(process, access).client("s3", endpoint_url=s["endpoint"], config=config, verify=s["ca_bundle"])
     limit_client(client, s["read_timeout_ms"] / 1000)
     client.meta.events.register_first("needs-retry.s3", partial(_when_again, s["retries"]))
+    client.meta.events.register("before-call.s3.HeadBucket", _end_redirects)
     return client
 
 
@@ -516,6 +522,18 @@ def pause(attempt: int) -> None:
 def patience(attempts: int) -> float:
     """Returns the seconds until a retry: exponential, at most 20, with full jitter."""
     return random.random() * min(2.0 ** (attempts - 1), 20.0)
+
+
+def _check_answer(operation: str, answer: Any) -> Any:
+    """Returns the answer. Raises ResponseStreamingError for one that no store gives: a write may have happened."""
+    if (field := _ANSWERS.get(operation)) and field not in answer:
+        raise boto.ResponseStreamingError(error=f"no {field}: another server's page?")
+    return answer
+
+
+def _end_redirects(context: Mapping[str, Any], **_: Any) -> None:
+    """Keep botocore from following a redirect of its own question for a bucket's region, without end."""
+    context["s3_redirect"]["redirected"] = True
 
 
 def _is_transient(error: Exception) -> bool:
@@ -609,7 +627,9 @@ def _explain_silence(error: Exception, where: str, detail: str) -> SluiceError:
         case boto.SSOError() | boto.TokenRetrievalError() | boto.UnauthorizedSSOTokenError():
             return NotAuthorized(f"no token for {where}: {detail}", remedy="sign in again (aws sso login)")
         case boto.SSLError():
-            return SetupError(f"{where}: no trust in the endpoint: {detail}", remedy="name its CA in s3.ca_bundle")
+            return SetupError(
+                f"{where}: no trust in the endpoint: {detail}", remedy="name its CA in s3.ca_bundle, or have it renewed"
+            )
         case boto.HTTPClientError() | boto.ConnectionError() | boto.IncompleteReadError():
             return LakeUnavailable(
                 f"no answer for {where}: {detail}",
