@@ -100,9 +100,10 @@ def init(
 
     It samples the topic's newest records, proposes format, types, start and window, and a split if a header or field
     tells records of several shapes apart, with the reasons in the file. Values that name a schema of a registry get
-    that schema, as schemas/FEED.avsc, .proto or .json. It writes feeds/FEED.yaml, and .gitignore and
-    workspace.yaml where there are none (in a Dagster project of your own no workspace.yaml). Kafka is only read: no
-    group is joined, and no offset moves. On a terminal it asks for what you leave out.
+    that schema, as schemas/FEED.avsc, .proto or .json, and a split by message if they are of several. It writes
+    feeds/FEED.yaml, and .gitignore and workspace.yaml where there are none (in a Dagster project of your own no
+    workspace.yaml). Kafka is only read: no group is joined, and no offset moves. On a terminal it asks for what you
+    leave out.
 
     $ sluice init --local
     $ sluice init --bootstrap kafka.example:9092 --topic orders
@@ -158,7 +159,7 @@ def init(
             warning = list_overridden(created)
         text = feed_text(sample, proposal, settings, fit)
         path.write_text(text)
-        schemas = [root / proposal.schema_file] if proposal.schema_file else []
+        schemas = [root / output.schema_file for output in proposal.outputs if output.schema_file]
         written = [path, *schemas, *_beside(root)]
     lines = [*_view(sample, proposal, fit), *_view_limit(created, fit), *([warn(warning)] if warning else [])]
     session.terminal.show(heading(f"Feed {name}"), *lines, *_view_next(name, root, written))
@@ -175,8 +176,6 @@ def init(
         extra=typed and typed.extra,
         envelope=proposal.envelope,
         key=proposal.key,
-        schema_file=proposal.schema_file,
-        message=proposal.message,
         split=proposal.by,
         rest=proposal.rest,
         outputs=proposal.outputs,

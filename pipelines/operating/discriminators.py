@@ -25,7 +25,7 @@ from sluice.pipelines.schema.inference import is_data_text, list_words
 _LEVELS, _MOST_FEATURES = 3, 2000
 _MOST_VALUES, _MOST_OUTPUTS = 100, 40
 """Of more values each is data; of more frequent ones, no file of a feed would be readable."""
-_LEAST_RECORDS, _LEAST_SHARE = 5, 0.005
+LEAST_RECORDS, LEAST_SHARE = 5, 0.005
 """A rarer value gets no output, a rarer feature counts for no shape."""
 _MOST_REST = 0.1
 """The share of records that may have a rare value, or none."""
@@ -98,7 +98,7 @@ def _list_candidates(records: Sequence[SampledRecord], envelope: Envelope) -> It
                 values[_spell(value)] += 1
                 if len(values) > _MOST_VALUES or any(path[: len(row)] == row for row in skipped):
                     dead.add(path)
-    limit = max(_LEAST_RECORDS, _LEAST_SHARE * len(records))
+    limit = max(LEAST_RECORDS, LEAST_SHARE * len(records))
     for (header, path), values in counts.items():
         frequent = {v: n for v, n in values.most_common() if v and n >= limit and _is_usable(v, 1000)}
         is_data = 2 * sum(map(is_data_text, frequent)) > len(frequent)
@@ -138,7 +138,7 @@ def _list_features(records: Sequence[SampledRecord], envelope: Envelope) -> tupl
         for row in (envelope.get_row(r.value) for r in records)
     ]
     counts = Counter((path, kind) for of in kinds for path, kind in of.items())
-    limit = max(_LEAST_RECORDS, _LEAST_SHARE * len(records))
+    limit = max(LEAST_RECORDS, LEAST_SHARE * len(records))
     variants = Counter(path for (path, kind), n in counts.items() if kind != "null" and n >= limit)
     features = Counter[Feature]()
     for (path, kind), n in counts.items():

@@ -83,17 +83,14 @@ def feed_text(sample: TopicSample, proposal: FeedProposal, settings: FileSetting
     keys = {"start": propose_start(sample), "window": propose_window(sample)}
     keys |= {"engine": Proposed(settings.engine, _ENGINE_NOTES[settings.engine]), "format": proposal.format}
     lines += [_append_note(f"{key}: {proposed.value}", proposed.why) for key, proposed in keys.items()]
-    if proposal.schema_file:
-        lines += [_append_note(f"schema_file: {_scalar(proposal.schema_file)}", "sluice schema pull takes a newer one")]
-        lines += [f"message: {_scalar(proposal.message)}"] if proposal.message else []
+    if any(o.schema_file for o in proposal.outputs):
         section = section_text("registry", settings.registry).splitlines()
         lines += section or [_append_note("registry:", "the one of $SCHEMA_REGISTRY_URL")]
     if proposal.key:
         names = ", ".join(map(_scalar, proposal.key))
         why = "the key by Kafka's keys; for a table of current rows: sluice docs tables"
         lines += [_append_note(f"changes: {{format: debezium, key: [{names}]}}", why)]
-    if not proposal.schema_file:
-        lines += _split(proposal) if proposal.by else _schema(proposal.outputs[0], "")
+    lines += _split(proposal) if proposal.by else _schema(proposal.outputs[0], "")
     return "\n".join(lines) + "\n"
 
 
@@ -135,7 +132,8 @@ def _split(proposal: FeedProposal) -> Iterator[str]:
         share = show_share(Counts(landed=proposal.sampled - rest, quarantined=rest))
         yield _append_note(share, f"{many(rest, 'record')} of {proposal.sampled:,} have no output")
     yield "split:"
-    yield _append_note(f"  by: {{{source}: {_scalar(name)}}}", "its values tell the shapes of records apart")
+    value = name if source == "message" else _scalar(name)
+    yield _append_note(f"  by: {{{source}: {value}}}", "its values tell the shapes of records apart")
     yield "  into:"
     for output in proposal.outputs:
         yield _append_note(f"    {_scalar(output.name)}:", f"{output.records:,} of {proposal.sampled:,} records")
@@ -148,7 +146,10 @@ def _split(proposal: FeedProposal) -> Iterator[str]:
 
 
 def _schema(output: OutputProposal, indent: str) -> Iterator[str]:
-    if not output.columns:
+    if output.schema_file:
+        yield f"{indent}schema_file: {_scalar(output.schema_file)}"
+        yield from [f"{indent}message: {_scalar(output.message)}"] if output.message else []
+    if output.schema_file or not output.columns:
         return
     yield f"{indent}schema:"
     columns = [[*_column(parse_schema({c.name: c.type}).fields[0], c.type, f"{indent}  ")] for c in output.columns]

@@ -33,10 +33,10 @@ from sluice.pipelines.operating.discriminators import find_discriminator
 from sluice.pipelines.operating.envelopes import Envelope, SampledRecord, find_envelope, identify_rows
 from sluice.pipelines.quarantine.limit import Fault, kinds_of, rank_faults
 from sluice.pipelines.records.kafka_batches.decode import SCHEMA
-from sluice.pipelines.records.rows.value_reader import Reader, WriterSchemas
+from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.split_format import UNROUTED
 from sluice.pipelines.schema.inference import MOST_STRAYS, Sampled, parse_value
-from sluice.pipelines.schema.schema import parse_schema, spell_path
+from sluice.pipelines.schema.schema import Schema, parse_schema, spell_path
 from sluice.pipelines.util.units import HOUR
 
 SAMPLE = 1000
@@ -136,7 +136,8 @@ class ColumnProposal:
 class OutputProposal:
     """The rows of a feed, or of the records with one of `values`.
 
-    `extra` are fields without a column. `strays` are records of another shape, as `partition:offset`.
+    `extra` are fields without a column. `strays` are records of another shape, as `partition:offset`. Columns may be
+    those of a `schema_file`, whose `message` Protobuf names.
     """
 
     name: str
@@ -146,6 +147,8 @@ class OutputProposal:
     columns: tuple[ColumnProposal, ...]
     extra: tuple[str, ...]
     strays: tuple[str, ...]
+    schema_file: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ class FeedProposal:
     """The outputs of a feed for `sampled` records. `key` has the fields that name a row, if records are changes.
 
     They are split `by` a header or field; otherwise this is empty, and the one output has no name. `rest` are the
-    records without an output by its values. Columns may come from a `schema_file`, whose `message` Protobuf names.
+    records without an output by its values.
     """
 
     sampled: int
@@ -162,14 +165,13 @@ class FeedProposal:
     by: Mapping[str, str] = field(default_factory=dict)
     rest: Mapping[str, int] = field(default_factory=dict)
     key: tuple[str, ...] = ()
-    schema_file: str = ""
-    message: str = ""
 
     @property
     def format(self) -> Proposed:
         if not self.by:
             return self.outputs[0].format
-        return Proposed("json", f"of {sum(o.format.value == 'json' for o in self.outputs)} outputs")
+        format_ = self.outputs[0].format.value if "message" in self.by else "json"
+        return Proposed(format_, f"of {sum(o.format.value == format_ for o in self.outputs)} outputs")
 
 
 def propose(records: Sequence[SampledRecord], *, raw: bool = False) -> FeedProposal:
@@ -194,7 +196,7 @@ def propose(records: Sequence[SampledRecord], *, raw: bool = False) -> FeedPropo
         else:
             rest["tombstone" if value is None and record.value == "tombstone" else value or ""] += 1
     for value in by.counts:
-        name = _name_output(value, {o.name for o in outputs})
+        name = name_output(value, {o.name for o in outputs})
         outputs.append(_propose_output(groups[value], envelope, name, value))
     field_ = {"at": spell_path(by.path)} if by.path[1:] else {"field": "".join(by.path)}
     source = {"header": by.header} if by.header else field_
@@ -207,21 +209,18 @@ def refer_to_registry(proposal: FeedProposal, number: int) -> FeedProposal:
     return replace(proposal, outputs=(replace(proposal.outputs[0], format=Proposed("raw", why)),))
 
 
-def propose_registered(
-    records: Sequence[SampledRecord], reader: Reader, why: str, key: tuple[str, ...]
-) -> FeedProposal:
-    """The feed of the reader's columns. Those of Debezium's changes get a key: these fields, or those of Kafka's keys,
-    which may be JSON."""
-    columns = tuple(ColumnProposal(f.name, f.text, len(records), "") for f in reader.columns.fields)
-    output = OutputProposal("", (), len(records), Proposed(reader.format, why), columns, (), ())
+def identify_changes(
+    records: Sequence[SampledRecord], columns: Schema, key: tuple[str, ...]
+) -> tuple[str, tuple[str, ...]]:
+    """Returns the envelope and the fields of the key, if columns are those of Debezium's changes. The key is the given
+    one, or that of Kafka's keys in JSON."""
     keys = {tuple(r.key) for r in records if isinstance(r.key, dict)}
     key = key or (keys.pop() if len(keys) == 1 else ())
     try:
-        check_changes(ChangesSettings(format=ChangeFormat.DEBEZIUM, key=key), reader.columns)
-        title = "change events of Debezium: columns are those of the envelope"
+        check_changes(ChangesSettings(format=ChangeFormat.DEBEZIUM, key=key), columns)
     except UnusableChanges:
-        title, key = "", ()
-    return FeedProposal(len(records), title, (output,), key=key)
+        return "", ()
+    return "change events of Debezium: columns are those of the envelope", key
 
 
 def name_feed(text: str, prefix: str = "topic") -> str:
@@ -230,7 +229,7 @@ def name_feed(text: str, prefix: str = "topic") -> str:
     return (name if name[:1].isalpha() else f"{prefix}_{name}")[:60].strip("_")
 
 
-def _name_output(value: str, taken: Collection[str]) -> str:
+def name_output(value: str, taken: Collection[str]) -> str:
     """A name that no other output has, and that `split` does not reserve."""
     stem = name_feed(value, "kind")
     try:

@@ -227,8 +227,6 @@ DOCUMENTS = [
             "key": tuple[str, ...],
             "split": Mapping[str, str],
             "rest": Mapping[str, int],
-            "schema_file": str,
-            "message": str,
             "outputs": tuple[propose_feed.OutputProposal, ...],
             "sampled": int,
             "fit": int | None,

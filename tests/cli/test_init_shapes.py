@@ -50,7 +50,7 @@ class Topic:
         assert proposal.code == 0, proposal.err
         checked = self.sluice("feeds", "check", "--json")
         assert checked.code == 0, (checked.err, proposal.document["text"])
-        ran = self.sluice("run", "feed")
+        ran = self.sluice("run", "feed", "--no-dagster", "--engine", "processes")
         assert ran.code == 0, (ran.err, proposal.document["text"])
         return proposal.document
 

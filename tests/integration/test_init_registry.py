@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry import SchemaRegistryClient, topic_record_subject_name_strategy
 from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from deltalake import DeltaTable
 from kafka import KafkaProducer
 
+from sluice.pipelines.records.protobuf.reader_schema import from_file
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_registry import LocalRegistry
 from tests.integration import test_avro as avro
@@ -23,6 +26,7 @@ from tests.integration import test_protobuf as protobuf
 from tests.integration.conftest import Call
 from tests.integration.support import FeedProject
 from tests.integration.test_current import AVRO_ENVELOPE, make_changes, make_typed_change
+from tests.pipelines.records.protobuf.rows import NOWHERE, make_message_class
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 KEY = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "long"}]}
@@ -62,7 +66,7 @@ def test_values_of_a_registry_get_the_schema_of_their_subject(
     assert code == 0, proposal
     assert proposal["format"] == form.__name__.rpartition("test_")[2]
     assert (proposal["fit"], proposal["misfits"]) == (41, [])
-    assert (project.root / proposal["schema_file"]).exists()
+    assert (project.root / proposal["outputs"][0]["schema_file"]).exists()
     assert "id" in proposal["columns"]
     code, printed = call("feeds", "check")
     assert code == 0, printed
@@ -100,6 +104,45 @@ def test_changes_of_debezium_get_the_key_of_the_keys_schema(
     assert {row["id"]: row["name"] for row in read} == rows
 
 
+@pytest.mark.parametrize("form", ["avro", "protobuf"])
+def test_values_of_several_messages_are_split_by_message(
+    form: str, project: FeedProject, registry: LocalRegistry, call: Call
+) -> None:
+    """Subjects are those of the record-name strategy, so that no subject of the topic has a schema."""
+    sent, values = list[bytes](), {"shop.Order": 30, "shop.Refund": 20, "shop.Rare": 2}
+    with SchemaRegistryClient({"url": registry.url, "timeout": 20}) as client:
+        conf = {"subject.name.strategy": topic_record_subject_name_strategy}
+        for name, number in values.items():
+            context = SerializationContext(project.topic, MessageField.VALUE)
+            if form == "avro":
+                fields = [{"name": f"{name[5:].lower()}_id", "type": "long"}]
+                schema = {"type": "record", "name": name, "fields": fields}
+                serialize = AvroSerializer(client, json.dumps(schema), conf=conf)
+                sent += [serialize({fields[0]["name"]: i}, context) for i in range(number)]
+            else:
+                text = f'syntax = "proto3"; package shop; message {name[5:]} {{ int64 {name[5:].lower()}_id = 1; }}'
+                message = make_message_class(from_file(text, NOWHERE, name)[0])
+                to_bytes = ProtobufSerializer(message, client, conf | {"use.deprecated.format": False})
+                sent += [to_bytes(message(**{f"{name[5:].lower()}_id": i}), context) for i in range(number)]
+    send(project, sent)
+    code, proposal = propose(project, call, "--registry", registry.url)
+    assert code == 0, proposal
+    assert (proposal["split"], proposal["rest"], proposal["format"]) == ({"message": "true"}, {"shop.Rare": 2}, form)
+    assert {o["name"]: o["values"] for o in proposal["outputs"]} == {
+        "shop_order": ["shop.Order"],
+        "shop_refund": ["shop.Refund"],
+    }
+    assert (proposal["fit"], len(proposal["misfits"])) == (50, 2)
+    code, printed = call("feeds", "check")
+    assert code == 0, printed
+    code, printed = call("run", "orders", "--no-dagster", "--engine", "processes")
+    assert code == 0, printed
+    for output, column, number in (("shop_order", "order_id", 30), ("shop_refund", "refund_id", 20)):
+        files = f"{project.root}/.sluice/lake/data/orders/{output}/**/*.parquet"
+        rows = duckdb.sql(f"select {column} from '{files}' where {column} >= 0").fetchall()
+        assert sorted(n for (n,) in rows) == list(range(number))
+
+
 def test_records_without_a_registry_stay_raw_with_the_remedy(
     project: FeedProject, registry: LocalRegistry, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +152,7 @@ def test_records_without_a_registry_stay_raw_with_the_remedy(
     assert propose(project, call, "--registry", registry.url, "--registry", "password=open")[0] == 2
     assert [path for path in project.root.rglob("*") if path.is_file()] == []
     code, proposal = propose(project, call)
-    assert (code, proposal["format"], proposal["schema_file"]) == (0, "raw", "")
+    assert (code, proposal["format"]) == (0, "raw")
     assert "--registry URL gives columns" in proposal["text"]
     (project.root / "feeds/orders.yaml").unlink()
     monkeypatch.setenv("SCHEMA_REGISTRY_URL", registry.url)
