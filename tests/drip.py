@@ -36,13 +36,13 @@ def dripping(script: str) -> Iterator[int]:
             while not ended.wait(every):
                 connection.sendall(repeated)
 
-    def accept() -> None:
+    def serve_all() -> None:
         with suppress(OSError):
             while True:
                 Thread(target=serve, args=[listening.accept()[0]], daemon=True).start()
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        Thread(target=accept, daemon=True).start()
+        Thread(target=serve_all, daemon=True).start()
         try:
             yield listening.getsockname()[1]
         finally:
