@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.sections import Start
     from sluice.pipelines.model.kafka import TopicPartition
     from sluice.pipelines.operating.acceptance import Accepted
+    from sluice.pipelines.operating.rebuild_ledger import Rebuilt
     from sluice.pipelines.ports import Ports
 
 _BEGINS = ("committed", "start")
@@ -64,6 +65,11 @@ class AcceptOptions:
         ),
     ] = None
 
+    from_files: Annotated[
+        bool,
+        typer.Option("--from-files", metavar=" ", help="With ledger: count files again that Kafka cannot replace."),
+    ] = False
+
     @property
     def partitions(self) -> tuple[TopicPartition, ...]:
         return tuple(parsing.parse_partition(text) for text in self.only or ())
@@ -87,6 +93,8 @@ class AcceptOptions:
             )
         if self.adopt and self.event != "moved":
             raise UsageError(f"--adopt together with {self.event}", remedy="leave out --adopt: only moved takes it")
+        if self.from_files and self.event != "ledger":
+            raise UsageError(f"--from-files together with {self.event}", remedy="leave it out: only ledger takes it")
         if (self.event in ("group", "cluster")) is (self.begin is None) and self.event != "truncated":
             raise UsageError("group or cluster, and --begin go together", remedy=_BEGIN_REMEDIES)
         if self.event == "group" and self.begin not in (None, *_BEGINS):
@@ -128,9 +136,10 @@ def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: Dr
     and commits do without it. moved: another client moved the group's committed offsets; the next commit continues from
     there, or with --adopt the offsets in between are skipped. corrupt: a batch that cannot be read is recorded as lost.
     damaged: the rows of missing or damaged files are given up, and what Kafka still has of them may land again.
-    ledger: the ledger lost its newest entries; their files are set aside, never deleted, and their offsets are pending
-    again. group: the committed offsets belong to another ledger, for example of a lost lake; the feed takes over the
-    group, from its committed offsets or from `start`.
+    ledger: the ledger lost its newest entries, or all; their files are set aside, never deleted, and their offsets are
+    pending again. With --from-files, files whose records Kafka no longer has count again. group: the committed offsets
+    belong to another ledger, for example of a lost lake; the feed takes over the group, from its committed offsets or
+    from `start`.
 
     An event that has not happened is refused. A refused run prints the command to use. Before offsets become lost or
     skipped, it asks for confirmation on a terminal; elsewhere it needs --yes.
@@ -140,6 +149,7 @@ def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: Dr
     $ sluice accept orders recreated --only orders:0 --reason "INC-311"
     $ sluice accept orders moved --adopt --reason "skipped the load test"
     $ sluice accept orders group --begin start --reason "the lake was lost, INC-20"
+    $ sluice accept orders ledger --from-files --reason "the folder _sluice was deleted, INC-21"
     $ sluice accept orders corrupt --offsets orders:0:100-200 --reason "disk of broker 2"
     $ sluice accept orders damaged --offsets orders:4:0-515 --reason "no backup of the lake, INC-31"
     """
@@ -178,7 +188,7 @@ def _accept(feed: Feed, ports: Ports, options: AcceptOptions) -> Accepted:
         case accepting.AcceptEvent.MOVED:
             return accepting.accept_moved(feed, ports, reason, partitions, adopting=options.adopt)
         case accepting.AcceptEvent.LEDGER:
-            return accepting.accept_ledger(feed, ports, reason)
+            return accepting.accept_ledger(feed, ports, reason, from_files=options.from_files)
         case accepting.AcceptEvent.GROUP:
             return accepting.accept_group(feed, ports, accepting.Begin(options.begin or ""), reason)
         case accepting.AcceptEvent.CORRUPT:
@@ -220,9 +230,29 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
     stays, goes_on = "the committed offset {} stays until landing reaches it", "the next commit continues from {}"
     move = stays if done.event == "group" else goes_on
     out += [warn(f"{m.key}: {move.format(count(m.offset))}") for m in done.moved]
+    out += _view_rebuilt(feed, done.rebuilt) if done.rebuilt else []
     out += [warn(f"batch {b} was abandoned") for b in done.abandoned]
     out += [warn(f"{r.key} {r.range}: no longer in Kafka; the next run records it as lost") for r in done.gone]
     aside = [("set aside", f"{many(len(done.aside), 'file')} in {done.aside_folder}")] if done.aside else []
     if dry_run:
         return [*out, facts(*aside), output.format_dry_run()]
     return [*out, facts(("ledger entry", str(done.entry)), *aside), good(f"runs can continue: sluice run {feed.name}")]
+
+
+def _view_rebuilt(feed: Feed, rebuilt: Rebuilt) -> list[RenderableType]:
+    """Returns the result of --from-files, and what no file tells."""
+    out: list[RenderableType] = [
+        good(f"{many(len(rebuilt.files), 'file')} with {many(rebuilt.rows, 'row')} count again")
+    ]
+    if rebuilt.without_row:
+        why = "markers, aborted, dropped or compacted records, or those of missing files: which of these is unknown"
+        out.append(warn(f"{many(rebuilt.without_row, 'offset')} in their ranges have no row: {why}"))
+    out += [
+        warn(f"{h.key} {h.range} has no file, and Kafka no longer has it: the next run reports a loss")
+        for h in rebuilt.holes
+    ]
+    unknown = "erasures, holds, skipped offsets, contract results and offsets that replays landed are unknown"
+    out.append(warn(f"{unknown}: put holds on again, and erase again what Kafka still has"))
+    if feed.table:
+        out.append(warn(f"make the table again: sluice table rebuild {feed.name} --yes"))
+    return out

@@ -79,6 +79,7 @@ from sluice.pipelines.model.kafka import (
 )
 from sluice.pipelines.model.plans import AskedRange, OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import group_by_sharing
+from sluice.pipelines.operating.rebuild_ledger import Rebuilt, list_standing, rebuild
 from sluice.pipelines.planning import origins, windows
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake, Ports
@@ -116,6 +117,7 @@ class Accepted:
     into `aside_folder`, and `gone` are ranges that they cover and Kafka no longer holds. For a group that
     was taken over, `begun` are the feed's new origins. `retired` are the ranges whose rows are given up. `unseen` are
     the ends of the lives that were left, as far as the ledger knows them: whether their logs had more is unknown.
+    `rebuilt` are files that count again in a ledger that was lost.
     """
 
     event: AcceptEvent
@@ -132,6 +134,7 @@ class Accepted:
     begun: tuple[OriginItem, ...] = ()
     retired: tuple[KeyRange, ...] = ()
     unseen: tuple[KeyOffset, ...] = ()
+    rebuilt: Rebuilt | None = None
 
 
 Only = Sequence[TopicPartition]
@@ -506,15 +509,23 @@ class _LedgerRemains:
     traces: tuple[Trace, ...]
 
 
-def accept_ledger(feed: Feed, ports: Ports, reason: str) -> Accepted:
+def accept_ledger(feed: Feed, ports: Ports, reason: str, *, from_files: bool = False) -> Accepted:
     """Continue with the entries that stand. Files of lost entries are set aside and pending again; live batches end.
 
-    The next number is above all numbers known to be used, so that no name and no mark ever means two things. Raises
-    NothingToAccept, and PlanBusy while any run is at work.
+    With `from_files`, files of which Kafka does not have all records count again. The next number is above all numbers
+    known to be used, so that no name and no mark ever means two things. Raises NothingToAccept, and PlanBusy while any
+    run is at work.
     """
     ledger = Ledger.from_entries(ports.lake, feed.stored, ports.clock, ports.cluster.cluster_id())
     origins.check_cluster(ledger.read(), ports.cluster.cluster_id(), feed.name)
     remains = _ledger_remains(feed, ports, ledger.read())
+    standing = list_standing(feed, ports.lake, remains.state, remains.partitions) if from_files else ()
+    if standing and not remains.traces and remains.state.gaps:  # a call that was killed
+        _check_idle(feed, ports, remains.state)
+        for batch in remains.state.live():
+            publish.abandon(ledger, batch.id, "the call that rebuilt the account was killed")
+        done = rebuild(feed, ports, ledger, standing, remains.partitions)
+        return Accepted(AcceptEvent.LEDGER, ledger.read().newest, rebuilt=done)
     if not remains.traces:
         raise NothingToAccept(
             f"the ledger of feed {feed.name} shows no trace of lost entries",
@@ -525,7 +536,8 @@ def accept_ledger(feed: Feed, ports: Ports, reason: str) -> Accepted:
     after = _find_unused_number(remains)
     # From here on the loss is known, even if this process dies.
     ports.lake.put(paths.tip_path(feed.stored), Tip(remains.ledger_id, after - 1).dump())
-    aside = lost_entries.list_strays(feed, ports.lake, remains.state)
+    counting = {f.path for f in standing}
+    aside = [p for p in lost_entries.list_strays(feed, ports.lake, remains.state) if p not in counting]
     begun, missing = _begun_at(ports, remains, aside), _not_in_kafka(ports.lake, remains, aside)
     lost_entries.set_aside(ports.lake, feed.stored, after, aside)
     appended = ledger.append(
@@ -533,11 +545,12 @@ def accept_ledger(feed: Feed, ports: Ports, reason: str) -> Accepted:
     )
     if appended is None:
         raise NothingToAccept("another process has accepted it", remedy=f"see: sluice status {feed.name}")
+    rebuilt = rebuild(feed, ports, ledger, standing, remains.partitions) if standing else None
     _originate(feed, ports, ledger, remains, begun)
     ended = tuple(b.id for b in remains.state.live())
     folder, moved = paths.aside_path(feed.stored, after, ""), tuple(aside)
     outcome = Accepted(AcceptEvent.LEDGER, appended.number, abandoned=ended, next=after, aside=moved, gone=missing)
-    return replace(outcome, aside_folder=folder)
+    return replace(outcome, aside_folder=folder, rebuilt=rebuilt)
 
 
 def _find_unused_number(remains: _LedgerRemains) -> int:
@@ -648,9 +661,13 @@ def _life(ports: Ports, path: str) -> str:
 def _originate(
     feed: Feed, ports: Ports, ledger: Ledger, remains: _LedgerRemains, begun: tuple[OriginItem, ...]
 ) -> None:
-    if begun:
+    state = ledger.read()
+    if begun := tuple(o for o in begun if o.key.tp not in state.current):
         keyed = {origins.find_key(remains.state, p): p for p in remains.partitions}
-        begun = with_first_windows(feed, ports.cluster, ledger.read(), keyed, begun, ports.clock())
+        if state.current and not remains.state.current:  # rebuilt: the window of its oldest file, and no later one
+            begun = tuple(o.model_copy(update={"opens": state.boundary_times[0]}) for o in begun)
+        else:
+            begun = with_first_windows(feed, ports.cluster, state, keyed, begun, ports.clock())
         items = windows.find_cuts(ports.cluster, keyed, begun, feed.window.max_skew)
         ledger.append(lambda _: OriginEntry(items=items))
 

@@ -579,6 +579,9 @@ class _Check:
     def _check_name(self, f: _File) -> Iterator[Broken]:
         r, plan = f.receipt, self.book.plans[f.receipt.batch]
         where = locate(r.life, r.start, path=f.part.path, number=r.batch)
+        if "/rebuilt/" in f.part.staged:
+            yield from self._check_rebuilt_name(f, where)
+            return
         if f.part.shared:
             yield from self._check_shared_name(f, plan, where)
             return
@@ -598,6 +601,15 @@ class _Check:
         ):
             text = f"{f.part.path} names {metadata.get('sluice.range')} of {metadata.get('sluice.topic_id')}, not {r}"
             yield Broken(12, text, where)
+
+    def _check_rebuilt_name(self, f: _File, where: dict[str, Any]) -> Iterator[Broken]:
+        """Check that a file that counts again is of a batch whose entries are lost, and of the same life."""
+        number = int(f.part.path.rpartition("-b")[2].partition(".")[0].partition("-")[0])
+        if not any(first <= number < after for first, after in self.book.gaps):
+            yield Broken(9, f"{f.part.path} counts again, and entries of its batch are not lost", where)
+        life = f.receipt.life
+        if f.rows and f.rows.metadata.get("sluice.topic_id") != life.incarnation:
+            yield Broken(12, f"{f.part.path} is of {f.rows.metadata.get('sluice.topic_id')}, not of {life}", where)
 
     def _check_shared_name(self, f: _File, plan: Plan, where: dict[str, Any]) -> Iterator[Broken]:
         """Check the name and footer of a shared file: its first range; all of its ranges, of one life of the topic."""

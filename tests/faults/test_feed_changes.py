@@ -1,4 +1,5 @@
-"""A feed's rename, and the move of a topic to another feed and back, killed before each of their effects.
+"""A feed's rename, the move of a topic to another feed and back, and a ledger that is rebuilt from files, killed before
+each of their effects.
 
 After each kill the project's feeds are valid, and runs of them land nothing twice. The same command continues.
 """
@@ -7,12 +8,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from kafka import KafkaAdminClient, TopicPartition
 
+from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.errors import Refused, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feeds
@@ -21,7 +25,16 @@ from tests.checker.facts import Evidence
 from tests.checker.invariants import check
 from tests.checker.lake import Folder
 from tests.faults.effects import run_command, run_until_killed
-from tests.integration.support import FeedProject, commit_feed, produce_values, read_rows, rescan_feed, run
+from tests.integration.support import (
+    FeedProject,
+    commit_feed,
+    open_feed_ledger,
+    open_inline_ports,
+    produce_values,
+    read_rows,
+    rescan_feed,
+    run,
+)
 
 pytestmark = pytest.mark.faults
 BROKERS = 1
@@ -110,3 +123,31 @@ def test_move_of_a_topic_killed_before_each_effect(project: FeedProject, fresh_t
     check_sound(root)
     for feed in list_feeds(root).values():
         assert rescan_feed(feed).problems == ()
+
+
+def test_ledger_rebuilt_from_files_killed_before_each_effect(project: FeedProject) -> None:
+    feed, root = project.write_feed("orders"), project.root
+    for _ in range(3):
+        produce_values(project, EACH)
+        run(feed)
+    with closing(KafkaAdminClient(bootstrap_servers=project.kafka.bootstrap)) as admin:
+        admin.delete_records({TopicPartition(project.topic, 0): 12, TopicPartition(project.topic, 1): 7})
+    rows, lake = read_rows(feed), root / ".sluice" / "lake"
+    shutil.rmtree(lake / "_sluice" / "orders")
+    shutil.copytree(lake, root / "copy")
+    for effect in itertools.count(1):
+        words = ("accept", "orders", "ledger", "--from-files", "--reason", "test", "--yes")
+        if killed := run_until_killed(effect, run_command, root, *words):
+            with suppress(AssertionError):  # nothing is left to accept
+                run_command(root, *words)
+        run(feed)
+        commit_feed(feed)
+        assert read_rows(feed) == rows, f"killed before effect {effect}"
+        check_sound(root)
+        with open_inline_ports(feed) as ports:
+            assert audit(open_feed_ledger(feed, ports), ports.lake, hashes=True).problems == ()
+        if not killed:
+            break
+        shutil.rmtree(lake)
+        shutil.copytree(root / "copy", lake)
+    assert effect > 8, "there are more effects than that"

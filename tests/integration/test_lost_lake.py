@@ -5,20 +5,25 @@ Kafka's own command and another client read the group's offsets.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
+import duckdb
 import pytest
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 
 from sluice.pipelines.errors import ForeignMarks
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.operating.acceptance import Begin, accept_group
+from sluice.pipelines.util.units import show_window
 from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.checker.tools import Java
-from tests.integration.conftest import Lines
+from tests.integration.conftest import Call, Lines
 from tests.integration.support import (
     FeedProject,
     commit_feed,
@@ -29,6 +34,7 @@ from tests.integration.support import (
     rescan_feed,
     run,
 )
+from tests.integration.test_lives import find_hour
 
 
 @pytest.fixture
@@ -119,3 +125,93 @@ def test_offsets_reset_by_kafka_command_are_used_as_start(project: FeedProject) 
     landed = run(feed)
     assert "`start: earliest` is not used in 2 of 2 partitions" in landed.start_not_used
     assert read_rows(feed) == [row for row in consume_topic(project.kafka, project.topic) if row["offset"] >= 5]
+
+
+AGO = (5, 4, 3)
+"""The closed hours, in hours before now."""
+
+
+def land_hours(project: FeedProject, call: Call, shared: str) -> Feed:
+    """Land three hours of good and bad records, and an open one. Kafka deletes the first hour, and half of the next."""
+    project.write_feed(
+        format="json",
+        schema="{id: int64}",
+        policies="{quarantine_limit: {share: 1.0}}",
+        landing=f"{{shared_files: {shared}}}",
+    )
+    for n, ago in enumerate((*AGO, 0)):
+        produce_numbers(project, range(40 * n, 40 * (n + 1)), find_hour(ago))
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    with closing(KafkaAdminClient(bootstrap_servers=project.kafka.bootstrap)) as admin:
+        admin.delete_records({TopicPartition(project.topic, p): 30 for p in (0, 1)})
+    return load_feed(project.root / "feeds" / "orders.yaml", {})
+
+
+def produce_numbers(project: FeedProject, numbers: range, hour: int) -> None:
+    """Write objects in turn to two partitions; every tenth one is for the quarantine."""
+    with KafkaProducer(bootstrap_servers=project.kafka.bootstrap) as producer:
+        for i in numbers:
+            value = b'{"id": %d}' % i if i % 10 else b'{"id": "no"}'
+            producer.send(project.topic, value, partition=i % 2, timestamp_ms=hour + i)
+
+
+def read_ids(feed: Feed) -> tuple[list[int], int]:
+    """Returns the landed numbers, and the number of records in quarantine."""
+    folders = [Path(open_lake(feed).uri.removeprefix("file://")) / root / "orders" for root in ("data", "quarantine")]
+    landed, bad = (f"from read_parquet('{f}/**/*.parquet', hive_partitioning = false)" for f in folders)
+    ids = duckdb.execute(f"select id {landed} order by id").fetchall()
+    return [i for (i,) in ids], len(duckdb.execute(f"select 1 {bad}").fetchall())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", ["true", "false"], ids=["shared files", "own files"])
+def test_account_is_rebuilt_from_files_that_kafka_cannot_replace(
+    tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], call: Call, shared: str
+) -> None:
+    project = FeedProject(tmp_path, kafka, fresh_topic(partitions=2, config={"retention.ms": "-1"}), {})
+    feed = land_hours(project, call, shared)
+    assert call("quarantine", "list", "orders")[0] == 0
+    hours = [show_window(find_hour(ago)) for ago in AGO]
+    before = [call("check", "orders", hour, "--json")[1] for hour in hours]
+    shutil.rmtree(tmp_path / ".sluice" / "lake" / "_sluice" / "orders")
+    assert call("run", "orders", "--no-dagster")[0] == 3
+    accept = ("accept", "orders", "ledger", "--from-files", "--reason", "INC-21")
+    code, foreseen = call(*accept, "--dry-run", "--json")
+    assert (code, foreseen.get("applied")) == (0, False), foreseen
+    assert call("status", "orders")[0] != 0, "a dry run changes nothing"
+    code, done = call(*accept, "--json")
+    assert (code, done["rebuilt"]) == (0, foreseen["rebuilt"])
+    assert (done["rebuilt"]["rows"], done["rebuilt"]["without_row"], done["rebuilt"]["holes"]) == (80, 0, [])
+    assert call(*accept)[0] != 0, "once"
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    produce_numbers(project, range(160, 180), find_hour(0))
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    assert read_ids(feed) == ([i for i in range(180) if i % 10], 18)
+    for words in (("audit", "orders", "--strict", "--hashes"), ("audit", "orders", "--rescan")):
+        code, text = call(*words)
+        assert code == 0, text
+    after = [call("check", "orders", hour, "--json")[1] for hour in hours]
+    assert [(c["complete"], c["rows"]) for c in after] == [(c["complete"], c["rows"]) for c in before]
+    assert [c["complete"] for c in after] == [True] * 3
+
+
+@pytest.mark.slow
+def test_gap_without_a_file_is_reported_as_lost(
+    tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], call: Call
+) -> None:
+    project = FeedProject(tmp_path, kafka, fresh_topic(partitions=2, config={"retention.ms": "-1"}), {})
+    feed = land_hours(project, call, "false")
+    lake = tmp_path / ".sluice" / "lake"
+    shutil.rmtree(lake / "_sluice" / "orders")
+    for path in lake.rglob("*-0-20-40-*.parquet"):
+        path.unlink()
+    code, text = call("accept", "orders", "ledger", "--from-files", "--reason", "INC-21")
+    assert (code, f"{project.topic}:0 [20, 30) has no file" in text) == (0, True), text
+    code, text = call("run", "orders", "--no-dagster")
+    assert (code, "sluice accept orders lost" in text) == (3, True), text
+    assert call("accept", "orders", "lost", "--reason", "INC-21", "--yes")[0] == 0
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    assert read_ids(feed)[0] == [i for i in range(160) if i % 10 and i not in range(40, 60, 2)]
+    assert call("audit", "orders", "--strict", "--hashes")[0] == 0
+    code, checked = call("check", "orders", show_window(find_hour(AGO[0])), "--json")
+    assert (code, sum(p["lost"] for p in checked["partitions"])) == (0, 10), checked
