@@ -9,12 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from bench import age, cluster, fleet, scale, send, start, timeline
+from bench import age, cluster, fleet, scale, send, start, timeline, waits
 from bench import command as calls
 from bench import table as old_table
 from bench.render import PAGE, lake_view, race_view
 from bench.render import write as write_page
-from bench.results import BenchReport, RaceResult, StartTimes
+from bench.results import BenchReport, RaceResult, StartTimes, WaitTimes
+from bench.suite import ALL
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.main import run_app
 from sluice.cli.terminal.output import good
@@ -96,7 +97,8 @@ def run_benchmarks(
     `fleet` lands one window of many small feeds, one by one and in one run, and counts requests to Kafka. `scale`
     runs the planner over up to 100,000 partitions on 1,000 brokers, in memory. `age` measures an hour of a feed
     that has run for months. `table` measures a batch for an old table. `republish` compares sending with the
-    producers of Kafka, confluent-kafka and kafka-python.
+    producers of Kafka, confluent-kafka and kafka-python. `waits` measures commands, reads and the code location
+    next to plain scripts; it is part of `all`.
 
     $ python -m bench
     $ python -m bench gzip nested --repeat 3
@@ -117,6 +119,7 @@ def run_benchmarks(
         ("age",): (calls.run_age, age.age_view),
         ("republish",): (calls.run_send, send.send_view),
         ("table",): (calls.run_table, old_table.table_view),
+        ("waits",): (calls.run_waits, waits.wait_view),
     }
     docs = Path(__file__).parents[1] / "docs" / "developers"
     if request.names == ("start",) and write and not chosen:
@@ -124,7 +127,7 @@ def run_benchmarks(
         picture.write_text(calls.draw_start(request, session.terminal.note))
         return session.terminal.show(good(f"written to {picture}"))
     if request.names in alone:
-        if write and request.names != ("start",):
+        if write and request.names not in (("start",), ("waits",)):
             raise UsageError(
                 f"{request.names[0]} has no table on the page of results",
                 remedy="leave out --write",
@@ -132,7 +135,9 @@ def run_benchmarks(
         measure, show = alone[request.names]
         measured = measure(request, session.terminal.note)
         session.terminal.show(*show(measured))
-        if write:
+        if write and isinstance(measured, waits.WaitReport):
+            write_page(BenchReport((), waits=_as_table(measured)), docs)
+        elif write:
             write_page(BenchReport((), StartTimes(start.RECORDS, measured.medians, calls.describe(sys.argv[1:]))), docs)
         return session.terminal.print_document(measured.document())
 
@@ -145,6 +150,11 @@ def run_benchmarks(
 
     try:
         calls.run(request, sys.argv[1:], session.terminal.note, keep)
+        if ALL in request.names and not chosen:
+            measured = calls.run_waits(request, session.terminal.note)
+            session.terminal.show(*waits.wait_view(measured))
+            if write:
+                write_page(BenchReport((), waits=_as_table(measured)), docs)
     finally:  # each took minutes: an interrupt, or a later peer that fails, takes none of them away
         if done:
             report = BenchReport(tuple(done))
@@ -152,6 +162,10 @@ def run_benchmarks(
             if write:
                 session.terminal.show(good(f"written to {docs / PAGE}, its plot and its .json"))
             session.terminal.print_document(report.document())
+
+
+def _as_table(report: waits.WaitReport) -> WaitTimes:
+    return WaitTimes([w.row for w in report.waits], calls.describe(sys.argv[1:]))
 
 
 if __name__ == "__main__":

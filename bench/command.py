@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import age, cluster, fleet, lake, machine, peers, race, scale, send, start, suite, table
+from bench import age, cluster, fleet, lake, machine, peers, race, scale, send, start, suite, table, waits
 from bench.results import BenchReport, Provenance, RaceResult
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.util import extras
@@ -112,6 +112,12 @@ def run_age(request: BenchRequest, note: Note) -> age.AgeReport:
     """Measure the cost of an hour for an old feed. Raises UsageError for another benchmark under way."""
     with _alone(request.folder or default_folder()) as folder:
         return age.run(folder, note, request.months or age.MONTHS)
+
+
+def run_waits(request: BenchRequest, note: Note) -> waits.WaitReport:
+    """Measure commands and reads next to plain scripts. Raises as `run`, and ProofFailed."""
+    with _alone(request.folder or default_folder()) as folder:
+        return waits.run(folder, note, request.repeat)
 
 
 def run_send(request: BenchRequest, note: Note) -> send.SendReport:

@@ -100,7 +100,7 @@ def run(feeds: int, folder: Path, note: Note) -> FleetReport:
             with LocalKafka(scratch / "kafka", settings=settings) as kafka:
                 adopting_orphans()  # the broker is none of ours
                 pids = tuple(b.pid for b in kafka.status().brokers if b.pid)
-                took = tuple(_measured(_Track(scratch, feeds, counting, pids, note)))
+                took = tuple(_measure(_Track(scratch, feeds, counting, pids, note)))
     return FleetReport(feeds, PARTITIONS, RECORDS, took, machine.machine())
 
 
@@ -143,7 +143,7 @@ class _Track:
         return took, documents
 
 
-def _measured(track: _Track) -> Iterator[Took]:
+def _measure(track: _Track) -> Iterator[Took]:
     track.note(f"{track.feeds} topics of {PARTITIONS} partitions, {RECORDS} records in each")
     topics = [f"fleet_{n:03}" for n in range(track.feeds)]
     _fill(track.bootstrap, topics)

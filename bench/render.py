@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from bench import lake
+from bench import lake, waits
 from bench.formats import FORMATS
 from bench.peers import SPARK
 from bench.plot import is_own, plot
@@ -261,6 +261,16 @@ def to_tools(report: BenchReport) -> str:
     return "\n\n".join(parts)
 
 
+def to_waits(report: BenchReport) -> str:
+    """Returns the table of waits as Markdown."""
+    if not report.waits:
+        return ""
+    run = report.waits.run
+    intro = f"{run.when[:10]}, {run.machine['cores']} cores of {run.machine['cpu']}: medians of CPU time"
+    table = _lines(waits.COLUMNS, ["---", "--:", "--:", "--:", "--:"], [list(row) for row in report.waits.rows])
+    return f"{_sentence(intro)}\n\n{table}"
+
+
 def to_summary(report: BenchReport) -> str:
     """Returns the benchmark `typed` next to the times of starts as Markdown, for the README."""
     race = report.find("typed")
@@ -304,6 +314,7 @@ _SECTIONS: Mapping[str, tuple[str, Callable[[BenchReport], str]]] = {
     "headline": (PAGE, to_headline),
     "results": (PAGE, to_markdown),
     "tools": (PAGE, to_tools),
+    "waits": (PAGE, to_waits),
     "speed": (README, to_summary),
 }
 """Generated sections by the name in their marks, each with its page."""

@@ -236,15 +236,24 @@ class StartTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitTimes:
+    """Cells of the table of waits, and the call that measured them."""
+
+    rows: Sequence[Sequence[str]]
+    run: Provenance
+
+
+@dataclass(frozen=True, slots=True)
 class BenchReport:
-    """Benchmarks, each with the call that it comes from, and the newest times of starts."""
+    """Benchmarks, each with the call that it comes from, and the newest times of starts and of other waits."""
 
     races: tuple[RaceResult, ...]
     start: StartTimes | None = None
+    waits: WaitTimes | None = None
 
     def document(self) -> dict[str, Any]:
-        start = {"start": asdict(self.start)} if self.start else {}
-        return {"format": FORMAT, "benchmarks": [r.document() for r in self.races]} | start
+        others = {name: asdict(of) for name in ("start", "waits") if (of := getattr(self, name))}
+        return {"format": FORMAT, "benchmarks": [r.document() for r in self.races]} | others
 
     def find(self, name: str) -> RaceResult | None:
         """Returns the race of that name, if it was measured."""
@@ -256,7 +265,9 @@ class BenchReport:
         races = document["benchmarks"] if document.get("format") == FORMAT else []
         start = document.get("start")
         times = StartTimes(start["records"], start["seconds"], Provenance(**start["run"])) if start else None
-        return cls(tuple(map(RaceResult.from_document, races)), times)
+        waits = document.get("waits")
+        rows = WaitTimes(waits["rows"], Provenance(**waits["run"])) if waits else None
+        return cls(tuple(map(RaceResult.from_document, races)), times, rows)
 
     def over(self, older: BenchReport, order: Sequence[str]) -> BenchReport:
         """These benchmarks, and those of an older report that are none of these by name. In the order of names given;
@@ -265,7 +276,7 @@ class BenchReport:
         both = [*self.races, *(r for r in older.races if r.name not in mine)]
         positions = {name: i for i, name in enumerate(order)}
         races = sorted(both, key=lambda r: (positions.get(r.name, len(positions)), r.partitions, r.records))
-        return BenchReport(tuple(races), self.start or older.start)
+        return BenchReport(tuple(races), self.start or older.start, self.waits or older.waits)
 
 
 def _median(values: list[float | None], scale: float = 1.0) -> float | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from importlib.util import find_spec
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from sluice.pipelines.errors import UsageError, docs_command
@@ -17,14 +18,10 @@ from sluice.pipelines.model.receipts import EngineKind, PartKind
 from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.pipelines.ports import Engine, Groups, Lake, Ports, Table
 from sluice.pipelines.util import extras
-from sluice.pipelines.util.extras import build_missing_error
 from sluice.resources.lake import open_lake
 from sluice.resources.liveness import LakeLiveness, now
-from sluice.resources.local_engine import LocalEngine
 from sluice.resources.registry.confluent import writers_of
-from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.executor import Wiring
-from sluice.resources.zookeeper.zookeeper_group import BothGroup, BothGroups, ZooKeeperGroup, ZooKeeperGroups
 
 if TYPE_CHECKING:
     from sluice.pipelines.tables.current import CurrentTable
@@ -36,11 +33,12 @@ if TYPE_CHECKING:
     from sluice.resources.kafka.group.group import KafkaGroup
     from sluice.resources.kafka.produce.sender import KafkaTarget
     from sluice.resources.spark.preflight import ExecutorPorts
+    from sluice.resources.zookeeper.zookeeper_group import BothGroup, BothGroups, ZooKeeperGroup, ZooKeeperGroups
 
 
 @contextmanager
 def open_ports(feed: Feed) -> Iterator[Ports]:
-    """The feed's ports; connections are closed when the block ends. Raises KafkaUnavailable, SetupError."""
+    """The feed's ports, each opened by its first use, and closed when the block ends. Raises SetupError."""
     with _open_ports(feed) as ports:
         yield ports
 
@@ -70,32 +68,57 @@ def share_ports(feeds: Iterable[Feed]) -> Iterator[Callable[[Feed], AbstractCont
 @contextmanager
 def _open_ports(feed: Feed, shared: SharedKafka | None = None) -> Iterator[Ports]:
     lake = open_lake(feed)
-    if find_spec("kafka") is None:
-        yield _make_ports(feed, lake, _NoKafka(), _NoKafka())
-        return
-    from sluice.resources.kafka.cluster.cluster import KafkaCluster
-    from sluice.resources.kafka.connection.connections import Wire
+
+    def open_wire() -> Wire:
+        extras.require("kafka")
+        from sluice.resources.kafka.connection.connections import Wire
+
+        return Wire(feed.kafka)
+
+    def open_cluster() -> KafkaCluster:
+        wired = wire.port
+        from sluice.resources.kafka.cluster.cluster import KafkaCluster
+
+        return KafkaCluster(feed.kafka, wire=wired)
 
     with (
-        nullcontext(shared.wire) if shared else closing(Wire(feed.kafka)) as wire,
-        closing(shared.cluster() if shared else KafkaCluster(feed.kafka, wire=wire)) as cluster,
-        closing(_group(feed, shared, wire)) as group,
+        closing(_Late(open_wire)) as wire,
+        closing(_Late(shared.cluster if shared else open_cluster)) as cluster,
+        closing(_Late(lambda: _group(feed, shared, wire))) as group,
     ):
-        yield _make_ports(feed, lake, cluster, group)
+        yield Ports(
+            cluster=cluster,
+            group=group,
+            lake=lake,
+            engine=_Late(lambda: _engine(feed, lake)),
+            liveness=LakeLiveness(lake, feed.stored, now),
+            clock=now,
+            wiring=Wiring.of(feed),
+            writers=writers_of(feed, lake),
+            parallelism=os.cpu_count() or 1,
+        )
 
 
-def _make_ports(feed: Feed, lake: Lake, cluster: Any, group: Any) -> Ports:
-    return Ports(
-        cluster=cluster,
-        group=group,
-        lake=lake,
-        engine=_engine(feed, lake),
-        liveness=LakeLiveness(lake, feed.stored, now),
-        clock=now,
-        wiring=Wiring.of(feed),
-        writers=writers_of(feed, lake),
-        parallelism=os.cpu_count() or 1,
-    )
+class _Late:
+    """A port that its first use opens, in any thread: commands that need only the lake load no client of Kafka."""
+
+    def __init__(self, open_port: Callable[[], Any]) -> None:
+        self._open, self._lock = open_port, RLock()
+        self._port: Any = None
+
+    @property
+    def port(self) -> Any:
+        with self._lock:
+            if self._port is None:
+                self._port = self._open()
+            return self._port
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.port, name)
+
+    def close(self) -> None:
+        if self._port is not None:
+            self._port.close()
 
 
 def _open_executor_ports(feed: Feed, lake: Lake) -> ExecutorPorts:
@@ -104,17 +127,14 @@ def _open_executor_ports(feed: Feed, lake: Lake) -> ExecutorPorts:
     return ExecutorPorts.of(feed.kafka, lake)
 
 
-class _NoKafka:
-    """Kafka for installations without the extra `kafka`: commands that need only the lake work."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise build_missing_error("kafka")
-
-
 def _engine(feed: Feed, lake: Lake) -> Engine:
     per_broker = feed.fetch.tasks_per_broker
     if feed.engine is EngineKind.SPARK:
+        from sluice.resources.spark.engine import SparkEngine
+
         return SparkEngine(feed.spark, lambda: _open_executor_ports(feed, lake), per_broker)
+    from sluice.resources.local_engine import LocalEngine
+
     return LocalEngine(per_broker)
 
 
@@ -222,8 +242,10 @@ def _open_windows_table(feed: Feed, lake: Lake) -> Table:
 # -- where offsets are kept: each store is chosen here, and nowhere else
 
 
-def _group(feed: Feed, shared: SharedKafka | None, wire: Wire) -> KafkaGroup | ZooKeeperGroup | BothGroup:
+def _group(feed: Feed, shared: SharedKafka | None, wire: _Late) -> KafkaGroup | ZooKeeperGroup | BothGroup:
     if feed.offsets.dual_commit:
+        from sluice.resources.zookeeper.zookeeper_group import BothGroup
+
         kafka, zookeeper = _kafka_group(feed, shared, wire), _zookeeper_group(feed)
         return BothGroup(kafka, zookeeper, _both(kafka.close, zookeeper.close))
     return _zookeeper_group(feed) if feed.offsets.in_zookeeper else _kafka_group(feed, shared, wire)
@@ -231,6 +253,7 @@ def _group(feed: Feed, shared: SharedKafka | None, wire: Wire) -> KafkaGroup | Z
 
 def _groups(feed: Feed) -> KafkaGroups | ZooKeeperGroups | BothGroups:
     from sluice.resources.kafka.group.all_groups import KafkaGroups
+    from sluice.resources.zookeeper.zookeeper_group import BothGroups, ZooKeeperGroups
 
     if feed.offsets.dual_commit:
         kafka, zookeeper = KafkaGroups(feed.kafka), ZooKeeperGroups(_connect(feed))
@@ -238,8 +261,9 @@ def _groups(feed: Feed) -> KafkaGroups | ZooKeeperGroups | BothGroups:
     return ZooKeeperGroups(_connect(feed)) if feed.offsets.in_zookeeper else KafkaGroups(feed.kafka)
 
 
-def _kafka_group(feed: Feed, shared: SharedKafka | None, wire: Wire) -> KafkaGroup:
+def _kafka_group(feed: Feed, shared: SharedKafka | None, wire: _Late) -> KafkaGroup:
     """`wire`: the cluster's. A connection of its own would be the same brokers looked for and greeted once more."""
+    extras.require("kafka")
     from sluice.resources.kafka.group.group import KafkaGroup
 
     milliseconds = {"session": feed.kafka.session_timeout_ms, "transaction": feed.kafka.transaction_timeout_ms}
@@ -250,6 +274,8 @@ def _kafka_group(feed: Feed, shared: SharedKafka | None, wire: Wire) -> KafkaGro
 
 
 def _zookeeper_group(feed: Feed) -> ZooKeeperGroup:
+    from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup
+
     return ZooKeeperGroup(_connect(feed), feed.group, patience=feed.offsets.patience / 1000)
 
 

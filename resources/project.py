@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sluice.pipelines.errors import FeedError, UsageError
 from sluice.pipelines.feed.feed import Feed
@@ -16,8 +17,10 @@ from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.load import demand_feed, find_feed_file, find_output, load_feed, load_feeds
 from sluice.pipelines.feed.project_files import FleetSettings, NotifySettings, load_fleet, load_notify
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY
-from sluice.resources.local.local_kafka import LocalKafka
-from sluice.resources.local.local_registry import LocalRegistry
+
+if TYPE_CHECKING:
+    from sluice.resources.local.local_kafka import LocalKafka
+    from sluice.resources.local.local_registry import LocalRegistry
 
 NOWHERE = "127.0.0.1:9"
 """Used for an unset address if Kafka is not asked."""
@@ -68,6 +71,8 @@ class Project:
     @property
     def local_registry(self) -> LocalRegistry:
         """The project's local schema registry, there or not."""
+        from sluice.resources.local.local_registry import LocalRegistry
+
         return LocalRegistry(self.state / "registry")
 
     @property
@@ -85,7 +90,7 @@ class Project:
                 env[LOCAL_LOGIN] = str(local.secured.login)
             if local.running:
                 env.setdefault(BOOTSTRAP, local.bootstrap)
-        if (registry := self.local_registry).there:
+        if (self.state / "registry").exists() and (registry := self.local_registry).there:
             env[LOCAL_REGISTRY] = registry.url
         return env
 
@@ -102,7 +107,11 @@ class Project:
         return KafkaSettings(bootstrap=local.bootstrap, **local.client())
 
     def _local_kafka(self) -> LocalKafka | None:
-        return LocalKafka.attach(self.kafka_folder) if (self.kafka_folder / "cluster.json").exists() else None
+        if not (self.kafka_folder / "cluster.json").exists():
+            return None
+        from sluice.resources.local.local_kafka import LocalKafka
+
+        return LocalKafka.attach(self.kafka_folder)
 
     def feeds(self) -> Mapping[str, Feed]:
         """Every feed, by name. Raises FeedError naming each file that is wrong."""

@@ -21,7 +21,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sluice.pipelines.errors import ProofFailed
@@ -132,6 +131,8 @@ def _shares_beginnings(column: pa.ChunkedArray) -> bool:
 
 
 def _has_changes(column: pa.ChunkedArray) -> bool:
+    import pyarrow.compute as pc  # late: it takes 40 ms
+
     ends = pc.min_max(column.slice(0, SAMPLE_ROWS))
     return bool(ends["min"] != ends["max"])
 

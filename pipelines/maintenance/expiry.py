@@ -20,7 +20,6 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import HoldEntry, KeyRange, RetireEntry
 from sluice.pipelines.ledger.fold import NO_PINS
-from sluice.pipelines.maintenance.rewrite import give_up_dead
 from sluice.pipelines.model.kafka import Key, Range, union
 from sluice.pipelines.model.receipts import Receipt, Reporter, group_by_sharing
 from sluice.pipelines.planning import windows
@@ -191,6 +190,8 @@ def expire(
     begins, or none has ended yet in some partition; WindowIncomplete while anything before it is pending; PlanBusy
     while any other live batch reserves something there.
     """
+    from sluice.pipelines.maintenance.rewrite import give_up_dead  # late: it takes pyarrow
+
     give_up_dead(ledger, liveness, None, report)
     before, reason = request
     retirement = Retirement(before, ())

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sluice.pipelines.errors import BatchRefused
 from sluice.pipelines.feed.feed import Feed
@@ -32,7 +31,6 @@ from sluice.pipelines.quarantine.limit import ROWS_AT_ONCE, QuarantineKind, chec
 from sluice.pipelines.schema.arrays import boolean_array, fixed_width, int64s, text_array
 from sluice.pipelines.util.documents import Derived, Flat, Internal
 from sluice.pipelines.util.parallel import map_parallel
-from sluice.pipelines.validation.batch_expectations import check_contract
 from sluice.pipelines.validation.drift import check_drift
 
 
@@ -68,6 +66,8 @@ class Filter:
 
     def split(self, rows: pa.RecordBatch, tp: TopicPartition) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """The rows of a partition's quarantine that are meant, and the others."""
+        import pyarrow.compute as pc  # late: it takes 40 ms
+
         masks = [
             pc.is_in(rows.column(rows.schema.get_field_index(name)), value_set=text_array(texts))
             for name, texts in self._list_conditions()
@@ -260,6 +260,8 @@ def refusals_of_staged(
 def _why(
     feed: Feed, ledger: Ledger, state: State, batch: Batch, receipts: tuple[Receipt, ...], lake: Lake
 ) -> BatchRefused | None:
+    from sluice.pipelines.validation.batch_expectations import check_contract  # late: few feeds have dead runs
+
     try:
         check_quarantine(receipts, feed.policies, lake)
         check_drift(receipts, feed.policies)

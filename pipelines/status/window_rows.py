@@ -12,7 +12,6 @@ from itertools import chain, groupby
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import parquet
@@ -266,7 +265,7 @@ def _choose_key(schema: pa.Schema) -> str:
 def _find_kinds(rows: pa.RecordBatch) -> np.ndarray:
     """Returns the kind of each row. A tombstone has a null for a value, which typed rows note in a column."""
     typed = offset_column(rows.schema) in _TYPED
-    tombstones = _get_column(rows, KAFKA_FIELDS[-1].name) if typed else pc.is_null(_get_column(rows, "value"))
+    tombstones = _get_column(rows, KAFKA_FIELDS[-1].name) if typed else _get_column(rows, "value").is_null()
     by_broker = view_int32s(_get_column(rows, time_column(rows.schema) + _TYPE)) == _LOG_APPEND_TIME
     kinds = np.where(by_broker, Kind.BROKER_TIMED, Kind.RECORD)
     return np.where(as_mask(tombstones), Kind.TOMBSTONE, kinds).astype(np.int8)

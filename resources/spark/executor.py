@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 from pydantic import TypeAdapter
@@ -49,9 +50,8 @@ SCHEMA = "kind string, body string"
 _SAID = "said"
 _ARROW = pa.schema([("kind", pa.string()), ("body", pa.string())])
 Sent = Outcome | TaskTraffic | TaskTime
-_KINDS: dict[str, TypeAdapter[Sent]] = {
-    c.__name__: TypeAdapter(c) for c in (Receipt, RangeFailure, TaskTraffic, TaskTime)
-}
+_KINDS: dict[str, Any] = {c.__name__: c for c in (Receipt, RangeFailure, TaskTraffic, TaskTime)}
+_make_adapter = cache(TypeAdapter[Sent])
 
 
 class Opens(Protocol):
@@ -227,7 +227,8 @@ def sent_in(kind: str, body: str) -> Sent:
     """Decode a row. Raises ValueError for a row that `run` did not write."""
     if kind not in _KINDS:
         raise ValueError(f"nothing that a task sends: {kind}")
-    return _KINDS[kind].validate_json(body)
+    adapter: TypeAdapter[Sent] = _make_adapter(_KINDS[kind])
+    return adapter.validate_json(body)
 
 
 Queue = tuple[int, ...]

@@ -9,6 +9,7 @@ it. Kafka is not asked.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq
 from sluice.pipelines.errors import Failed, PartUnreadable, SluiceError, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
-from sluice.pipelines.lake.parquet import check_rows, read_batches, wrap_read_errors
+from sluice.pipelines.lake.parquet import check_rows, find_remedy, read_batches, wrap_read_errors
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning import windows
@@ -36,6 +37,7 @@ from sluice.pipelines.publishing.published_files import File
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
 from sluice.pipelines.schema.arrays import plain
 from sluice.pipelines.util import extras, units
+from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import CALENDAR_ENDS
 from sluice.resources.lake import arrow_files, open_lake, strip_scheme
 from sluice.resources.project import Project
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from sluice.pipelines.operating.event_hours import LateHours
     from sluice.pipelines.operating.feed_status import FeedStatus
 
+SMALL_BYTES = 1 << 20
+"""Files of a folder up to this mean size are read and hashed whole: opening one costs more than its bytes."""
 T = TypeVar("T")
 When = str | int | datetime
 """A window's start: `2026-11-20T14` in UTC, ms since the epoch, or a datetime with its zone. `2026-11-20` is all
@@ -108,7 +112,7 @@ def of_feed(feed: Feed, window: When, *, to: When | None = None, kind: str = "la
     """Returns windows of a loaded feed, as `read` does for its name. Raises UsageError and WindowIncomplete."""
     starts = list_windows(feed.window, window, to)
     lake = open_lake(feed)
-    return Windows.of(feed, Ledger(lake, feed.stored, lambda: 0), lake, starts, kind_of(kind))
+    return Windows.of(feed, Ledger(lake, feed.stored, lambda: 0), lake, starts, parse_kind(kind))
 
 
 def list_windows(settings: WindowSettings, window: When, to: When | None = None) -> Sequence[int]:
@@ -141,7 +145,7 @@ def find_one(feed: Feed, window: When) -> int:
     return starts[0]
 
 
-def kind_of(text: str) -> PartKind:
+def parse_kind(text: str) -> PartKind:
     """The kind of parts by its name. Raises UsageError."""
     try:
         return PartKind(text)
@@ -199,7 +203,7 @@ class Windows:
             for w, receipts in manifest.group_receipts(ledger, state, starts, feed.window).items()
             if (note := reading.describe_protection_then(feed, ledger, state, receipts))
         ]
-        return cls(feed, tuple(starts), kind, files, _standing(feed, state, kind), tuple(notes))
+        return cls(feed, tuple(starts), kind, files, _find_standing_schema(feed, state, kind), tuple(notes))
 
     def __repr__(self) -> str:
         """In UTC: `Windows(orders, 2026-11-20T14:00, 5 files, 12,000 rows)`."""
@@ -229,11 +233,12 @@ class Windows:
 
         A column has the widest type that it ever had, so that all windows of a feed are one table.
         """
-        schemas = dict.fromkeys((self.standing, *self._schemas))
-        unified = pa.unify_schemas(list(schemas), promote_options="permissive")
-        return pa.schema(
-            [f if all(f.name in s.names for s in self._schemas) else f.with_nullable(True) for f in unified]
-        )
+        return self._unify_schemas(self._schemas)
+
+    def _unify_schemas(self, schemas: Sequence[pa.Schema]) -> pa.Schema:
+        distinct = _list_distinct(schemas)
+        unified = pa.unify_schemas([self.standing, *distinct], promote_options="permissive")
+        return pa.schema([f if all(f.name in s.names for s in distinct) else f.with_nullable(True) for f in unified])
 
     @cached_property
     def _schemas(self) -> list[pa.Schema]:
@@ -242,16 +247,38 @@ class Windows:
     @cached_property
     def _alike(self) -> bool:
         """Returns whether each file has all columns, in their order; otherwise Arrow makes one table of the files."""
-        fields = [(f.name, f.type) for f in self.schema]
-        return all([(f.name, f.type) for f in s] == fields for s in dict.fromkeys(self._schemas))
+        return _have_columns(self.schema, self._schemas)
 
     @cached_property
     def _footers(self) -> list[pq.FileMetaData]:
+        return self._map_files(lambda file: file.metadata)
+
+    @cached_property
+    def _are_small(self) -> bool:
+        return not self._filesystem and 0 < sum(f.bytes for f in self.files) <= SMALL_BYTES * len(self._each)
+
+    def _map_files(self, work: Callable[[pq.ParquetFile], T]) -> list[T]:
+        """Returns what `work` does with each file. Raises PartUnreadable if one has other rows than the ledger says;
+        of small files, if any byte differs."""
         rows = Counter[str]()
         for f in self.files:
             rows[f.path] += f.rows
-        where = zip(self._each, self._arrow_paths, strict=True)
-        return [_read_footer(self._filesystem, f.path, path, rows[f.path]) for f, path in where]
+
+        def read(where: tuple[File, str]) -> T:
+            part, path = where
+            with wrap_read_errors(part.path):
+                source: Any = path
+                if self._are_small:
+                    source = Path(path).read_bytes()
+                    if hashlib.sha256(source).hexdigest() != part.sha256:
+                        message = f"{part.path} has other bytes than the ledger says"
+                        raise PartUnreadable(message, remedy=find_remedy(part.path), path=part.path)
+                    source = pa.BufferReader(source)
+                with pq.ParquetFile(source, filesystem=self._filesystem) as file:
+                    check_rows(file.metadata, part.path, rows[part.path])
+                    return work(file)
+
+        return map_parallel(read, list(zip(self._each, self._arrow_paths, strict=True)))
 
     @cached_property
     def _filesystem(self) -> FileSystem | None:
@@ -294,6 +321,11 @@ class Windows:
         return self._look_again_on_error(lambda w: w._to_table(columns))
 
     def _to_table(self, columns: list[str] | None) -> pa.Table:
+        if columns is None and self._are_small:
+            tables = self._map_files(lambda file: file.read(use_threads=False).replace_schema_metadata())
+            schema = self._unify_schemas([t.schema for t in tables])
+            if _have_columns(schema, [t.schema for t in tables]):
+                return pa.concat_tables(pa.Table.from_arrays(t.columns, schema=schema) for t in tables)
         try:
             return self._dataset(self.schema).to_table(columns=columns)
         except (OSError, pa.ArrowException):
@@ -312,11 +344,20 @@ class Windows:
         return frame
 
     def polars(self) -> polars.LazyFrame:
-        """A lazily read frame: Arrow reads the columns and rows that a query asks for, on S3 as in a folder."""
+        """A lazily read frame. Arrow reads the columns and rows that a query asks for, on S3 as in a folder; Polars
+        itself reads small files, whose bytes are compared with the ledger's hashes before."""
         with extras.name_missing():
             import polars
+        frame: polars.LazyFrame = self._look_again_on_error(lambda w: w._to_polars(polars))
+        return frame
 
-        return polars.scan_pyarrow_dataset(self.dataset())
+    def _to_polars(self, polars: Any) -> Any:
+        frame: Any
+        if self._are_small and self._alike:
+            frame = polars.scan_parquet(self._arrow_paths, glob=False, hive_partitioning=False)
+            if frame.collect_schema() == polars.from_arrow(self.schema.empty_table()).schema:
+                return frame
+        return polars.scan_pyarrow_dataset(self._dataset(self.schema))
 
     def _to_duckdb(self, where: Any) -> duckdb.DuckDBPyRelation:
         relation: duckdb.DuckDBPyRelation
@@ -377,7 +418,7 @@ class Windows:
 
 def schema_of(feed: Feed, kind: PartKind) -> pa.Schema:
     """The schema of rows as they would land now: by the newest shape in the ledger, else by the feed's file."""
-    return _standing(feed, Ledger(open_lake(feed), feed.stored, lambda: 0).read(), kind)
+    return _find_standing_schema(feed, Ledger(open_lake(feed), feed.stored, lambda: 0).read(), kind)
 
 
 def list_overridden(feed: Feed) -> str:
@@ -389,15 +430,23 @@ def list_overridden(feed: Feed) -> str:
         return f"the keys of its folders are not known: {error.message}"
 
 
-def _standing(feed: Feed, state: State, kind: PartKind) -> pa.Schema:
+def _find_standing_schema(feed: Feed, state: State, kind: PartKind) -> pa.Schema:
     return plain(QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(find_columns(feed, state)))
 
 
-def _read_footer(filesystem: FileSystem | None, name: str, path: str, rows: int) -> pq.FileMetaData:
-    with wrap_read_errors(name):
-        footer = pq.read_metadata(path, filesystem=filesystem)
-    check_rows(footer, name, rows)
-    return footer
+def _have_columns(schema: pa.Schema, others: Sequence[pa.Schema]) -> bool:
+    """Returns whether each has all columns, in their order."""
+    fields = [(f.name, f.type) for f in schema]
+    return all([(f.name, f.type) for f in other] == fields for other in _list_distinct(others))
+
+
+def _list_distinct(schemas: Sequence[pa.Schema]) -> list[pa.Schema]:
+    """Returns each schema once. Thousands of files have one or two; to hash a schema takes as long as to read it."""
+    distinct: list[pa.Schema] = []
+    for schema in schemas:
+        if not any(map(schema.equals, distinct)):
+            distinct.append(schema)
+    return distinct
 
 
 def _get_unit(field: pa.Field) -> str:

@@ -63,7 +63,7 @@ class SluiceSource(DataSource):
         options = _SourceOptions.of(self.options)
         if options.offsets:
             return parts.spark_schema(_raw_schema())
-        return parts.spark_schema(reading.schema_of(options.feed, reading.kind_of(options.kind)))
+        return parts.spark_schema(reading.schema_of(options.feed, reading.parse_kind(options.kind)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = _SourceOptions.of(self.options)

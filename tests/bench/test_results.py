@@ -141,7 +141,7 @@ def make_docs(folder: Path) -> Path:
     """Create empty pages below the folder, and return that of performance.md."""
     docs = folder / "docs" / "developers"
     docs.mkdir(parents=True)
-    marks = ("headline", "tools", "results")
+    marks = ("headline", "tools", "waits", "results")
     (docs / "performance.md").write_text("".join(f"<!-- {m} -->\nold\n<!-- /{m} -->\n" for m in marks) + "after\n")
     (folder / "README.md").write_text("before\n<!-- speed -->\nold\n<!-- /speed -->\n")
     return docs

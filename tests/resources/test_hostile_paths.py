@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -31,9 +32,11 @@ def test_exactly_the_named_files_are_read(tmp_path: Path, folder: str) -> None:
         table = pa.table({EVIL: pa.array([value], pa.int64()), "t": pa.array([0], pa.timestamp("ms"))})
         pq.write_table(table, tmp_path / name / "x.parquet")
     address = str(tmp_path / folder / "x.parquet")
-    file = File(0, PartKind.LANDED, address, "x.parquet", "t", 0, 0, 1, 1, 1, "0" * 64)
+    digest = hashlib.sha256(Path(address).read_bytes()).hexdigest()
+    file = File(0, PartKind.LANDED, address, "x.parquet", "t", 0, 0, 1, 1, 1, digest)
     windows = Windows(feed, (0,), PartKind.LANDED, (file,), table.schema)
     assert windows.arrow().column(EVIL).to_pylist() == [1]
+    assert windows.polars().collect()[EVIL].to_list() == [1]
     with duckdb.connect() as db:
         relation = windows.duckdb(db)
         assert (relation.columns, relation.project("columns(*)").fetchall()[0][0]) == ([EVIL, "t"], 1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +18,7 @@ import sluice
 from sluice import reading
 from sluice.errors import FeedError, SluiceError, UsageError, WindowIncomplete
 from sluice.pipelines import errors
+from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.published_files import File
 from sluice.resources.lake.local_lake import LocalLake
@@ -219,6 +223,45 @@ def test_duckdb_compares_nanosecond_times_after_truncation(tmp_path: Path) -> No
             same = relation.filter("t = timestamptz '2023-11-14 22:13:20.123456+00'").project("date_trunc('hour', t)")
             assert len(same.fetchall()) == 1
             assert len(relation.filter("t = 'infinity'").fetchall()) == 1
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_polars_and_arrow_read_small_files_as_they_read_large_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    """Whole and natively, or by a dataset: the types and values are those that were written, in the files' order."""
+    us, nested = pa.timestamp("us", "UTC"), pa.struct([("a", pa.list_(pa.decimal128(5, 1))), ("b", pa.string())])
+    rows = {
+        "ms": pa.array([0, 2**62, None], pa.timestamp("ms", "UTC")),
+        "us": pa.array([-1, 2**62, None], us),
+        "ns": pa.array([-1, 2**62, None], pa.timestamp("ns", "UTC")),
+        "day": pa.array([0, -1, None], pa.date32()),
+        "number": pa.array([-1, 2**31 - 1, None], pa.int32()),
+        "amount": pa.array([Decimal("-1.25"), Decimal("99999.75"), None], pa.decimal128(12, 2)),
+        "wide": pa.array([Decimal(10**37), Decimal(-1), None], pa.decimal128(38, 0)),
+        "flag": pa.array([True, False, None]),
+        "bytes": pa.array([b"\xff", b"", None]),
+        "nested": pa.array([{"a": [Decimal("1.5"), None], "b": "x"}, None, {"a": [], "b": None}], nested),
+        "headers": pa.array([[("k", b"v")], [], None], pa.map_(pa.string(), pa.binary())),
+    }
+    table = pa.table(rows)
+    files = []
+    for number in range(3):
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(table.slice(number), path, store_schema=False, store_decimal_as_integer=True)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        files.append(File("", PartKind.LANDED, str(path), path.name, "t", 0, number, 9, 3 - number, 9, digest))
+    (tmp_path / "feeds").mkdir()
+    (tmp_path / "feeds" / "orders.yaml").write_text(FEED)
+    feed = load_feed(tmp_path / "feeds" / "orders.yaml", {"KAFKA_BOOTSTRAP": "127.0.0.1:9"})
+    windows = reading.Windows(feed, (0,), PartKind.LANDED, tuple(files), pq.read_schema(files[0].address))
+    monkeypatch.setattr(reading, "SMALL_BYTES", reading.SMALL_BYTES if small else 0)
+    written = pa.concat_tables([table.slice(number) for number in range(3)])
+    plain = windows.arrow().select([name for name in rows if name != "headers"])
+    assert plain.equals(written.select(plain.column_names).cast(plain.schema))
+    assert windows.arrow()["headers"].to_pylist() == written["headers"].to_pylist()
+    assert windows.arrow().equals(windows.dataset().to_table())
+    assert windows.polars().collect().equals(polars.from_arrow(windows.dataset().to_table()))
 
 
 def test_public_names_of_the_package_are_importable() -> None:

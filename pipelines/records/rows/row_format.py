@@ -22,7 +22,6 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sluice.pipelines.model.kafka import Range, intersect
 from sluice.pipelines.model.plans import OffsetRange
@@ -218,6 +217,8 @@ def refuse_oversized(raw: pa.RecordBatch, detail: str) -> pa.RecordBatch:
 
 def has_bytes(rows: pa.RecordBatch) -> pa.Array:
     """A mask of the quarantined rows that are records as they came: neither oversized nor without their value."""
+    import pyarrow.compute as pc  # late: it takes 40 ms
+
     stored = pc.not_equal(rows.column(rows.schema.get_field_index("reason")).cast(pa.string()), OVERSIZED)
     at = rows.schema.get_field_index(WITHHELD.name)
     return stored if at < 0 else pc.and_(stored, rows.column(at).is_null())
@@ -300,6 +301,8 @@ def escape_keys(keys: pa.Array) -> pa.Array:
 
 def unescape_keys(keys: pa.Array) -> pa.Array:
     """The bytes of keys whose text this is, without a copy where none is escaped."""
+    import pyarrow.compute as pc  # late: it takes 40 ms
+
     if not pc.any(pc.starts_with(keys, MARK)).as_py():
         return keys.cast(pa.binary())
     return pa.array(map(unescape_key, keys.to_pylist()), pa.binary())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -44,7 +45,8 @@ def make_windows(folder: Path) -> Windows:
     )
     path = folder / "a [1].parquet"
     pq.write_table(table, path)
-    file = File(START, PartKind.LANDED, str(path), "", "orders", 0, 0, 4, 4, path.stat().st_size, "")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    file = File(START, PartKind.LANDED, str(path), "", "orders", 0, 0, 4, 4, path.stat().st_size, digest)
     return Windows(make_feed(), (START,), PartKind.LANDED, (file,), table.schema)
 
 
