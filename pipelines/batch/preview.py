@@ -135,7 +135,7 @@ def preview(feed: Feed, ports: Ports, request: Request) -> Preview:
     snapshot = take_survey(feed, ports, ledger)
     lost_entries.check_names(ledger, snapshot.state, ports.lake.list(paths.staging_root(feed.stored)))
     check_sound(snapshot, request)
-    schema_changes.check_one_table(feed, schema_changes.find_shape(feed, snapshot.state), snapshot.state)
+    schema_changes.find_corrected_table(feed, schema_changes.find_shape(feed, snapshot.state), ledger, snapshot.state)
     # New origins and boundaries are folded into the state in memory only.
     origins = [OriginEntry(items=snapshot.new_origins)] if snapshot.new_origins else []
     state, reads = _with_boundaries(call, snapshot.state.extend(origins), snapshot)

@@ -69,6 +69,9 @@ SPLIT_FORMAT: Literal[6] = 6
 COPIES_FORMAT: Literal[7] = 7
 """A schema entry whose outputs share tombstones: earlier readers would count a record for each of its rows."""
 
+CORRECTED_FORMAT: Literal[8] = 8
+"""A schema entry with a `table`: earlier readers would read new rows with the former type of a column."""
+
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
@@ -120,7 +123,7 @@ class _Entry(_Model):
     wrote neither.
     """
 
-    format: Literal[1, 2, 3, 4, 5, 6, 7] = 1
+    format: Literal[1, 2, 3, 4, 5, 6, 7, 8] = 1
     number: int | None = None
     follows: str = ""
     write: str = ""
@@ -306,15 +309,17 @@ class SplitText(_Model):
 class SchemaEntry(_Entry, ShapeText):
     """The shape of rows from here on. `evolved` are the columns that Sluice added to the feed's own schema, or widened,
     because of records. `folder_prefix` is the prefix of the keys of the feed's folders: the first entry decides.
-    `split` are the outputs of a split feed, whose `columns` are those of all of them, as `output/column`.
+    `split` are the outputs of a split feed, whose `columns` are those of all of them, as `output/column`. With a
+    `table`, the columns of all rows that remain, a column has another type than rows that landed once and are gone.
     """
 
     kind: Literal["schema"] = "schema"
-    newest_format: ClassVar[int] = COPIES_FORMAT
+    newest_format: ClassVar[int] = CORRECTED_FORMAT
     evolved: Columns = {}
     reason: str = ""
     folder_prefix: FolderPrefix = FORMER_PREFIX
     split: SplitText | None = None
+    table: Columns | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -327,7 +332,8 @@ class SchemaEntry(_Entry, ShapeText):
     def _without_source(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         document: dict[str, Any] = serialize(self)
         optional = ("source", "key", "folder_prefix", "base", "protect", "landed", "split")
-        return {k: v for k, v in document.items() if k not in optional or v}
+        absent = {"table"} if self.table is None else set()
+        return {k: v for k, v in document.items() if k not in absent and (k not in optional or v)}
 
 
 class IntentEntry(_Entry):

@@ -53,7 +53,7 @@ from sluice.pipelines.model.kafka import (
 )
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Receipt
-from sluice.pipelines.schema.wider import RAW_TYPES, one_table
+from sluice.pipelines.schema.wider import RAW_TYPES, common_type, one_table, parse_type
 
 Accounted = dict[Key, tuple[Range, ...]]
 MOVED_TO, MOVED_FROM = "moved to feed ", "moved from feed "
@@ -122,6 +122,8 @@ class State:
     """Every column that has landed in any file, with the type that reads all of them."""
     evolved: dict[str, str] = field(default_factory=dict)
     """The columns of the newest shape that were added from records, not from the feed's file."""
+    corrected: int = -1
+    """The newest schema entry that gave a column another type, once no row of the former type remained."""
     last_mark: int = -1
     """Number of the intent behind the newest commit: batches published after it are not committed yet."""
     gaps: tuple[tuple[int, int], ...] = ()
@@ -221,7 +223,7 @@ class State:
 
     def may_publish(self, entry: PublishEntry) -> bool:
         """Returns whether the entry counts: its plan is live, its token current, its replaced parts still count, and
-        it has no rows of erased records."""
+        it has no rows of erased records, nor of a type that was corrected."""
         batch = self.batches.get(entry.batch)
         return (
             batch is not None
@@ -229,7 +231,18 @@ class State:
             and batch.status is BatchStatus.PLANNED
             and batch.owner.token == entry.token
             and not any(path in self.replaced for path in batch.plan.replaces)
-            and not any(self.find_unerased(r) for r in entry.receipts)
+            and not any(self.find_unerased(r) or self._is_outdated(r) for r in entry.receipts)
+        )
+
+    def _is_outdated(self, r: Receipt) -> bool:
+        """Returns whether the rows have a column with a type that was corrected since their shape was declared."""
+        if not r.counts.landed_rows or self.shapes.get(r.format, self.number) >= self.corrected:
+            return False
+        columns = self.schemas.get(r.format, {})
+        return any(
+            common_type(parse_type(self.table[name]), parse_type(text)) is None
+            for name, text in columns.items()
+            if name in self.table
         )
 
     def find_unerased(self, r: Receipt) -> tuple[Range, ...]:
@@ -482,6 +495,8 @@ class State:
         self.shapes[entry.shape] = self.number
         self.schemas[entry.shape] = RAW_TYPES if entry.columns is None else entry.landed or entry.columns
         self.evolved = entry.evolved
+        if entry.table is not None:
+            self.table, self.corrected = one_table(entry.table, self.schemas[entry.shape]), self.number
 
     def _gap(self, entry: GapEntry) -> None:
         for batch in self.live():

@@ -55,7 +55,7 @@ from sluice.pipelines.model.receipts import (
     Reporter,
     group_by_sharing,
 )
-from sluice.pipelines.planning.schema_changes import check_one_table, declare, find_shape
+from sluice.pipelines.planning.schema_changes import declare, find_corrected_table, find_shape
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import manifest, publish
 from sluice.pipelines.publishing.publish import roll_forward
@@ -225,7 +225,7 @@ class Replayed:
 def foresee_replay(feed: Feed, ports: Ports, wanted: Filter, fixer: Fixer | None, report: Reporter) -> Replayed:
     """Returns what `replay` would do now. Writes nothing. Raises SchemaChanged."""
     ledger = Ledger.offline(ports.lake, feed.stored, ports.clock)
-    check_one_table(feed, find_shape(feed, ledger.read()), ledger.read())
+    find_corrected_table(feed, find_shape(feed, ledger.read()), ledger, ledger.read())
     candidates, busy = find(feed, ports, ledger, wanted, fixer, report), dict[int | None, int]()
     state = ledger.read()
     dead = {i for i, verdict in publish.judge_batches(ports.liveness, rewriting(state)).items() if verdict.dead}

@@ -10,7 +10,7 @@ from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.errors import SchemaChanged, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.planning.schema_changes import check_one_table
+from sluice.pipelines.planning.schema_changes import find_corrected_table
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.value_reader import Reader, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
@@ -49,9 +49,10 @@ def compare_schema(feed: Feed, lake: Lake, after: Reader) -> SchemaDifference:
     before, then = feed.reader.columns.texts() if feed.reader else {}, after.columns.texts()
     names = dict.fromkeys((*before, *then))
     now_expected, then_expected = list_expected(feed.reader), list_expected(after)
-    refused, state = None, Ledger(lake, feed.stored, lambda: 0).read()
+    ledger = Ledger(lake, feed.stored, lambda: 0)
+    refused, state = None, ledger.read()
     try:
-        check_one_table(feed, replace(feed.shape, columns=after.columns), state)
+        find_corrected_table(feed, replace(feed.shape, columns=after.columns), ledger, state)
     except SchemaChanged as error:
         refused = error
     return SchemaDifference(

@@ -21,12 +21,14 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import (
     COPIES_FORMAT,
+    CORRECTED_FORMAT,
     FOLDERS_FORMAT,
     FORMAT,
     PLACED_FORMAT,
     READER_FORMAT,
     RENAMED_FORMAT,
     SPLIT_FORMAT,
+    PublishEntry,
     SchemaEntry,
     SchemaSource,
     ShapeText,
@@ -212,11 +214,33 @@ def declare(feed: Feed, ledger: Ledger) -> Shape:
         shape = find_shape(feed, state)
         if find_newest_name(state) == shape.name:
             return None
-        check_one_table(feed, shape, state)
-        return _build_entry(feed, shape, _describe_change(ledger, state, shape), state.folder_prefix)
+        table = find_corrected_table(feed, shape, ledger, state)
+        entry = _build_entry(feed, shape, _describe_change(ledger, state, shape), state.folder_prefix)
+        return entry if table is None else entry.model_copy(update={"format": CORRECTED_FORMAT, "table": table})
 
     ledger.append(decide)
     return shape
+
+
+def find_corrected_table(feed: Feed, shape: Shape, ledger: Ledger, state: State) -> dict[str, str] | None:
+    """Returns the columns of remaining rows for a shape that only former rows do not fit; for others None.
+
+    Raises SchemaChanged, also while a batch with rows of the former type may be live.
+    """
+    try:
+        check_one_table(feed, shape, state)
+    except SchemaChanged as error:
+        published = ((n, e) for n, e in ledger.entries() if isinstance(e, PublishEntry))
+        names = {r.format for n, e in published for r in state.receipts(n, e) if r.counts.landed_rows}
+        table = dict[str, str]()
+        for name in (n for n in state.shapes if n in names):
+            table = one_table(table, state.schemas[name])
+        check_one_table(feed, shape, replace(state, table=table))
+        if live := state.live():
+            remedy = f"finish or abandon it first, with the former schema: sluice repair {feed.name}"
+            raise SchemaChanged(f"{error.message}\n    and batch {live[0].id} is live", remedy=remedy) from None
+        return table
+    return None
 
 
 def preview_protection(feed: Feed, ledger: Ledger, state: State) -> str:
@@ -271,10 +295,9 @@ def _find_problems(columns: Mapping[str, str], table: Mapping[str, str]) -> Iter
             yield message, f"give {name} another name, or the old one ({old})"
         elif not holds(parse_type(text), parse_type(table[name])):
             message = f"{name} is {text}, and has landed as {table[name]}, which {text} does not hold"
-            yield (
-                message,
-                f"give {name} its old type ({table[name]}) or a wider one, or give the new field another name",
-            )
+            remedy = f"give {name} its old type ({table[name]}) or a wider one, or give the new field another name"
+            again = f"leave {name} out, land all windows again (run --from --to --replace), and add it then"
+            yield message, f"{remedy}; once no row has the old type, it may have this one: {again}"
 
 
 def _build_entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.FolderPrefix) -> SchemaEntry:

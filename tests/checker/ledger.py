@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 from tests.checker.facts import EvidenceError, Life
 
-FORMATS = {"boundary": (1, 2, 3), "publish": (1, 2, 3), "schema": (1, 2, 3, 4, 5, 6, 7)}
+FORMATS = {"boundary": (1, 2, 3), "publish": (1, 2, 3), "schema": (1, 2, 3, 4, 5, 6, 7, 8)}
 """Known formats of entries by kind; 1 for all others. In a publish entry of format 2 offset ranges may share files. A
 schema entry of format 4 names the prefix of folders' keys; one of format 5 has columns with other names in records, one
 of format 6 columns at paths and in headers; outputs of one of format 7 share tombstones.
+One of format 8 corrects a type.
 """
 _SOURCE = re.compile(r'.* from ("(?:[^"\\]|\\.)*")', re.DOTALL)
 """A column's type, followed by the column's name in records."""

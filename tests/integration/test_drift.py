@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from kafka import KafkaProducer
 from sluice import reading
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
-from sluice.pipelines.errors import SchemaDrifted
+from sluice.pipelines.batch.preview import preview
+from sluice.pipelines.errors import SchemaChanged, SchemaDrifted
+from sluice.pipelines.ledger import checkpoint
 from sluice.pipelines.maintenance.replay import replay
+from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Counts, DriftKind
 from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.validation.drift import sum_drift
@@ -23,7 +27,15 @@ from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.spark import engine
-from tests.integration.support import FeedProject, list_files, open_feed_ledger, open_inline_ports, request_offsets, run
+from tests.integration.support import (
+    FeedProject,
+    list_files,
+    open_feed_ledger,
+    open_inline_ports,
+    query_files,
+    request_offsets,
+    run,
+)
 
 pytestmark = pytest.mark.usefixtures("default_engine")
 
@@ -94,3 +106,49 @@ def test_schema_drift_is_refused_or_adopted_and_reads_as_one_table(
     assert window.duckdb().select(*names).order("kafka_offset").to_arrow_table().to_pylist() == rows
     frame = window.spark(engine.session(evolving.spark)).select(*names).orderBy("kafka_offset")
     assert [r.asDict() for r in frame.collect()] == rows
+
+
+@pytest.mark.slow
+def test_wrong_type_is_corrected_once_no_row_has_it(
+    tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]
+) -> None:
+    """Codes that were declared as numbers, and lost their zeros. A batch by the former type may not land afterwards."""
+    project = FeedProject(tmp_path, kafka, fresh_topic(partitions=1))
+    with KafkaProducer(bootstrap_servers=kafka.bootstrap) as producer:
+        for i in range(40):
+            producer.send(project.topic, b'{"id": %d, "code": %s}' % (i, b'"007"' if i > 20 else b"7"), partition=0)
+
+    def write_feed(**columns: str) -> Any:
+        policies = "{on_drift: extra, quarantine_limit: {share: 0.9}}"
+        return project.write_feed(format="json", schema=json.dumps({"id": "int64"} | columns), policies=policies)
+
+    def request_again(start: int, end: int) -> Request:
+        return replace(request_offsets(project.topic, 0, start, end), replace=True)
+
+    wrong = write_feed(code="int64")
+    for start in (0, 10):
+        run(wrong, request_offsets(project.topic, 0, start, start + 10))
+    right = write_feed(code="string")
+    with pytest.raises(SchemaChanged, match="code is string, and has landed as int64") as refused:
+        run(right)
+    assert "leave code out, land all windows again" in refused.value.remedy
+    without = write_feed()
+    run(without, request_again(0, 10))
+    with pytest.raises(SchemaChanged):
+        run(right)
+    run(without, request_again(10, 20))
+    with open_inline_ports(right) as ports:
+        ledger = open_feed_ledger(right, ports)
+        stale = ledger.read()
+        assert preview(right, ports, Request(RequestKind.CATCH_UP)).plan is not None
+    run(right, request_again(0, 40))
+    query = "select id, code from read_parquet($files, hive_partitioning = false) order by id"
+    rows = [(row["id"], row["code"]) for row in query_files(right, query, list_files(right)).to_pylist()]
+    assert rows == [(i, "007") for i in range(21, 40)]
+    with open_inline_ports(right) as ports:
+        ledger = open_feed_ledger(right, ports)
+        assert audit(ledger, ports.lake, hashes=True).problems == ()
+        assert checkpoint.load(checkpoint.dump(ledger.read())) == ledger.read()
+    assert stale.table["code"] == "int64"
+    with pytest.raises(SchemaChanged, match="code is int64, and has landed as string"):
+        run(wrong)

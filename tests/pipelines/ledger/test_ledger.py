@@ -30,6 +30,7 @@ from sluice.pipelines.ledger.entries import (
     PlanEntry,
     PublishEntry,
     RetireEntry,
+    SchemaEntry,
     SkipEntry,
     dump,
     parse,
@@ -110,6 +111,21 @@ def test_unexpected_entry_in_place_of_plan_or_publication_is_reported() -> None:
         ledger.publication(replace(batch, published=0))
     with pytest.raises(LedgerCorrupt, match="entry None is not the publish entry of batch 1"):
         ledger.publication(batch)
+
+
+def test_batch_by_a_type_that_was_corrected_is_not_published() -> None:
+    """Its run declared the former type before another run corrected it."""
+    ledger, wrong, right = begin_ledger(), {"id": "int64", "code": "int64"}, {"id": "int64", "code": "string"}
+    ledger.append(lambda s: SchemaEntry(shape="wrong", columns=wrong))
+    ledger.append(lambda s: SchemaEntry(shape="right", columns=right, format=8, table={"id": "int64"}))
+    batch = append_plan(ledger)
+    assert ledger.read().table == {"id": "int64", "code": "string"}
+    with pytest.raises(OwnershipLost):
+        publish(ledger, batch, owner(), [replace(make_receipt(), format="wrong")], [])
+    publish(ledger, batch, owner(), [replace(make_receipt(), format="right")], [])
+    state = ledger.read()
+    assert (state.frontier(KEY), state.table) == (10, right)
+    assert checkpoint.load(checkpoint.dump(state)) == state
 
 
 def of(r: Range, key: Key = KEY) -> tuple[KeyRange, ...]:

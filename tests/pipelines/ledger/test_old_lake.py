@@ -194,7 +194,7 @@ def test_columns_under_other_names_make_a_ledger_that_0_1_0_refuses(tmp_path: Pa
     entry = json.loads(first.read_text())
     assert (entry["kind"], entry["format"]) == ("schema", 5)
     entries.parse(first.read_bytes(), "0.json")
-    newer = json.dumps(entry | {"format": 8}).encode()
-    with pytest.raises(LedgerTooNew, match=r"newer Sluice .format 8, .*reads format 7") as caught:
+    newer = json.dumps(entry | {"format": 9}).encode()
+    with pytest.raises(LedgerTooNew, match=r"newer Sluice .format 9, .*reads format 8") as caught:
         entries.parse(newer, "0.json")
     assert "upgrade Sluice" in caught.value.remedy
