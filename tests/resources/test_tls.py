@@ -58,13 +58,13 @@ def serve(authority: Secured, case: str) -> Iterator[tuple[int, list[bytes]]]:
                         received.append(secure.recv(4096))
             plain.sendall(ANSWER)
 
-    def listen() -> None:
+    def accept_all() -> None:
         with suppress(OSError):
             while True:
                 threading.Thread(target=answer, args=[listening.accept()[0]], daemon=True).start()
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=listen, daemon=True).start()
+        threading.Thread(target=accept_all, daemon=True).start()
         yield listening.getsockname()[1], received
         with suppress(OSError):
             listening.shutdown(socket.SHUT_RDWR)
