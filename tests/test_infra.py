@@ -149,9 +149,11 @@ def test_no_process_runs_as_root_or_with_extra_privileges() -> None:
     for name, service in COMPOSE["services"].items():
         if name != "postgres":
             assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
+            assert service["ulimits"] == {"core": 0}
         if "SLUICE_IMAGE" in service["image"]:
             assert service["read_only"]
-    assert all("User=sluice\n" in unit and "NoNewPrivileges=yes\n" in unit for unit in UNITS.values())
+    lines = ("User=sluice\n", "NoNewPrivileges=yes\n", "LimitCORE=0\n")
+    assert all(line in unit for unit in UNITS.values() for line in lines)
 
 
 def test_deployed_versions_match_the_package() -> None:

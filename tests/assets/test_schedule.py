@@ -13,7 +13,7 @@ import pytest
 
 from sluice.assets.factory import build
 from sluice.assets.instance.instance import holding, home_of, open_instance
-from sluice.assets.instance.internals import RANGE_TAGS
+from sluice.assets.instance.internals import RANGE_TAGS, job_origin
 from sluice.assets.runs.run_config import MORE_TAG, UNTIL_TAG, TickPolicy
 from sluice.assets.runs.run_session import AGAIN_TAG, RunSession
 from sluice.assets.schedules import window_scheduler
@@ -123,6 +123,20 @@ def test_unlaunched_run_is_marked_failed_and_window_requested_again(world: World
     assert run_tick(world, instance) == f"marked as failed, since its process died or never began: run {run.run_id[:8]}"
     assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.FAILURE
     assert run_tick(world, instance) == ["00:00-03:00"]
+
+
+def test_windows_of_a_run_in_a_full_queue_are_not_requested_again(world: World, instance: dg.DagsterInstance) -> None:
+    world.land_unrecorded(in_hour(3))
+    job, queued = build(world.project).resolve_job_def("land_orders"), dg.DagsterRunStatus.QUEUED
+    tags = {"dagster/partition": f"{DAY}00:00", UNTIL_TAG: f"{DAY}03:00"} | job.tags
+    origin = job_origin(world.project, "land_orders")
+    instance.add_run(dg.DagsterRun("land_orders", status=queued, remote_job_origin=origin, tags=tags))
+    with instance.run_storage.connect() as connection:
+        connection.exec_driver_sql("UPDATE runs SET create_timestamp = '2024-05-01 00:00:00'")
+    for _ in range(2):
+        assert "at work on the windows of orders" in run_tick(world, instance)
+    (run,) = instance.get_runs()
+    assert run.status is queued, "it has waited for long, and no process of it can have died"
 
 
 def test_run_of_live_process_is_not_marked_as_failed(world: World, instance: dg.DagsterInstance) -> None:

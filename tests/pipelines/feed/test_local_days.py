@@ -93,6 +93,16 @@ def test_days_of_a_change_are_shorter_and_longer() -> None:
     assert [apia.length_of(s) for s in starts] == [DAY, DAY]
 
 
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_leap_day_is_a_window_in_leap_years_only(zone: str | None) -> None:
+    days = WindowSettings.model_validate({"length": "1d"} | ({"timezone": zone} if zone else {}))
+    start = days.parse_name("2028-02-29")
+    assert [days.name(w)[:10] for w in (days.before(start), days.end_of(start))] == ["2028-02-28", "2028-03-01"]
+    assert len(list_windows(WindowSettings(), "2028-02-29")) == 24
+    with pytest.raises(UsageError):
+        list_windows(days, "2027-02-29")
+
+
 def test_dates_are_local_and_times_are_in_utc() -> None:
     berlin = split("Europe/Berlin")
     start = parse_instant("2026-10-24T22:00:00Z")
@@ -132,7 +142,7 @@ def test_partitions_in_dagster_are_the_windows(zone: str) -> None:
     days = split(zone)
     keys = {"feed": "orders", "kafka": {"bootstrap": "a:1"}, "topics": "orders", "start": "earliest"}
     feed = Feed.model_validate({**keys, "window": {"length": "1d", "timezone": zone}})
-    for year in (2005, 2011, 2018, 2026):
+    for year in (2005, 2011, 2018, 2026, 2028):
         first, end = days.parse_name(f"{year}-01-01"), days.parse_name(f"{year + 1}-01-08")
         partitions = partitions_of(feed, first, end)
         keys = partitions.get_partition_keys(current_time=datetime.fromtimestamp(end // 1000, ZoneInfo(zone)))
