@@ -153,16 +153,11 @@ class LakeLiveness:
 
     def _judge_age(self, heartbeat: bytes) -> Verdict:
         at, bound = _stamp(heartbeat), self._bound_ms / 1000
-        aged = (
-            "its last heartbeat has no time"
-            if at is None
-            else f"by our clock its last heartbeat is {self._describe_age(at)}"
-        )
+        aged = "its last heartbeat has no time"
+        if at is not None:
+            age = self._clock() - at
+            aged = f"by our clock its last heartbeat is {abs(age) / 1000:.0f} s {'old' if age >= 0 else 'ahead'}"
         return Verdict(Life.UNKNOWN, f"{aged}; whether it goes on is seen by watching it for {bound:.0f} s")
-
-    def _describe_age(self, at: int) -> str:
-        age = self._clock() - at
-        return f"{abs(age) / 1000:.0f} s {'old' if age >= 0 else 'ahead'}"
 
     def _watch(self, suspects: dict[Owner, bytes | None]) -> dict[str, Verdict]:
         """Watch for `bound_ms`, by counted pauses and no clock. An owner whose heartbeat changes is alive."""

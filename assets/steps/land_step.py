@@ -502,7 +502,8 @@ def _log_batch(batch: BatchResult) -> None:
         with logs.log_context(task=task.index, window=None if only is None else show_window(only)):
             _log_task(task, spent)
             for f in (failed[s] for s in task.offset_ranges if s in failed):
-                _log_failure(f)
+                about = {"offset_range": str(f.offset_range), "error": f.error, "remedy": f.remedy}
+                log.error("%s: %s", f.offset_range, f.message, extra={"about": about})
     counts = batch.counts
     fields = {"rows": counts.landed, "quarantined": counts.quarantined, "bytes": batch.bytes, "entry": batch.number}
     published = "published" if batch.number is not None else "not published"
@@ -521,8 +522,3 @@ def _log_task(task: Task, spent: WorkTime) -> None:
     log.info(
         "landed %s of %s", many(spent.offset_ranges, "offset range"), len(task.offset_ranges), extra={"about": fields}
     )
-
-
-def _log_failure(f: RangeFailure) -> None:
-    fields = {"offset_range": str(f.offset_range), "error": f.error, "remedy": f.remedy}
-    log.error("%s: %s", f.offset_range, f.message, extra={"about": fields})

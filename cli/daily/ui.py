@@ -167,7 +167,9 @@ def _start(project: Project, address: str, servers: Servers) -> None:
         limit_pools(instance, [report_assets.POOL, compaction_job.POOL, *map(pool, feeds), *fleets])
         bury_dead_runs(instance, home)  # otherwise runs that wait for their pools would wait indefinitely
     env = {**os.environ, "DAGSTER_HOME": str(home), "SLUICE_PROJECT": str(project.root)}
-    meeting = _find_socket() / "code.sock"
+    meeting = scratch.get_root() / "code.sock"
+    if len(os.fsencode(meeting)) > _SOCKET:
+        meeting = Path(tempfile.mkdtemp(dir="/tmp")) / "code.sock"
     code = ("--socket", str(meeting), "-m", MODULE, "-d", str(project.root), "--location-name", LOCATION)
     own = ("--use-python-environment-entry-point", "--inject-env-vars-from-instance")
     servers["code server"] = _Server("code-server", [CODE_SERVER, *code, *own], env, home)
@@ -180,12 +182,6 @@ def _start(project: Project, address: str, servers: Servers) -> None:
         "daemon": ["dagster._daemon", "run", "-w", str(at)],
     }.items():
         servers[name] = _Server(name, arguments, env, home)
-
-
-def _find_socket() -> Path:
-    """Returns a private folder with a path short enough for a socket in it."""
-    folder = scratch.get_root()
-    return folder if len(os.fsencode(folder / "code.sock")) <= _SOCKET else Path(tempfile.mkdtemp(dir="/tmp"))
 
 
 def _is_listening(at: Path) -> bool:

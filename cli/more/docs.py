@@ -45,7 +45,8 @@ def docs(
     """
     pages = _list_pages()
     if page is None:
-        titles = {name: _find_title(file.read_text("utf-8")) for name, file in pages.items()}
+        matches = {name: _TITLE.search(file.read_text("utf-8")) for name, file in pages.items()}
+        titles = {name: match[1] if match else "" for name, match in matches.items()}
         session.terminal.show(table(("page", "title"), [*titles.items()]))
         session.terminal.print_document(pages=titles)
         return
@@ -75,8 +76,3 @@ def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversa
             yield from _walk(file, f"{prefix}{file.name}/")
         elif file.name.endswith(".md"):
             yield f"{prefix}{file.name}", file
-
-
-def _find_title(text: str) -> str:
-    match = _TITLE.search(text)
-    return match[1] if match else ""

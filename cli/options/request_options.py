@@ -113,7 +113,9 @@ class WorkOptions:
             return RequestedWork((Request(RequestKind.OFFSETS, ranges, replace=self.replace),))
         only = tuple(parsing.parse_partition(text) for text in self.only or ())
         if not self.windows.any:
-            return RequestedWork((self._catch_up(only),))
+            if self.replace:
+                raise UsageError("--replace without a range", remedy="add --window, --from and --to, or --offsets")
+            return RequestedWork((Request(RequestKind.CATCH_UP, only=only),))
         chosen = self.windows.choose(session, feed)
         return RequestedWork(tuple(self._of_windows(chosen.settled, feed.window, only)), chosen.open_windows)
 
@@ -146,8 +148,3 @@ class WorkOptions:
             return
         groups = (settled[at : at + self.per_run] for at in range(0, len(settled), self.per_run))
         yield from (Request(RequestKind.WINDOW, (), g[0], only, settings.end_of(g[-1]), self.replace) for g in groups)
-
-    def _catch_up(self, only: tuple[TopicPartition, ...]) -> Request:
-        if self.replace:
-            raise UsageError("--replace without a range", remedy="add --window, --from and --to, or --offsets")
-        return Request(RequestKind.CATCH_UP, only=only)

@@ -160,14 +160,15 @@ def _why(a: BatchAccount) -> Html:
 
 def _tiles(a: BatchAccount, behind: Sequence[PartitionLag] | None) -> Html:
     facts, counts = a.facts, a.facts.counts
-    rate = number(facts.per_second(counts.landed))
+    rate, ms = number(facts.per_second(counts.landed)), facts.took or 0
+    took = f"{ms / 1000:.1f} s" if ms < 120_000 else f"{ms // 60_000} min {ms // 1000 % 60} s"
     figures = [
         (number(counts.landed), "rows landed" if a.is_published else "rows would land"),
         (number(counts.quarantined), f"quarantined, {share(counts.quarantined, counts.records)}"),
         (number(counts.no_record), "offsets without a record"),
         *([(number(counts.dropped), "dropped by policy")] if counts.dropped else []),
         (size(facts.bytes), f"in {many(facts.files, 'file')}"),
-        *([(_took(facts.took), "from plan to publish"), (rate, "rows a second")] if facts.took else []),
+        *([(took, "from plan to publish"), (rate, "rows a second")] if facts.took else []),
         *_contract_tile(a),
         *([(number(sum(b.offsets for b in behind)), "offsets pending then")] if behind is not None else []),
     ]
@@ -179,10 +180,6 @@ def _contract_tile(a: BatchAccount) -> list[tuple[str, str]]:
         return []
     met = sum(o.passed and not o.unexpected for o in a.facts.outcomes)
     return [(f"{met} / {len(a.facts.outcomes)}", "expectations without exception")]
-
-
-def _took(ms: int) -> str:
-    return f"{ms / 1000:.1f} s" if ms < 120_000 else f"{ms // 60_000} min {ms // 1000 % 60} s"
 
 
 # -- the rest of the frame

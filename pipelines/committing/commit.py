@@ -21,7 +21,6 @@ from enum import StrEnum
 
 from sluice.pipelines.errors import (
     CommitFenced,
-    EntriesLost,
     GroupMoved,
     KafkaUnavailable,
     LedgerCorrupt,
@@ -192,7 +191,9 @@ def _commit_as(
             if v is CommitVerdict.MOVED and (_get_offset(before.get(k.tp)) or 0) > state.frontier(k)
         }
     targets = {k: o for k, o in _choose_targets(state, changed).items() if verdicts[k] is not CommitVerdict.WAITS}
-    newest = _find_newest_mark(state, before)
+    # The newest intent whose transaction took effect: Kafka may have one that no run lived to record.
+    marks = (_parse_our_mark(state, c) for c in before.values() if c is not None)
+    newest = max([state.last_mark, *(m.number for m in marks if m is not None)])
     going = {
         k: o for k, o in targets.items() if verdicts[k] is not CommitVerdict.DONE or not _has_settled(before.get(k.tp))
     }
@@ -238,12 +239,6 @@ def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committe
     return tuple(CommittedMove(k, _expect_offset(state, k), c.offset) for k, c in offsets if strange(k, c))
 
 
-def _find_newest_mark(state: State, committed: Committed) -> int:
-    """Returns the newest intent whose transaction took effect, from the marks in Kafka and the ledger."""
-    marks = (_parse_our_mark(state, c) for c in committed.values() if c is not None)
-    return max([state.last_mark, *(m.number for m in marks if m is not None)])
-
-
 def _compare(
     member: Membership,
     ledger: Ledger,
@@ -258,7 +253,7 @@ def _compare(
         state = ledger.read()
         verdicts = {k: judge(state, k, o, committed.get(k.tp)) for k, o in _choose_targets(state, changed).items()}
         if CommitVerdict.STALE in verdicts.values() and last:
-            raise _build_stale_error(ledger.feed, state, committed)
+            raise build_lost_error(ledger.feed, state.newest, find_traces(state, committed))
         if CommitVerdict.FOREIGN in verdicts.values() and last:
             raise build_foreign_error(
                 ledger, state, find_foreign_marks(state, {k.tp: committed.get(k.tp) for k in verdicts})
@@ -500,7 +495,3 @@ def list_remedies(feed: str, moved: Mapping[Key, tuple[int, int]], log_ends: Map
 def _expect_offset(state: State, key: Key) -> int | None:
     last = state.commits.get(key)
     return last if last is not None else state.origins[key].committed
-
-
-def _build_stale_error(feed: str, state: State, committed: Committed) -> EntriesLost:
-    return build_lost_error(feed, state.newest, find_traces(state, committed))

@@ -207,7 +207,8 @@ class TimeBounds:
             ends = pc.min_max(column.cast(pa.int64()))
             first, last = ends["min"].as_py(), ends["max"].as_py()
             more = nulls + column.null_count
-            self._sums[name] = _find_minimum(low, first), _find_maximum(high, last), more
+            low, high = min(_drop_nulls((low, first)), default=None), max(_drop_nulls((high, last)), default=None)
+            self._sums[name] = low, high, more
 
     def metadata(self) -> dict[str, str]:
         """Returns the entry for the file's key-value metadata; empty if the file lacks the column."""
@@ -231,15 +232,9 @@ def read_bounds(footer: pq.FileMetaData) -> dict[str, Bounds]:
 def is_misread_by_iceberg(footer: pq.FileMetaData) -> bool:
     """Returns whether Parquet's statistics have bounds of milliseconds, as in files that landed earlier."""
     times = set(in_milliseconds(footer.schema.to_arrow_schema()))
-    return any(
-        c.path_in_schema in times and c.statistics is not None and c.statistics.has_min_max
-        for c in _iterate_chunks(footer)
-    )
-
-
-def _iterate_chunks(footer: pq.FileMetaData) -> Iterator[pq.ColumnChunkMetaData]:
     groups = (footer.row_group(i) for i in range(footer.num_row_groups))
-    return (group.column(i) for group in groups for i in range(group.num_columns))
+    chunks = (group.column(i) for group in groups for i in range(group.num_columns))
+    return any(c.path_in_schema in times and c.statistics is not None and c.statistics.has_min_max for c in chunks)
 
 
 def _read_times(footer: pq.FileMetaData) -> Mapping[str, tuple[int | None, int | None, int]]:
@@ -263,14 +258,6 @@ def _of_statistics(footer: pq.FileMetaData, at: int, kind: pa.DataType) -> Bound
     if not pa.types.is_integer(kind):  # beyond Python's range of times
         lows, highs = (s.min_raw for s in full), (s.max_raw for s in full)
     return Bounds(kind, min(lows, default=None), max(highs, default=None), sum(s.null_count for s in statistics))
-
-
-def _find_minimum(*values: int | None) -> int | None:
-    return min(_drop_nulls(values), default=None)
-
-
-def _find_maximum(*values: int | None) -> int | None:
-    return max(_drop_nulls(values), default=None)
 
 
 def _drop_nulls(values: Iterable[int | None]) -> Iterator[int]:

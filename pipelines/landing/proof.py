@@ -52,7 +52,12 @@ def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tu
         elif not any(r.offset_range in chosen for r in group):
             chosen |= {r.offset_range: r for r in group}
     receipts = [chosen[s] for s in plan.offset_ranges if s in chosen]
-    return receipts, [_find_failure(s, failures.get(s, ())) for s in plan.offset_ranges if s not in chosen]
+    failed = [
+        failures[s][0] if s in failures else to_failure(s, _build_proof_error(s, "no task reported this offset range"))
+        for s in plan.offset_ranges
+        if s not in chosen
+    ]
+    return receipts, failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +101,6 @@ def _find_error(claim: Claim, group: Sequence[Receipt], lake: Lake) -> SluiceErr
     except SluiceError as e:
         return e
     return None
-
-
-def _find_failure(s: OffsetRange, failures: Sequence[RangeFailure]) -> RangeFailure:
-    return failures[0] if failures else to_failure(s, _build_proof_error(s, "no task reported this offset range"))
 
 
 def to_failure(s: OffsetRange, error: Exception) -> RangeFailure:

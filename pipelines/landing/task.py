@@ -211,7 +211,9 @@ class _Reading:
         self._sharing.finish()
         self.landed |= self._sharing.landed
         self.failed |= self._sharing.failed
-        self._fail_rest(error)
+        for s in self._ranges:
+            if s not in self.landed:
+                self.failed.setdefault(s, error)
         return self.landed, self.failed
 
     def _follow(self) -> None:
@@ -259,11 +261,6 @@ class _Reading:
         self.landed[s] = ended
         if s in self._small:
             self._sharing.leave_out(s)
-
-    def _fail_rest(self, error: Exception) -> None:
-        for s in self._ranges:
-            if s not in self.landed:
-                self.failed.setdefault(s, error)
 
 
 def share_memory(
@@ -423,7 +420,10 @@ class _Landing:
         self._held.setdefault(role, []).append(rows)
         # Whole buffers are counted first: what rows take of them is never more, and takes long to find.
         self._held_most = self._held_most[0] + rows.num_rows, self._held_most[1] + rows.get_total_buffer_size()
-        too_large = self._held_most[1] > SMALL_BYTES and sum(_count_bytes(b) for b in self._held.values()) > SMALL_BYTES
+        too_large = (
+            self._held_most[1] > SMALL_BYTES
+            and sum(batch.nbytes for batches in self._held.values() for batch in batches) > SMALL_BYTES
+        )
         if too_large or self._held_most[0] > self._work.landing.row_group_rows:
             so_far, self._held = self._held, None
             for of, batches in so_far.items():
@@ -482,7 +482,3 @@ class _Landing:
             "encode": sum(w.encode_ns for w in writers),
             "write": sum(w.write_ns for w in writers),
         }
-
-
-def _count_bytes(batches: Sequence[pa.RecordBatch]) -> int:
-    return sum(rows.nbytes for rows in batches)

@@ -291,7 +291,11 @@ class PartWriter:
         if not s.by_time:
             yield s.folder, rows
             return
-        windows = _find_windows(rows.column(self._times), s.by_time)
+        # The start of each row's window; `_NO_TIME` if the record has no time, or one beyond the calendar.
+        times = rows.column(self._times)
+        stamps = np.concatenate([fill_int64s(c.cast(pa.int64()), _NO_TIME) for c in times.chunks])
+        usable = (stamps >= 0) & (stamps < CALENDAR_ENDS)
+        windows = np.where(usable, stamps - stamps % s.by_time, _NO_TIME)
         for window in np.unique(windows).tolist():
             if window not in self._folders and len(self._folders) >= MAX_FOLDERS:
                 windows[windows == window] = _NO_TIME
@@ -425,13 +429,6 @@ def check_increasing(s: OffsetRange, rows: pa.RecordBatch, after: int) -> int:
 _NO_TIME = -1
 
 
-def _find_windows(times: pa.ChunkedArray, length: int) -> np.ndarray:
-    """The start (ms) of each row's window; `_NO_TIME` if the record has no time or one beyond the calendar."""
-    stamps = np.concatenate([fill_int64s(c.cast(pa.int64()), _NO_TIME) for c in times.chunks])
-    usable = (stamps >= 0) & (stamps < CALENDAR_ENDS)
-    return np.where(usable, stamps - stamps % length, _NO_TIME)
-
-
 class _Abandoned(Exception):
     """Raised inside a file's block, to make the lake discard the file."""
 
@@ -492,15 +489,12 @@ class _PartFile:
         except BaseException as error:
             if self._open:
                 self._open = False
-                self._mute()
+                # A Parquet writer that is closed or collected ends its file as if it were whole: not this one.
+                self.sink.muted = True
+                with suppress(Exception):
+                    self._writer.close()
                 self._block.__exit__(type(error), error, error.__traceback__)
             raise
-
-    def _mute(self) -> None:
-        # A Parquet writer that is closed or collected ends its file as if it were whole: not this one.
-        self.sink.muted = True
-        with suppress(Exception):
-            self._writer.close()
 
 
 class _HashingSink:

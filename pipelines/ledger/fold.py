@@ -317,14 +317,12 @@ class State:
         for item in entry.items:
             if self.current.get(item.key.tp) == item.key:
                 for counts, times in ((self.by_marker, item.by_marker), (self.against, item.against)):
-                    for time in self._fresh(item.key, times):
-                        counts[time] = counts.get(time, 0) + 1
+                    pinned = self.boundaries.get(item.key, NO_PINS)
+                    for time in times:
+                        # Of a repeated boundary, the first one counts: `_pin` keeps it, too.
+                        if (at := pinned.position(time)) == len(pinned) or pinned.times[at] != time:
+                            counts[time] = counts.get(time, 0) + 1
                 self._pin(item.key, item.times, item.offsets)
-
-    def _fresh(self, key: Key, times: Iterable[int]) -> list[int]:
-        """Returns the times at which the partition has no boundary yet."""
-        pinned = self.boundaries.get(key, NO_PINS)
-        return [t for t in times if (at := pinned.position(t)) == len(pinned) or pinned.times[at] != t]
 
     def _pin(self, key: Key, times: tuple[int, ...], offsets: tuple[int, ...]) -> None:
         self._growing_pins(key).add(times, offsets)

@@ -273,13 +273,9 @@ def renew(feed: Feed, ports: Ports, addresses: Collection[str], owner: Owner, re
         report(Progress("find"))
         state = ledger.read()
         run = Rewriting(feed, ports, ledger, owner, report, _build_method(feed))
-        run.all(_pieces(ledger, state, ports.lake, addresses), state.number)
+        # Offset ranges that share a file with a chosen one are rewritten, too: the file goes as a whole.
+        receipts = manifest.read_receipts_in(ledger, state, {*state.published_in})
+        chosen = [r for r in receipts if any(ports.lake.locate(p.path) in addresses for p in r.parts)]
+        run.all([Merge((r,)) for r in manifest.with_sharers(ledger, state, chosen)], state.number)
         met = company(feed.name, ledger, ports.liveness, run.busy.values())
     return Compacted(tuple(run.done), tuple(run.batches), run.busy, (), met)
-
-
-def _pieces(ledger: Ledger, state: State, lake: Lake, addresses: Collection[str]) -> list[Merge]:
-    """Returns a piece for each offset range with rows in these files, or that shares a file with one."""
-    receipts = manifest.read_receipts_in(ledger, state, {*state.published_in})
-    chosen = [r for r in receipts if any(lake.locate(p.path) in addresses for p in r.parts)]
-    return [Merge((r,)) for r in manifest.with_sharers(ledger, state, chosen)]

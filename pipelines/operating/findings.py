@@ -110,7 +110,8 @@ def list_findings(
             *_find_quarantine(feed, published[-1][1] if published else None),
             *_find_unfinished(status),
         ]
-    findings += _find_unwarned(status.outlook) if status.outlook else ()
+    if status.outlook and (unwarned := status.outlook.unwarned):
+        findings.append(Finding("settings", unwarned.text, unwarned.remedy))
     # These need Kafka's answer.
     if state.origins and survey is not None:
         outlook, now = status.outlook or Outlook(ports.clock()), ports.clock()
@@ -253,11 +254,6 @@ def _find_at_risk(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
         elif outlook.eta is not None:
             text += f"; landing takes about {show_about(outlook.eta)}"
         yield Finding(f"retention {topic}", text, f"land it before: sluice run {feed.name}", severe=True)
-
-
-def _find_unwarned(outlook: Outlook) -> Iterator[Finding]:
-    if outlook.unwarned:
-        yield Finding("settings", outlook.unwarned.text, outlook.unwarned.remedy)
 
 
 def _find_gaps(feed: Feed, outlook: Outlook) -> Iterator[Finding]:

@@ -263,20 +263,16 @@ def _beyond(feed: str, moves: Iterable[Move], target: OffsetTarget) -> Refused |
     ranges = ", ".join(f"{m.tp} [{m.spot.frontier}, {m.after})" for m in passing[:5])
     more = f" and {len(passing) - 5} more" if len(passing) > 5 else ""
     first = passing[0]
+    targets = {Aim.TIME: show_instant(target.number), Aim.LATEST: "latest"}
     return Refused(
         f"beyond what feed {feed} has accounted for; the group would pass over {ranges}{more}",
         remedy=f"land them first: sluice run {feed}; or have the feed skip them, which its ledger records: "
-        f"sluice run {feed} --skip-to {_skip(target)} --reason …",
+        f"sluice run {feed} --skip-to {targets.get(target.aim, 'TIME')} --reason …",
         topic=first.tp.topic,
         partition=first.tp.partition,
         start=first.spot.frontier,
         end=first.after,
     )
-
-
-def _skip(target: OffsetTarget) -> str:
-    targets = {Aim.TIME: show_instant(target.number), Aim.LATEST: "latest"}
-    return targets.get(target.aim, "TIME")
 
 
 @dataclass(frozen=True, slots=True)

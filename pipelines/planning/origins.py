@@ -217,12 +217,10 @@ def find_starts(
             )
     time = start.resolve(clock())
     hits = cluster.offsets_at({p.tp: time for p in partitions}, max_skew)
-    return {p.tp: (_at_time(p, hits), why) for p in partitions}
-
-
-def _at_time(p: PartitionState, hits: Mapping[TopicPartition, object]) -> int:
-    hit = hits.get(p.tp)
-    return min(getattr(hit, "offset", p.last_stable_offset), p.last_stable_offset)
+    return {
+        p.tp: (min(getattr(hits.get(p.tp), "offset", p.last_stable_offset), p.last_stable_offset), why)
+        for p in partitions
+    }
 
 
 def explain_out_of_range(position: int, key: Key, p: PartitionState, feed: str = "FEED") -> SluiceError | None:

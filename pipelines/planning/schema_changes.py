@@ -76,7 +76,9 @@ def find_shape(feed: Feed, state: State) -> Shape:
         return shape
     fields = list(shape.columns.fields)
     if not _is_bound(shape):
-        fields = [_at_least(f, evolved.get(f.name)) for f in fields]
+        fields = [
+            replace(f, type=_widen(f.type, parse_type(evolved[f.name]))) if f.name in evolved else f for f in fields
+        ]
     added = (parse_field(name, text) for name, text in evolved.items() if _is_addable(shape, name, text))
     added = (Field(f.name, f.type) for f in added if not f.path and f.header is None)
     return _with_columns(feed, shape, Schema((*fields, *_select_new(fields, added))))
@@ -118,10 +120,6 @@ def _own_part(fields: Sequence[Field], own: Sequence[Field]) -> tuple[Field, ...
         for f in fields
         if f.name in there
     )
-
-
-def _at_least(own: Field, evolved: str | None) -> Field:
-    return replace(own, type=_widen(own.type, parse_type(evolved))) if evolved else own
 
 
 def _widen(own: Type, evolved: Type) -> Type:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import chain, islice
 
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.sections import Layout, WindowSettings
+from sluice.pipelines.feed.sections import Layout
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, State
 from sluice.pipelines.ledger.tip import BEYOND, Tip, Trace, build_lost_error, find_lost_entry
@@ -152,13 +152,10 @@ def list_strays(feed: Feed, lake: Lake, state: State) -> list[str]:
     ]
     folds = lake.list(paths.checkpoint_folder(feed.stored))
     newer = [p for p in folds if (paths.checkpoint_number(p) or 0) > state.number]
-    return [*of_lost, *newer, *_undo_notes(lake, feed.stored, state, feed.window)]
-
-
-def _undo_notes(lake: Lake, feed: str, state: State, settings: WindowSettings) -> list[str]:
-    standing = {p: w[0] for p in lake.list(paths.manifest_folder(feed)) if (w := paths.manifest_window(p))}
-    done = windows.complete_of(state, standing.values(), settings)
-    return [path for path, window in standing.items() if window not in done]
+    standing = {p: w[0] for p in lake.list(paths.manifest_folder(feed.stored)) if (w := paths.manifest_window(p))}
+    done = windows.complete_of(state, standing.values(), feed.window)
+    incomplete = [path for path, window in standing.items() if window not in done]
+    return [*of_lost, *newer, *incomplete]
 
 
 def set_aside(lake: Lake, feed: str, number: int, names: Iterable[str]) -> None:

@@ -130,9 +130,8 @@ def list_files(
         raise damage
     if not partial:
         _check_complete(window_files, wrong, name, settings)
-    return tuple(
-        build_file(lake, settings, w, s, p) for w, s, p in _list_parts(window_files, kind) if p.path not in wrong
-    )
+    placed = ((f.window, s, p) for f in window_files for s, p in f.placed if p.kind is kind and p.path not in wrong)
+    return tuple(build_file(lake, settings, w, s, p) for w, s, p in placed)
 
 
 def describe_protection_then(feed: Feed, ledger: Ledger, state: State, receipts: Iterable[Receipt]) -> str:
@@ -155,10 +154,6 @@ def _check_complete(
                 f"window {window_text} of feed {feed} has landed, but {unseen} of its files are not visible yet",
                 remedy=f"wait for the run that publishes them; if it is dead, run: sluice run {feed}",
             )
-
-
-def _list_parts(windows: Sequence[WindowFiles], kind: PartKind) -> Iterator[tuple[int, OffsetRange, Part]]:
-    return ((f.window, s, p) for f in windows for s, p in f.placed if p.kind is kind)
 
 
 def build_file(lake: Lake, settings: WindowSettings, window: int, s: OffsetRange, p: Part) -> File:

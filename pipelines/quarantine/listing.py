@@ -68,9 +68,10 @@ class Filter:
         """The rows of a partition's quarantine that are meant, and the others."""
         import pyarrow.compute as pc  # late: it takes 40 ms
 
+        conditions = (("reason", self.reasons), ("field", self.fields), ("expectation", self.expectations))
         masks = [
             pc.is_in(rows.column(rows.schema.get_field_index(name)), value_set=text_array(texts))
-            for name, texts in self._list_conditions()
+            for name, texts in conditions
             if texts
         ]
         if self.places:
@@ -80,9 +81,6 @@ class Filter:
             return rows, rows.slice(0, 0)
         mask = reduce(pc.and_, masks)
         return rows.filter(mask), rows.filter(pc.invert(mask))
-
-    def _list_conditions(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        yield from (("reason", self.reasons), ("field", self.fields), ("expectation", self.expectations))
 
 
 # -- counted

@@ -256,16 +256,13 @@ class Run:
                 if not remaining:
                     raise self._too_slow() if self.target.throttled_ms else error from None
             except (PartUnreadable, ProofFailed):
-                if not self._has_lost_parts():
+                # Parts that were merged, landed again or retired while they were read: the ledger names others now.
+                if self._shelf is None or not self.ledger.list_replaced(self._shelf.list_parts()):
                     raise
             else:
                 counted = self._records, self._bytes, self._transactions
                 throttled = self.target.throttled_ms
                 return LaneSent(self.lane, *counted, mark.records, partitions=self._partitions, throttled_ms=throttled)
-
-    def _has_lost_parts(self) -> bool:
-        """Returns whether parts that were being read have been merged, landed again or retired since."""
-        return self._shelf is not None and bool(self.ledger.list_replaced(self._shelf.list_parts()))
 
     def _too_slow(self) -> CommitFenced:
         return CommitFenced(

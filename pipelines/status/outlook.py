@@ -187,7 +187,10 @@ def look_ahead(
 
     Raises KafkaUnavailable, LakeUnavailable.
     """
-    pending = _with_stamps(cluster, state, forecast.backlogs(state, partitions), now)
+    pending = forecast.backlogs(state, partitions)
+    oldest = {o.key: o.held[0].start for o in pending if o.held}
+    times = stamps(cluster, state, oldest, now) if oldest else {}
+    pending = tuple(replace(o, since=times.get(o.key)) for o in pending)
     # Offsets a second in the last day or so.
     rates = {
         k: r for k, p in partitions.items() if (r := forecast.production(state, k, p.high_watermark, now)) is not None
@@ -200,7 +203,9 @@ def look_ahead(
     notice = feed.alerts.retention
     due = list(forecast.deletions(pending, configs.topics, rates, now, notice, eta or 0))
     transactional = feed.transactional_id if feed.commit is CommitMode.TRANSACTIONAL else None
-    committed = _committed_at(ledger, state) if feed.offsets.store is OffsetStore.KAFKA else None  # ZooKeeper's stay
+    # When offsets were last written, by the time of the intent. ZooKeeper's stay: Kafka deletes those of idle groups.
+    commits = state.last_mark >= 0 and feed.offsets.store is OffsetStore.KAFKA
+    committed = ledger.entry(state.last_mark).at if commits else None
     return Outlook(
         now=now,
         pending=pending,
@@ -216,12 +221,6 @@ def look_ahead(
         gaps=_count_gaps(published, {t for t, c in configs.topics.items() if c.only_deletes}),
         kept=forecast.list_size_limits(partitions, configs.topics, rates),
     )
-
-
-def _with_stamps(cluster: Cluster, state: State, pending: Sequence[Backlog], now: int) -> tuple[Backlog, ...]:
-    first = {o.key: o.held[0].start for o in pending if o.held}
-    times = stamps(cluster, state, first, now) if first else {}
-    return tuple(replace(o, since=times.get(o.key)) for o in pending)
 
 
 def _at_risk(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
@@ -256,8 +255,3 @@ def work(published: Iterable[tuple[Batch, PublishEntry]]) -> list[BatchPace]:
     """
     own = ((b, e) for b, e in published if not any(r.adopted for r in e.receipts))
     return [BatchPace(sum(r.offset_range.span for r in e.receipts), max(e.at - b.planned_at, 1)) for b, e in own]
-
-
-def _committed_at(ledger: Ledger, state: State) -> int | None:
-    """When (ms) offsets were last written, by the time of the intent."""
-    return ledger.entry(state.last_mark).at if state.last_mark >= 0 else None

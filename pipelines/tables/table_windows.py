@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -71,7 +71,8 @@ class CompleteWindows:
         check_faults(self.table, COLUMNS, ledger.feed, Remedy.REPAIR)
         if self.table.repair(COLUMNS, undo=True):
             head = self.table.look() or head
-        have, digest = tuple(self.table.files()), _digest(starts, self.settings)
+        have = tuple(self.table.files())
+        digest = hashlib.sha256(repr(("us", self.settings.grain, *starts)).encode()).hexdigest()[:32]
         if [_digest_of(a) for a in have] == ([digest] if starts else []) and not head.deletes:
             return head
         add = (self._write(lake, dataset, starts, f"{digest}-{state.number:020d}"),) if starts else ()
@@ -124,10 +125,6 @@ def complete_windows(state: State, settings: WindowSettings) -> tuple[int, ...]:
     windows are among them."""
     done = windows.complete_of(state, windows.list_manifest_windows(state, settings), settings)
     return tuple(t for t in done if not is_retired(state, t, settings))
-
-
-def _digest(starts: Iterable[int], settings: WindowSettings) -> str:
-    return hashlib.sha256(repr(("us", settings.grain, *starts)).encode()).hexdigest()[:32]
 
 
 def _digest_of(address: str) -> str:

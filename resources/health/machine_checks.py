@@ -55,11 +55,9 @@ def packages(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
         remedy = 'in a checkout: make wheel && pip install "$(ls dist/*.whl)"'
         yield report_failure("packages", f"{DISTRIBUTION} is not installed: Sluice runs from a folder", remedy)
         return
-    own, extras, needed = (
-        [r for r in requirements if _is_asked(r)],
-        _list_by_extra(requirements),
-        list_needed_extras(feeds),
-    )
+    own, needed = [r for r in requirements if _is_asked(r)], list_needed_extras(feeds)
+    others = [r for r in requirements if r.name != DISTRIBUTION and not _is_asked(r)]
+    extras = {extra: [r for r in others if _is_asked(r, extra)] for extra in dict.fromkeys(BRINGS.values())}
     present = {e for e, brought in extras.items() if e in needed or all(_version(r) for r in brought)}
     if "dagster" in present or "spark" in present:
         needed, present = needed | {"kafka", "duckdb"} | (present & {"dagster", "spark"}), present | {"kafka", "duckdb"}
@@ -84,12 +82,6 @@ def list_needed_extras(feeds: Sequence[Feed]) -> frozenset[str]:
     }
     stores = {BRINGS[CLIENTS[scheme(f.lake)].package] for f in feeds if f.store}
     return frozenset(stores | {extra for extra, needed in needs.items() if needed})
-
-
-def _list_by_extra(requirements: Sequence[Requirement]) -> dict[str, list[Requirement]]:
-    """Return the packages that each extra of users adds."""
-    brought = [r for r in requirements if r.name != DISTRIBUTION and not _is_asked(r)]
-    return {extra: [r for r in brought if _is_asked(r, extra)] for extra in dict.fromkeys(BRINGS.values())}
 
 
 def _is_asked(needed: Requirement, extra: str = "") -> bool:

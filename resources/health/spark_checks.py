@@ -20,7 +20,7 @@ from sluice.resources.health import Check, examine
 from sluice.resources.lake import open_lake
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.executors import check_answers, get_master, is_local
-from sluice.resources.spark.preflight import ExecutorAnswer, ExecutorPorts
+from sluice.resources.spark.preflight import ExecutorPorts
 
 MASTER_SECONDS = 20.0
 SESSION_SECONDS = 300.0
@@ -78,13 +78,9 @@ def session(request: SparkAsked) -> Iterator[Diagnosis]:
     for finding in result.findings:
         yield (report_failure if finding.fatal else report_warning)("executors", finding.message, finding.remedy)
     if result.answers and not result.findings:
-        yield report_ok("executors", f"{_on(result.answers)}: Python, packages, clock, Kafka and lake pass")
-
-
-def _on(answers: tuple[ExecutorAnswer, ...]) -> str:
-    """How many on which hosts."""
-    hosts = Counter(answer.host for answer in answers)
-    return ", ".join(f"{count} on {host}" for host, count in sorted(hosts.items()))
+        hosts = Counter(answer.host for answer in result.answers)
+        names = ", ".join(f"{count} on {host}" for host, count in sorted(hosts.items()))
+        yield report_ok("executors", f"{names}: Python, packages, clock, Kafka and lake pass")
 
 
 CHECKS: tuple[Check[SparkAsked], ...] = (

@@ -586,9 +586,11 @@ def _translate_refusal(error: boto.ClientError, where: str, detail: str) -> Slui
         return LakeFull(f"no room in the lake for {where} ({message})", remedy="free space or raise the quota")
     # The request was signed for a region: the answer names the bucket's own.
     if code in _REGION or status == 301:
+        headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region")
         return SetupError(
             f"the bucket of {where} is in another region ({message})",
-            remedy=f"set s3.region to {_region(error) or 'the region of the bucket'}",
+            remedy=f"set s3.region to {region or 'the region of the bucket'}",
         )
     if code in _EXPIRED:
         return NotAuthorized(
@@ -647,11 +649,6 @@ def _code(error: boto.ClientError) -> str:
 
 def _status(error: boto.ClientError) -> int:
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
-def _region(error: boto.ClientError) -> str:
-    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    return str(headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region", ""))
 
 
 def _date(answer: Mapping[str, Any]) -> datetime | None:

@@ -93,7 +93,9 @@ def _make_event(mix: Mix, number: int, stamp: int, bits: int, chance: float) -> 
     customer = bits % CUSTOMERS
     key = b"c-%06d" % customer
     tagged = (bits >> 20 & 0xFFFF) < mix.headers * 0x10000
-    headers = _headers(number, bits) if tagged else []
+    headers = [("trace", b"%016x" % bits)] if tagged else []
+    if tagged and number % 3 == 0:
+        headers.append(("source", b"shop"))
     if chance < mix.tombstones:
         return SampleEvent(key, None, stamp, headers)
     value = _order(number, customer, stamp, bits)
@@ -112,11 +114,6 @@ def _order(number: int, customer: int, stamp: int, bits: int) -> bytes:
             *(CHANNELS[bits >> 44 & 3].encode(), STATUSES[bits >> 46 & 3].encode()),
         )
     )
-
-
-def _headers(number: int, bits: int) -> list[tuple[str, bytes]]:
-    trace = b"%016x" % bits
-    return [("trace", trace)] + ([("source", b"shop")] if number % 3 == 0 else [])
 
 
 def _spoil(value: bytes, how: int) -> bytes:

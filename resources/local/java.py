@@ -209,8 +209,10 @@ def _fetch(name: str, request: str, artifacts: Sequence[Artifact], folder: Path,
             code, output = _ivy(scratch, report_download)
         missing = [a for a in artifacts if not Path(scratch, "jars", f"{a.name}-{a.version}.jar").is_file()]
         if code or missing:
+            lines = output.splitlines()
+            excerpt = [line.strip() for line in lines if _TELLING.search(line)][:12] or lines[-12:]
             raise SetupError(
-                f"could not fetch {name} from Maven Central\n{_complaints(output)}",
+                "\n".join([f"could not fetch {name} from Maven Central", *excerpt]),
                 remedy="check the network and repeat (a proxy goes into JAVA_TOOL_OPTIONS)",
             )
         protect(Path(scratch, "jars"))
@@ -234,11 +236,6 @@ def _ivy(scratch: str, poll: Callable[[], None]) -> tuple[int, str]:
                 process.kill()  # if we were interrupted
         output.seek(0)
         return process.returncode, output.read()
-
-
-def _complaints(output: str) -> str:
-    telling = [line.strip() for line in output.splitlines() if _TELLING.search(line)]
-    return "\n".join(telling[:12] or output.splitlines()[-12:])
 
 
 if __name__ == "__main__":

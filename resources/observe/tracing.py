@@ -95,9 +95,11 @@ def step(name: str, run: str, **about: str | int | None) -> Iterator[None]:
     if provider is None:
         yield
         return
+    from opentelemetry.context import Context
+
     before, tracer = _run.set(run), provider.get_tracer("sluice")
     attributes = _known({"sluice.run": run, **{f"sluice.{key}": value for key, value in about.items()}})
-    span = tracer.start_span(name, context=_nothing(), attributes=attributes)
+    span = tracer.start_span(name, context=Context(), attributes=attributes)
     current_step = StepSpan(tracer, span)
     inside = _current.set(current_step)
     try:
@@ -168,12 +170,6 @@ def _under(span: Any) -> Any:
     from opentelemetry.trace import set_span_in_context
 
     return set_span_in_context(span)
-
-
-def _nothing() -> Any:
-    from opentelemetry.context import Context
-
-    return Context()
 
 
 @cache

@@ -150,7 +150,10 @@ class SparkEngine:
         work = _Work(feed, what, partial(executor.call, call), count)
 
         def collect() -> list[str]:
-            if _speculates(self._spark()):
+            spark = self._spark()  # a context, or a session of Spark Connect
+            name, default = "spark.speculation", "false"
+            value = spark.conf.get(name, default) if hasattr(spark, "conf") else spark.getConf().get(name, default)
+            if str(value).lower() == "true":
                 raise SetupError(
                     f"with spark.speculation Spark carries tasks out twice at once, and {what} would be in its own way",
                     remedy="leave spark.speculation out of the feed's spark and of the cluster's settings, or do it"
@@ -324,13 +327,6 @@ class SparkEngine:
             remedy=self._way_out(str(error))
             or "the same Python environment must be on driver and executors; run again when it is fixed",
         )
-
-
-def _speculates(spark: Any) -> bool:
-    """Return whether a context, or a session of Spark Connect, may run a slow task twice at once."""
-    name, default = "spark.speculation", "false"
-    value = spark.conf.get(name, default) if hasattr(spark, "conf") else spark.getConf().get(name, default)
-    return str(value).lower() == "true"
 
 
 def begin(settings: SparkSettings, needed: Callable[[], bool] = lambda: True) -> None:
@@ -532,13 +528,11 @@ def context(settings: SparkSettings) -> SparkContext:
     Raises SetupError. Not for Connect.
     """
     with _lock:
-        return _running() or _start(settings)
-
-
-def _start(settings: SparkSettings) -> SparkContext:
-    executors.check_answers(settings)
-    with _bound_memory(settings):
-        return _capturing_output(settings, partial(_context, settings))
+        if running := _running():
+            return running
+        executors.check_answers(settings)
+        with _bound_memory(settings):
+            return _capturing_output(settings, partial(_context, settings))
 
 
 @contextmanager
@@ -753,12 +747,10 @@ def _environment(settings: SparkSettings) -> None:
 def _conf(settings: SparkSettings) -> dict[str, str]:
     hidden = [re.escape(key) for key, value in settings.model_dump()["conf"].items() if value == MASK]
     redacted = {"spark.redaction.regex": "|".join(["(?i)secret|password|token|access[.]?key", *hidden])}
-    return _OURS | redacted | (_here() if is_local(settings) else _driver()) | settings.conf
-
-
-def _here() -> dict[str, str]:
-    """Return the settings of a local Spark, whose workers the pool of this process forks."""
-    return {**_HERE, **_driver(), **_sockets(str(scratch.get_root())), f"spark.executorEnv.{POOL}": get_pool().address}
+    own = _driver()
+    if is_local(settings):  # its workers are forked by the pool of this process
+        own = _HERE | own | _sockets(str(scratch.get_root())) | {f"spark.executorEnv.{POOL}": get_pool().address}
+    return _OURS | redacted | own | settings.conf
 
 
 def _driver() -> dict[str, str]:

@@ -141,7 +141,9 @@ def pack(report: Reporter = lambda progress: None, modules: Sequence[str] = ()) 
             _make(distributions, ours, path, report, (*_IMPORTED, *modules))
             created = True
         os.utime(path)
-        _mark_in_use(path)
+        if path not in _own_packs:  # until this process ends
+            _own_packs[path] = path.open("rb")
+            fcntl.flock(_own_packs[path], fcntl.LOCK_SH)
         _forget(folder)
     names = tuple(f"{d.metadata['Name']} {d.version}" for d in distributions.values())
     unpacked = int(_notes(path).read_text() or 0) if _notes(path).exists() else 0
@@ -158,13 +160,6 @@ def _folder() -> Path:
 def _notes(path: Path) -> Path:
     """Return the path of the file next to a pack that holds the size of its files."""
     return path.with_name(path.name.removesuffix(".tar.gz") + ".size")
-
-
-def _mark_in_use(path: Path) -> None:
-    """Keep the pack until this process ends."""
-    if path not in _own_packs:
-        _own_packs[path] = path.open("rb")
-        fcntl.flock(_own_packs[path], fcntl.LOCK_SH)
 
 
 def _is_in_use(path: Path) -> bool:

@@ -89,7 +89,9 @@ class PoolProcess:
         self._driver, self._lock = os.getpid(), threading.Lock()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the pool
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.address = _choose_address()
+        path = f"{scratch.get_root()}/{secrets.token_hex(4)}.pool"
+        # empty if it is too long for a socket
+        self.address = path if len(os.fsencode(path)) <= _ADDRESS_BYTES else ""
         with theirs:
             number = str(theirs.fileno())
             self._process = subprocess.Popen(
@@ -149,12 +151,6 @@ class PoolProcess:
             self._process.wait()
 
 
-def _choose_address() -> str:
-    """Return the path of a socket in this process's own folder; empty if it would be too long."""
-    path = f"{scratch.get_root()}/{secrets.token_hex(4)}.pool"
-    return path if len(os.fsencode(path)) <= _ADDRESS_BYTES else ""
-
-
 _pools: list[PoolProcess] = []
 _lock = threading.Lock()
 
@@ -209,7 +205,10 @@ class _Pool:
                     elif descriptor == daemons:
                         self._fork_daemon()
                     elif descriptor in self._workers:
-                        self._kill(descriptor)
+                        # The driver has shut the worker's socket. `_report_ended` forgets the worker.
+                        self._poll.unregister(descriptor)
+                        with suppress(OSError):
+                            os.kill(self._workers[descriptor][0], signal.SIGKILL)
                     elif descriptor == ends or (descriptor == requests and not self._fork()):
                         return  # any other is of a worker whose end was just reported
         finally:
@@ -281,12 +280,6 @@ class _Pool:
         except BaseException:  # noqa: BLE001 - the driver is gone, or the status reports it
             os._exit(1)
         os._exit(0)
-
-    def _kill(self, descriptor: int) -> None:
-        """Kill a worker whose socket the driver has shut. `_report_ended` forgets it."""
-        self._poll.unregister(descriptor)
-        with suppress(OSError):
-            os.kill(self._workers[descriptor][0], signal.SIGKILL)
 
     def _report_ended(self) -> None:
         with suppress(ChildProcessError):

@@ -221,7 +221,9 @@ class DeltaLakeTable:
     def commit(self, change: TableChange) -> int:
         about = {**change.about, MARK: str(change.mark), _OPERATION: str(change.operation)}
         self.repair({})
-        table, adding = self._known, self._adding(change)
+        table = self._known
+        columns = _split_names(table.metadata().configuration.get(_BOUNDED, ""))
+        adding = map_parallel(lambda a: self._action(a, columns, changes=_changes_rows(change)), change.add)
         with self._changing():
             self._evolve(table, change)
             committed = int(table.version()) + 1
@@ -320,10 +322,6 @@ class DeltaLakeTable:
             commit_properties=about,
             post_commithook_properties=_build_hooks(),
         )
-
-    def _adding(self, change: TableChange) -> list[AddAction]:
-        columns = _split_names(self._known.metadata().configuration.get(_BOUNDED, ""))
-        return map_parallel(lambda a: self._action(a, columns, changes=_changes_rows(change)), change.add)
 
     def _action(self, address: str, columns: Sequence[str], *, changes: bool) -> AddAction:
         """The action that adds the file. `changes`: readers that follow the table must read it."""

@@ -158,15 +158,13 @@ def instant(when: When, parse_text: Callable[[object], int] = units.parse_window
     try:
         if isinstance(when, datetime):
             return units.parse_instant(when)
-        return _check_ms(when) if isinstance(when, int) else parse_text(when)
+        if not isinstance(when, int):
+            return parse_text(when)
+        if not 0 <= when < CALENDAR_ENDS:
+            raise ValueError("is no time in ms since the epoch that the calendar has")
+        return when
     except ValueError as error:
         raise UsageError(f"{when!r} {error}", remedy="a datetime needs its zone") from None
-
-
-def _check_ms(when: int) -> int:
-    if not 0 <= when < CALENDAR_ENDS:
-        raise ValueError("is no time in ms since the epoch that the calendar has")
-    return when
 
 
 @dataclass(frozen=True, repr=False)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.model.kafka import Isolation
-    from sluice.pipelines.model.plans import Plan, Request, Task
+    from sluice.pipelines.model.plans import Plan, Task
     from sluice.reading import Windows
     from sluice.resources.spark.executor import Wiring
     from sluice.resources.spark.parts import Share
@@ -62,7 +62,9 @@ class SluiceSource(DataSource):
 
         options = _SourceOptions.of(self.options)
         if options.offsets:
-            return parts.spark_schema(_raw_schema())
+            from sluice.pipelines.records.rows.row_format import RawFormat
+
+            return parts.spark_schema(RawFormat.schema)
         return parts.spark_schema(reading.schema_of(options.feed, reading.parse_kind(options.kind)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -114,12 +116,6 @@ def _find_feed(name: str, project: str | None, *, live: bool) -> Feed:
 
     located = Project.find(Path(project) if project else None)
     return located.feed(name) if live else located.readable_feed(name)
-
-
-def _raw_schema() -> pa.Schema:
-    from sluice.pipelines.records.rows.row_format import RawFormat
-
-    return RawFormat.schema
 
 
 # -- landed windows
@@ -183,7 +179,7 @@ class _KafkaReader(DataSourceReader):
 def _plan_ranges(feed: Feed, offsets: str) -> Plan:
     """The ranges, cut and packed by leader as a batch's are. Raises UsageError, OffsetsLost, KafkaUnavailable."""
     from sluice.pipelines.ledger import State
-    from sluice.pipelines.model.plans import Plan
+    from sluice.pipelines.model.plans import Plan, Request, RequestKind, parse_offset_range
     from sluice.pipelines.planning import plan as planning
     from sluice.pipelines.planning.assignment import Sizing
     from sluice.pipelines.planning.origins import explain_out_of_range, find_key
@@ -194,7 +190,8 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
             f"{feed.name} protects fields, and records as they came would show them",
             remedy="read complete windows: the option `window` instead of `offsets`",
         )
-    request, nothing = _request(offsets), State()
+    request = Request(RequestKind.OFFSETS, tuple(parse_offset_range(text.strip()) for text in offsets.split(",")))
+    nothing = State()
     with closing(KafkaCluster(feed.kafka)) as cluster:
         states = cluster.partitions(sorted({r.topic for r in request.ranges}), feed.isolation)
         pending, _ = planning.find_pending_ranges(
@@ -210,12 +207,6 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
     if plan is None:
         raise UsageError("no offsets are asked for", remedy="write TOPIC:PARTITION:START-END, several with commas")
     return plan
-
-
-def _request(offsets: str) -> Request:
-    from sluice.pipelines.model.plans import Request, RequestKind, parse_offset_range
-
-    return Request(RequestKind.OFFSETS, tuple(parse_offset_range(text.strip()) for text in offsets.split(",")))
 
 
 def _records(task: Task, wiring: Wiring, isolation: Isolation) -> Iterator[pa.RecordBatch]:

@@ -8,7 +8,6 @@ elements, with all rows' elements one after another: a *level*.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,19 +61,14 @@ def make_nodes(schema: Schema) -> tuple[SchemaNode, ...]:
         node.inner = node.level
         if t.kind in (Kind.LIST, Kind.MAP):
             node.inner, levels = levels, levels + 1
-        for child in _list_children(t):
+        key = [Field("", Type(Kind.STRING), required=True)] if t.kind is Kind.MAP else []
+        for child in (*key, *t.fields):
             node.children.append(len(queue))
             queue.append(_Growing(child, join_path(node.path, t.kind, child), node.inner))
     return tuple(
         SchemaNode(i, g.source.type, g.path, g.level, g.inner, tuple(g.children), g.source.required, g.source.json_name)
         for i, g in enumerate(queue)
     )
-
-
-def _list_children(t: Type) -> Iterator[Field]:
-    if t.kind is Kind.MAP:
-        yield Field("", Type(Kind.STRING), required=True)
-    yield from t.fields
 
 
 def find_holder(nodes: tuple[SchemaNode, ...], level: int) -> int:

@@ -109,16 +109,12 @@ def find_misfits(
     _, ends, data = values.buffers()
     ends, data = np.frombuffer(ends, np.int32).astype(np.int64), np.frombuffer(data or b"", np.uint8)
     of_schema = np.isin(refused.codes, _FAULTS) & (refused.nodes >= 0) & (refused.positions >= 0)
-    for code, node in sorted({(int(c), int(n)) for c, n in zip(*_list_pairs(refused, of_schema), strict=True)}):
+    pairs = np.unique(np.stack([refused.codes[of_schema], refused.nodes[of_schema]], 1), axis=0)
+    for code, node in pairs.tolist():
         rows = np.flatnonzero(of_schema & (refused.codes == code) & (refused.nodes == node))
         chosen = refused.rows[rows]
         group = _Misfits(data, ends[chosen] + refused.positions[rows], ends[chosen + 1], offsets[chosen])
         yield from _diagnose_group(nodes[node], code, group)
-
-
-def _list_pairs(refused: RefusedRecords, chosen: Array) -> tuple[Array, Array]:
-    pairs = np.unique(np.stack([refused.codes[chosen], refused.nodes[chosen]], 1), axis=0)
-    return pairs[:, 0], pairs[:, 1]
 
 
 @dataclass(frozen=True, slots=True)

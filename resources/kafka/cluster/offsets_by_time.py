@@ -244,7 +244,8 @@ class StampSearch:
             return self._hit
         try:
             while (offset := (yield from self._find())) is None and not self._asked:
-                yield from self._look_again()
+                # The log's end may be outdated, from an earlier search.
+                yield from self._hear(Want(max(self._seen.high - 1, 0), PROBE_BYTES, may_lack=True))
         except (_NotReadOn, Unreadable):
             return self._about(self._low)
         return offset if offset or self._read_all else self._about(self._seen.high)
@@ -271,10 +272,6 @@ class StampSearch:
             if position not in log.batches:
                 log.records.add(position)
         return log.is_record(position)
-
-    def _look_again(self) -> Generator[Want, Answer, None]:
-        """Refresh the log's end, which may be outdated from an earlier search."""
-        yield from self._hear(Want(max(self._seen.high - 1, 0), PROBE_BYTES, may_lack=True))
 
     def _hear(self, want: Want) -> Generator[Want, Answer, Answer]:
         if self._asked == _QUESTIONS:

@@ -217,7 +217,7 @@ class SharedKafka:
         groups = {
             f.group: [p.tp for topic in wanted[f.name] for p in partitions.get(topic, ())]
             for f in self.feeds
-            if f.name in wanted and _in_kafka(f)
+            if f.name in wanted and (f.offsets.dual_commit or not f.offsets.in_zookeeper)
         }
         committed = self._fetch_committed({group: tps for group, tps in groups.items() if tps})
         return Look(began, _read_clock(), layout, topics, partitions, committed)
@@ -400,8 +400,3 @@ def _whole_topics(
         topics.setdefault(tp.topic, []).append(known_states[tp])
     missing = {tp.topic for tp in layout.leaders if tp not in known_states}
     return {topic: tuple(states) for topic, states in topics.items() if topic not in missing}
-
-
-def _in_kafka(feed: Feed) -> bool:
-    """Return whether Kafka holds offsets of the feed."""
-    return feed.offsets.dual_commit or not feed.offsets.in_zookeeper

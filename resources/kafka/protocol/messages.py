@@ -265,18 +265,16 @@ def read_configs(response: Any) -> Configs:
     for result in response.results:
         values = {c.name: c.value or "" for c in result.configs}
         if result.error_code == 0 and result.resource_type == _TOPIC:
-            topics[result.resource_name] = _topic_config(values)
+            policies = {p.strip() for p in values.get("cleanup.policy", "").split(",")}
+            bounds = _limit(values, "retention.ms"), _limit(values, "retention.bytes")
+            topics[result.resource_name] = TopicConfig(
+                *bounds, deletes="delete" in policies, compacts="compact" in policies
+            )
         elif result.error_code == 0:
             broker = _broker_config(values)
         elif result.resource_type == _TOPIC and result.error_code == _DENIED:
             denied.append(result.resource_name)
     return Configs(topics, broker, tuple(sorted(denied)))
-
-
-def _topic_config(values: Mapping[str, str]) -> TopicConfig:
-    policies = {p.strip() for p in values.get("cleanup.policy", "").split(",")}
-    bounds = _limit(values, "retention.ms"), _limit(values, "retention.bytes")
-    return TopicConfig(*bounds, deletes="delete" in policies, compacts="compact" in policies)
 
 
 def _broker_config(values: Mapping[str, str]) -> BrokerConfig:

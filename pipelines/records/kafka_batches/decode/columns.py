@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.errors import CorruptBatch
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.kafka_batches.decode import loops
 from sluice.pipelines.records.kafka_batches.decode.decompression import REASONS, LogPlace
@@ -207,7 +206,7 @@ class RangeRows:
                 frame = Frame(*table[self._state[loops.FRAME]].tolist())
                 if code == loops.OVERSIZED:
                     raise self._place.make_oversized(frame, int(self._state[loops.MOST_RECORD]))
-                raise self._make_error(frame, code)
+                raise self._place.make_corrupt(REASONS[code], frame.first, frame.last, int(self._state[loops.ERROR_AT]))
             yield self._take_chunk()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
@@ -269,6 +268,3 @@ class RangeRows:
         state[loops.CHUNK] = 0
         state[loops.FIRST_ROW], state[loops.FIRST_POSITION] = 0, state[loops.POSITION]
         return chunk
-
-    def _make_error(self, f: Frame, code: int) -> CorruptBatch:
-        return self._place.make_corrupt(REASONS[code], f.first, f.last, int(self._state[loops.ERROR_AT]))
