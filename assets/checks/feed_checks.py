@@ -26,7 +26,7 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.windows import count_marker_searches
 from sluice.pipelines.status.outlook import Outlook
 from sluice.pipelines.status.window_state import describe_empty
-from sluice.pipelines.util.units import many, show_window
+from sluice.pipelines.util.units import join_first, many, show_window
 
 WINDOW_COMPLETE, BOUNDARIES = "window_complete", "window_boundaries"
 """Names of the checks of each window of `<feed>/landed`."""
@@ -287,8 +287,8 @@ def build_gaps_metadata(partitions: Sequence[PartitionGaps]) -> Metadata:
             "partition": str(p.key),
             "origin": p.origin,
             "frontier": p.frontier,
-            "holes": _format_ranges(p.holes),
-            "reserved": _format_ranges(p.reserved),
+            "holes": join_first(p.holes, 3, " … {:,} more"),
+            "reserved": join_first(p.reserved, 3, " … {:,} more"),
         }
         for p in sorted(partitions, key=lambda p: (p.is_complete, p.key))
     ]
@@ -321,11 +321,6 @@ def build_failures_metadata(landed: Landed) -> Metadata:
     rows += [{"range": str(r.tp), "error": type(r.error).__name__, "message": r.error.message} for r in landed.refusals]
     rows += [{"range": f"{x.key}:{x.range}", "error": "loss", "message": "accepted as lost"} for x in landed.losses]
     return {"failed": table(rows, dict.fromkeys(("range", "error", "message"), "string"))} if rows else {}
-
-
-def _format_ranges(ranges: Sequence[Range]) -> str:
-    more = f" … {len(ranges) - 3} more" if len(ranges) > 3 else ""
-    return ", ".join(map(str, ranges[:3])) + more
 
 
 # -- partitions behind a window

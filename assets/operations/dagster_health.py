@@ -37,7 +37,7 @@ from sluice.assets.specs.feed_files import FeedFiles
 from sluice.pipelines.errors import docs_command
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.model.health import Diagnosis, of_error, report_failure, report_ok, report_skipped, report_warning
-from sluice.pipelines.util.units import many, show_about
+from sluice.pipelines.util.units import join_first, many, show_about
 from sluice.resources.health import Check, examine
 from sluice.resources.project import Project
 
@@ -213,9 +213,7 @@ def concurrency(of: Used) -> Iterator[Diagnosis]:
     own = {p.name: p.limit for p in limits if not p.from_default}
     free = [name for name in map(pool, of.feeds) if own.get(name, pools.default_pool_limit) not in (0, 1)]
     if free:
-        names = ", ".join(free[:_POOLS_NAMED]) + (
-            f" and {len(free) - _POOLS_NAMED} more" if free[_POOLS_NAMED:] else ""
-        )
+        names = join_first(free, _POOLS_NAMED)
         what = (
             f"{settings}; no limit of 1 on {names}: two runs of a feed do not wait for each other, the later is refused"
         )

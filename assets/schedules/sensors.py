@@ -32,6 +32,7 @@ from sluice.pipelines.feed.project_files import NotifySettings
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.operating.feed_status import WatchResult, watch
 from sluice.pipelines.util import logs
+from sluice.pipelines.util.units import join_first
 from sluice.resources.observe.notifications import Alert, notify
 
 log = logging.getLogger(f"{logs.OURS}.sensor")
@@ -238,9 +239,8 @@ class Tick:
     def summary(self) -> str:
         """The remaining findings, then new ones."""
         standing = {n: len(about) for n, (_, about) in sorted(self.cursor.reported.items()) if about}
-        feeds = ", ".join(f"{n} ({count})" for n, count in [*standing.items()][:SHOWN])
-        rest = f" and {len(standing) - SHOWN} more" if len(standing) > SHOWN else ""
+        feeds = join_first((f"{n} ({count})" for n, count in standing.items()), SHOWN)
         looked = f"{self.looked} feed{'' if self.looked == 1 else 's'} checked"
-        head = f"{looked}; findings in {feeds}{rest}" if standing else f"{looked}; no findings"
+        head = f"{looked}; findings in {feeds}" if standing else f"{looked}; no findings"
         more = [f"… {len(self.news) - SHOWN} more in the log"] if len(self.news) > SHOWN else []
         return "\n".join([head, *self.news[:SHOWN], *more])

@@ -53,7 +53,7 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.util.units import many, show_window
+from sluice.pipelines.util.units import join_first, many, show_window
 
 RUNS = 6
 """The maximum number of runs that a tick requests for one feed's schedule."""
@@ -296,8 +296,7 @@ def _find_first_of_several(run: dg.DagsterRun) -> str:
 def _describe_pending(feed: Feed, pending: Sequence[int]) -> str:
     if not pending:
         return f"no closed window of {feed.name} is pending"
-    more = f" … {len(pending) - _SHOWN_WINDOWS} more" if len(pending) > _SHOWN_WINDOWS else ""
-    windows = ", ".join(map(feed.window.name, pending[:_SHOWN_WINDOWS])) + more
+    windows = join_first(map(feed.window.name, pending), _SHOWN_WINDOWS, " … {:,} more")
     return f"{len(pending)} windows are pending, all under way or failed {ATTEMPTS} times: {windows}"
 
 

@@ -25,7 +25,7 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Drift, DriftKind, Met, Scheduler, find_scheduler
 from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.util.documents import AsText, Derived, Flat, Internal
-from sluice.pipelines.util.units import many
+from sluice.pipelines.util.units import join_first, many
 from sluice.pipelines.validation.drift import describe_drift
 
 if TYPE_CHECKING:
@@ -317,8 +317,7 @@ def _describe_commit(commit: CommitResult) -> str:
         return "not in Kafka (commit: none); the ledger keeps the progress"
     if str(commit.status) == "unchanged" or not moved:
         return "the frontier, unchanged"
-    ends = ", ".join(f"{m.key} → {count(m.after)}" for m in moved[:6])
-    return ends + (f" … {len(moved) - 6} more" if len(moved) > 6 else "")
+    return join_first((f"{m.key} → {count(m.after)}" for m in moved), 6, " … {:,} more")
 
 
 def _describe_move(m: CommittedMove) -> str:

@@ -18,10 +18,10 @@ from sluice.cli.shared import outlook_text as outlooks
 from sluice.cli.terminal.output import format_error, good, heading, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, size
 from sluice.pipelines.errors import SluiceError, choose_exit_code
-from sluice.pipelines.model.plans import SEVERAL, Assignor, Plan, Request, Task
+from sluice.pipelines.model.plans import SEVERAL, Assignor, Plan, Request
 from sluice.pipelines.model.receipts import Fate, Met
 from sluice.pipelines.util.documents import AsText, Flat
-from sluice.pipelines.util.units import many, show_window
+from sluice.pipelines.util.units import join_first, many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.batch.preview import Preview, PreviewedPartition
@@ -153,7 +153,7 @@ def _format_work(plan: Plan) -> list[RenderableType]:
             str(len(t.offset_ranges)),
             count(sum(s.span for s in t.offset_ranges)),
             size(t.estimated_bytes),
-            _format_reads(t),
+            join_first((f"{s.tp} {s.range}" for s in t.offset_ranges), 3, " … {:,} more"),
         )
         for t in plan.tasks
     ]
@@ -164,11 +164,6 @@ def _format_work(plan: Plan) -> list[RenderableType]:
         heading("Tasks", note),
         table(names, limit_rows(rows), right="task leader ranges offsets about"),
     ]
-
-
-def _format_reads(task: Task) -> str:
-    texts = [f"{s.tp} {s.range}" for s in task.offset_ranges[:3]]
-    return ", ".join(texts) + (f" … {len(task.offset_ranges) - 3} more" if len(task.offset_ranges) > 3 else "")
 
 
 def _format_comparison(compared: Sequence[Comparison], own: Assignor) -> list[RenderableType]:

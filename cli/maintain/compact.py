@@ -28,7 +28,7 @@ from sluice.cli.shared.rewrite_summary import (
 )
 from sluice.cli.terminal.output import good, heading, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, rate, seconds, size
-from sluice.pipelines.util.units import many
+from sluice.pipelines.util.units import join_first, many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -140,6 +140,4 @@ def _format_verdict(ran: CompactionRun) -> Iterator[Text]:
 def _format_skipped(feed: Feed, done: Compacted) -> Iterator[Text]:
     yield from other_batches.standing(done.busy, done.met, partial(name, feed))
     if done.incomplete:
-        names = ", ".join(map(feed.window.name, done.incomplete[:5]))
-        more = f" and {len(done.incomplete) - 5} more" if len(done.incomplete) > 5 else ""
-        yield warn(f"skipped, not complete: {names}{more}")
+        yield warn(f"skipped, not complete: {join_first(map(feed.window.name, done.incomplete), 5)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from sluice.pipelines.util.units import sanitize
+from sluice.pipelines.util.units import join_first, sanitize
 
 Args = Mapping[str, Any]
 
@@ -64,16 +64,11 @@ def abbreviate(text: str) -> str:
 
 
 def format_values(values: Any) -> str:
-    rest = len(values) - _MOST_SHOWN
-    return ", ".join(map(format_value, values[:_MOST_SHOWN])) + (f" and {rest:,} more" if rest > 0 else "")
+    return join_first(map(format_value, values), _MOST_SHOWN)
 
 
 def one_of(values: Any) -> str:
     return f"one of {format_values(values)}" if len(values) != 1 else format_value(values[0])
-
-
-def list_names(values: Any) -> str:
-    return ", ".join(values[:_MOST_SHOWN]) + (f" and {len(values) - _MOST_SHOWN:,} more" if values[5:] else "")
 
 
 def _limit(args: Args, name: str) -> str:
@@ -122,4 +117,4 @@ class _Shortened(dict[str, Any]):
 
     def __getitem__(self, name: str) -> str:
         value = super().__getitem__(name)
-        return list_names([*map(abbreviate, value)]) if isinstance(value, list | tuple) else abbreviate(value)
+        return join_first(map(abbreviate, value), _MOST_SHOWN) if isinstance(value, list | tuple) else abbreviate(value)

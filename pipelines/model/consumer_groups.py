@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.util.documents import Flat
-from sluice.pipelines.util.units import many
+from sluice.pipelines.util.units import join_first, many
 
 AssignedPartitions = tuple[Flat[TopicPartition], ...]
 
@@ -126,8 +126,7 @@ class GroupView:
         """Returns a short description of the members."""
         if self.members is None:
             return f"members of the '{self.kind}' protocol"
-        members = [f"{m.client_id} at {m.host}" for m in self.members] or ["no member is listed yet"]
-        return ", ".join(members[:3]) + (f" and {len(members) - 3} more" if len(members) > 3 else "")
+        return join_first((f"{m.client_id} at {m.host}" for m in self.members), 3) or "no member is listed yet"
 
 
 class Counting(StrEnum):

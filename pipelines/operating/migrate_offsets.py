@@ -22,7 +22,7 @@ from sluice.pipelines.feed.sections import OffsetStore
 from sluice.pipelines.model.kafka import CommittedOffset, PartitionState, TopicPartition
 from sluice.pipelines.ports import Group, Groups
 from sluice.pipelines.util.documents import Derived, Flat
-from sluice.pipelines.util.units import many
+from sluice.pipelines.util.units import join_first, many
 
 Committed = Mapping[TopicPartition, CommittedOffset | None]
 _SHOWN = 5
@@ -141,8 +141,7 @@ def refusal(feed: str, group: str, migration: Migration) -> SluiceError | None:
 
 
 def _format_rows(rows: Sequence[OffsetMigration], note: Callable[[OffsetMigration], str] | None = None) -> str:
-    words = [f"{r.tp} ({note(r)})" if note else str(r.tp) for r in rows[:_SHOWN]]
-    return ", ".join(words) + (f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else "")
+    return join_first((f"{r.tp} ({note(r)})" if note else r.tp for r in rows), _SHOWN)
 
 
 def _at(committed: CommittedOffset | None) -> int | None:

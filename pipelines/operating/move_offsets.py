@@ -37,7 +37,7 @@ from sluice.pipelines.model.kafka import (
 from sluice.pipelines.planning.origins import check_incarnation
 from sluice.pipelines.ports import Groups
 from sluice.pipelines.util.documents import Derived, Flat, Internal
-from sluice.pipelines.util.units import show_instant
+from sluice.pipelines.util.units import join_first, show_instant
 
 
 class Aim(StrEnum):
@@ -260,12 +260,11 @@ def _beyond(feed: str, moves: Iterable[Move], target: OffsetTarget) -> Refused |
     passing = [m for m in moves if m.passes]
     if not passing:
         return None
-    ranges = ", ".join(f"{m.tp} [{m.spot.frontier}, {m.after})" for m in passing[:5])
-    more = f" and {len(passing) - 5} more" if len(passing) > 5 else ""
+    ranges = join_first((f"{m.tp} [{m.spot.frontier}, {m.after})" for m in passing), 5)
     first = passing[0]
     targets = {Aim.TIME: show_instant(target.number), Aim.LATEST: "latest"}
     return Refused(
-        f"beyond what feed {feed} has accounted for; the group would pass over {ranges}{more}",
+        f"beyond what feed {feed} has accounted for; the group would pass over {ranges}",
         remedy=f"land them first: sluice run {feed}; or have the feed skip them, which its ledger records: "
         f"sluice run {feed} --skip-to {targets.get(target.aim, 'TIME')} --reason …",
         topic=first.tp.topic,

@@ -7,6 +7,7 @@ message repeats the value, which may have come from a secret.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -119,6 +120,12 @@ _SPOKEN = (("d", 86_400, ("h", 3600)), ("h", 3600, ("min", 60)), ("min", 60, (""
 def many(n: int, thing: str, things: str = "") -> str:
     """`1 feed`, `3 feeds`."""
     return f"{n:,} {thing}" if n == 1 else f"{n:,} {things or f'{thing}s'}"
+
+
+def join_first(items: Iterable[object], limit: int, more: str = " and {:,} more", between: str = ", ") -> str:
+    """`a, b, c and 4 more`."""
+    texts = [*map(str, items)]
+    return between.join(texts[:limit]) + (more.format(len(texts) - limit) if len(texts) > limit else "")
 
 
 def escape_unprintable(text: str, unchanged: str = "") -> str:

@@ -45,7 +45,7 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Kind, Type, TypeFamily
 from sluice.pipelines.schema.wider import unit_of
-from sluice.pipelines.util.units import many
+from sluice.pipelines.util.units import join_first, many
 from sluice.pipelines.validation.duckdb_table import MEMORY, Counted, StagedTable
 
 PARAMETER = "$PARAMETER"
@@ -173,17 +173,14 @@ def _check_column_set(e: Expectation, batch: BatchContext) -> Result:
     wanted, there = set(e.kwargs["column_set"]), set(batch.columns)
     missing, more = sorted(wanted - there), sorted(there - wanted)
     passed = not missing and not (more and get_argument(e, "exact_match"))
-    differences = [f"{word} {_shorten_names(names)}" for word, names in (("without", missing), ("with", more)) if names]
+    differences = [
+        f"{word} {join_first(names, _MAX_NAMES)}" for word, names in (("without", missing), ("with", more)) if names
+    ]
     return Result(e.place, passed, "; ".join(differences))
 
 
 def _check_column_list(e: Expectation, batch: BatchContext) -> Result:
-    return Result(e.place, list(batch.columns) == list(e.kwargs["column_list"]), _shorten_names(batch.columns))
-
-
-def _shorten_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(names[:_MAX_NAMES]) + more
+    return Result(e.place, list(batch.columns) == list(e.kwargs["column_list"]), join_first(batch.columns, _MAX_NAMES))
 
 
 def _check_column_exists(e: Expectation, batch: BatchContext) -> Result:

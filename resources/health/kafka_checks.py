@@ -27,7 +27,7 @@ from sluice.pipelines.model.health import (
 )
 from sluice.pipelines.operating.describe_group import list_strangers
 from sluice.pipelines.util.parallel import map_parallel
-from sluice.pipelines.util.units import many, show_about, show_duration
+from sluice.pipelines.util.units import join_first, many, show_about, show_duration
 from sluice.resources.health import Check, examine
 from sluice.resources.kafka.cluster.visit import KafkaVisit
 from sluice.resources.kafka.group.group import SESSION_SECONDS, TRANSACTION_SECONDS
@@ -229,8 +229,7 @@ def topics(of: OneFeed) -> Iterator[Diagnosis]:
         else:
             sound.append(f"{name} ({many(topic.partitions, 'partition')}, id {topic.id})")
     if sound:
-        more = f" and {len(sound) - _NAMED:,} more" if len(sound) > _NAMED else ""
-        yield report_ok("topics", ", ".join(sound[:_NAMED]) + more)
+        yield report_ok("topics", join_first(sound, _NAMED))
 
 
 def dead_letters(of: OneFeed) -> Iterator[Diagnosis]:

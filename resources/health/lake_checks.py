@@ -32,7 +32,7 @@ from sluice.pipelines.operating.findings import Finding
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.parallel import map_parallel
-from sluice.pipelines.util.units import many
+from sluice.pipelines.util.units import join_first, many
 from sluice.resources.health import Check, examine
 from sluice.resources.health.machine_checks import room
 from sluice.resources.lake.local_lake import LocalLake
@@ -178,9 +178,8 @@ def without_files(names: Collection[str], feeds: Sequence[Feed]) -> Iterator[Dia
     from sluice.resources.lake import open_lake
 
     if others := list_feeds_without_files(open_lake(feeds[0]), names):
-        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
         yield report_warning(
             f"{TITLE}s",
-            f"without a feed file here: {', '.join(others[:_SHOWN])}{more}",
+            f"without a feed file here: {join_first(others, _SHOWN)}",
             f"if a feed was renamed: {docs_command('deploying')} (Moving a feed); landed rows stay readable",
         )

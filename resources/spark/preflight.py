@@ -18,7 +18,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -28,6 +28,7 @@ from typing import Any
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.util.extras import VERSION
+from sluice.pipelines.util.units import join_first
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.spark import executor_probe, spark_errors
 
@@ -157,13 +158,10 @@ def findings(driver: ExecutorAnswer, answers: Iterable[ExecutorAnswer]) -> tuple
             if answer.host not in hosts:
                 hosts.append(answer.host)
     grouped = [
-        ExecutorProblem(f"executors on {_few(hosts)} {s}", r, f) for (s, r, f), hosts in hosts_by_finding.items()
+        ExecutorProblem(f"executors on {join_first(hosts, 3)} {s}", r, f)
+        for (s, r, f), hosts in hosts_by_finding.items()
     ]
     return tuple(sorted(grouped, key=lambda finding: not finding.fatal))
-
-
-def _few(hosts: Sequence[str]) -> str:
-    return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
 
 
 def _of(driver: ExecutorAnswer, answer: ExecutorAnswer) -> Iterator[tuple[str, str, bool]]:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from sluice.pipelines.util.units import join_first
+
 _LINE = 500
 _SHOWN = 3
 _FULL = "No space left on device"
@@ -127,7 +129,6 @@ def summarize_ends(ends: Iterable[tuple[str, str]]) -> tuple[str, str]:
         return "", ""
     reasons = Counter(_FULL if full(why) else why.partition("\n")[0] for _, why in remaining)
     why = reasons.most_common(1)[0][0] or "no reason is given"
-    addresses = list(dict.fromkeys(address for address, _ in remaining))
-    where = ", ".join(addresses[:_SHOWN]) + (f" and {len(addresses) - _SHOWN} more" if len(addresses) > _SHOWN else "")
+    where = join_first(dict.fromkeys(address for address, _ in remaining), _SHOWN)
     several = f"{len(remaining)} executors on {where} ended" if len(remaining) > 1 else f"an executor on {where} ended"
     return f"{several}: {why[:_LINE]}", ROOM_THERE if full(*(why for _, why in remaining)) else PRINTED

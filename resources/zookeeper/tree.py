@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from sluice.pipelines.errors import NotAuthorized, Refused, SetupError, Unknown, ZooKeeperUnavailable
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.util import extras
+from sluice.pipelines.util.units import join_first
 from sluice.resources.zookeeper import layout
 from sluice.resources.zookeeper.layout import Consumer
 
@@ -353,11 +354,10 @@ def _check_chroot(client: Any, address: str) -> None:
 
 
 def _unreadable(group: str, bad: Mapping[TopicPartition, bytes], at: Mapping[TopicPartition, str]) -> Refused:
-    examples = [f"{at[tp]} holds {_shown(data)}" for tp, data in sorted(bad.items())[:5]]
-    more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+    examples = [f"{at[tp]} holds {_shown(data)}" for tp, data in sorted(bad.items())]
     first = min(bad)
     return Refused(
-        f"group {group} has no offset where one should be; {'; '.join(examples)}{more}",
+        f"group {group} has no offset where one should be; {join_first(examples, 5, between='; ')}",
         remedy="write the right number there, or delete the node: Sluice then goes on from its ledger",
         topic=first.topic,
         partition=first.partition,

@@ -22,6 +22,7 @@ from sluice.pipelines.feed.kafka_section import CLIENT_ID
 from sluice.pipelines.model.consumer_groups import ZOOKEEPER, Broker, GroupMember, GroupState, GroupView, ListedGroup
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import DeadLetter, Group, Groups, Member, Membership
+from sluice.pipelines.util.units import join_first
 from sluice.resources.zookeeper import layout
 from sluice.resources.zookeeper.layout import Consumer
 from sluice.resources.zookeeper.tree import SESSION_SECONDS, Changed, Operation, StoredOffset, Tree, chunks, writes
@@ -152,10 +153,12 @@ class ZooKeeperGroup:
         self._owned = wanted
 
     def _make_conflict(self, others: Mapping[str, Sequence[TopicPartition]]) -> GroupHeld:
-        names = [f"{name}{f' owns {_some(tps)}' if tps else ' is registered'}" for name, tps in sorted(others.items())]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        names = [
+            f"{name}{f' owns {join_first(tps, 3)}' if tps else ' is registered'}"
+            for name, tps in sorted(others.items())
+        ]
         return GroupHeld(
-            f"group {self._group} in ZooKeeper has other consumers: {'; '.join(names[:3])}{more}",
+            f"group {self._group} in ZooKeeper has other consumers: {join_first(names, 3, between='; ')}",
             remedy="stop them: Sluice and an old consumer never read one partition at once. One that was killed is "
             "gone when its session ends; a run waits for `offsets.patience`",
         )
@@ -226,10 +229,6 @@ def _no_transactions() -> UsageError:
 
 def _above(path: str) -> str:
     return path.rpartition("/")[0]
-
-
-def _some(tps: Sequence[TopicPartition]) -> str:
-    return ", ".join(map(str, tps[:3])) + (f" and {len(tps) - 3} more" if len(tps) > 3 else "")
 
 
 def describe(consumer: Consumer) -> str:

@@ -32,6 +32,7 @@ from sluice.pipelines.ports import Fetcher, FetchFailed
 from sluice.pipelines.quarantine.limit import Fault, kinds_of, rank_faults
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 from sluice.pipelines.records.shape import RAW
+from sluice.pipelines.util.units import join_first
 from sluice.reading import When, instant
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
@@ -133,9 +134,8 @@ class Stream:
         """The common faults of these, the most frequent first."""
 
     def __repr__(self) -> str:
-        positions = ", ".join(f"{tp} at {at}" for tp, at in sorted(self._consumed.items())[:4])
-        more = f" … {len(self._consumed) - 4} more" if len(self._consumed) > 4 else ""
-        return f"Stream({self._feed.name}, {positions or 'nothing'}{more})"
+        positions = join_first((f"{tp} at {at}" for tp, at in sorted(self._consumed.items())), 4, " … {:,} more")
+        return f"Stream({self._feed.name}, {positions or 'nothing'})"
 
     @property
     def schema(self) -> pa.Schema:
