@@ -65,6 +65,7 @@ def settle(
     if not planned and not any(unreported.values()):
         return {}
     view = open_view()
+    # An incomplete window has nothing to report yet: the run that completes it does.
     due = {key: windows & view.complete for key, windows in unreported.items()}
     if dry_run:
         return due
@@ -72,6 +73,7 @@ def settle(
     for key, windows in due.items():
         events = _build_events(instance, view, key, sorted(windows))
         for event in events.values():
+            # Killed between two reports, the next call finds the rest unmaterialized.
             instance.report_runless_asset_event(event)
         reported[key] = events.keys()
     # Evaluations that a run planned and never made keep a check pending in the UI until they are reported.

@@ -493,6 +493,7 @@ def roll_forward(
     # The event log takes its time for each event: a run reports a portion, the next one the rest.
     unknown = missing.windows[view.keys.landed]
     portion = Portion.of(unknown, limit)
+    # Windows that have an event, but an older one, are always reported: few changed, and a stale event is wrong.
     windows = portion.windows | (missing.changed - unknown)
     events = chain(
         build_landing_events(view, missing.batches, windows, why),

@@ -164,8 +164,10 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
             rounds.give_back(result)
         elif dead or not rounds.goes_on(result) or (stopped := enough()):
             break
+        # After each batch, not only at the end: readers of complete windows need not wait for a long catch-up.
         complete += write_manifests(ledger, ports.lake, feed.stored, feed.window)
         ports.cluster.forget()
+    # Batches of dead runs that reserve other offsets were in no way here; left alone, they would keep windows partial.
     done += finish_others(run, shape)
     state = ledger.read()
     complete += write_manifests(ledger, ports.lake, feed.stored, feed.window)
@@ -346,6 +348,7 @@ def _pin_plan(
         plan = plan_for(run, snapshot.cluster_id, free, state, replaced, sizes)
         return PlanEntry(plan=plan, hash=plan.hash, owner=run.owner) if plan else None
 
+    # From here on the ranges are reserved. A crash leaves a live batch without parts, which a later run takes over.
     appended = ledger.append(decide)
     if appended is not None and isinstance(appended.entry, PlanEntry):
         rounds.record_plan(appended.entry.plan, free, sizes, _count_pending_windows(run, appended.state))
@@ -358,6 +361,7 @@ def _pin_plan(
     verdicts = publish.judge_batches(run.ports.liveness, [batch])
     if not verdicts[batch.id].dead:
         raise publish.build_busy_error(feed.name, batch, s, verdicts[batch.id])
+    # A rewrite only moves rows that are safe in the old files: it is given up; records come first.
     if batch.rewrites:
         publish.give_up(ledger, [batch], verdicts, run.report)
         return _pin_plan(run, snapshot, rounds)

@@ -57,11 +57,14 @@ def dump(state: State) -> bytes:
 
 def dump_state(state: State) -> bytes:
     """Returns the JSON in a checkpoint. `load` accepts it, too."""
+    # Two dozen fields are by partition. Each refers to a partition by its place in `keys`, and what grows with a feed's
+    # age is packed: a checkpoint is read by each command.
     keys = sorted(state.origins)
     index, times = {key: i for i, key in enumerate(keys)}, np.array(state.boundary_times, np.int64)
     past = state.batches.past
     return json.dumps(
         {
+            # The older format where that is enough: another Sluice on the same lake may not know the newer one yet.
             "format": ERASED_FORMAT if state.erased or state.holds else FORMAT,
             "number": state.number,
             "head": state.head,
@@ -96,6 +99,7 @@ def dump_state(state: State) -> bytes:
             "tails": _by_index(state.tails, index, astuple),
             "floors": _by_index(state.floors, index),
             "published_in": {"columns": pack([state.published_in.windows, state.published_in.numbers])},
+            # Partitions share nearly all boundary times, so these are stored once; a partition has its offsets at them.
             "boundaries": _dump_pins({index[k]: p for k, p in state.boundaries.items() if k in index and p}, times),
             "boundary_times": pack([state.boundary_times]),
             "by_marker": pack([state.by_marker.keys(), state.by_marker.values()]),
@@ -115,6 +119,8 @@ def load(data: bytes) -> State | None:
 
 
 def _state(raw: dict[str, Any]) -> State:
+    # Each fault raises: a damaged cache must not become a state, and `load` makes an error mean "no checkpoint".
+    # So numbers pass through `operator.index`, texts through `_check_text`, and columns are counted (`strict=True`).
     keys = [_build_key(*k) for k in raw["keys"]]
     origins = {k: OriginItem(key=k, **item) for k, item in zip(keys, raw["origins"], strict=True)}
     times = unpack_all(raw["boundary_times"], 1)[0]

@@ -139,9 +139,12 @@ def finish(feed: Feed, ports: Ports, owner: Owner, report: Reporter) -> Finished
             note = paths.build_erasing_path(feed.stored, state.number, owner.token)
             ports.lake.put(note, owner.describe().encode())
         listed = ports.lake.list(paths.get_erasing_folder(feed.stored))
+        # Notes of later erasures stay: their entries are beyond this state, so their files may not be clean after this
+        # run.
         notes = tuple(path for path in listed if (of := paths.parse_erasing_path(path)) and of[0] <= state.number)
         removed = _remove_values(ledger, ports.lake, state)
         pending = [(key, r) for key, ranges in state.erasing.items() for r in ranges]
+        # A shared file is written again as a whole, so the offset ranges that share it are rewritten along.
         receipts = manifest.with_sharers(ledger, state, manifest.read_receipts_meeting(ledger, state, pending))
         method: RewriteMethod[Merge] = RewriteMethod(
             REQUEST,

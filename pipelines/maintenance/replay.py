@@ -252,6 +252,7 @@ def replay(feed: Feed, ports: Ports, wanted: Filter, fixer: Fixer | None, owner:
             batch = batches.get(paths.relanded_batch(path) or 0)
             if batch is not None and batch.status is BatchStatus.ABANDONED:
                 ports.lake.remove(path)
+        # Rows are typed by today's schema, which the ledger must have before a receipt names it.
         if ledger.read().origins:  # else nothing is in quarantine, and only a landing may begin a ledger
             declare(feed, ledger)
         candidates = find(feed, ports, ledger, wanted, fixer, report)

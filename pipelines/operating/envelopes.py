@@ -89,6 +89,7 @@ def find_envelope(records: Sequence[SampledRecord]) -> Envelope:
     enough = (1 - MOST_OTHERS) * len(objects)
     wrapped = sum(r.value.keys() == {"schema", "payload"} for r in objects if isinstance(r.value, dict))
     prefix: Path = ("payload",) if objects and wrapped >= enough else ()
+    # The kinds nest: Connect's envelope may have a change event as its payload. So it is opened first.
     contents = [c for r in objects if isinstance(c := get_value(r.value, prefix), dict)]
     if sum(map(_is_change, contents)) >= max(1, enough):
         paths = [path for path in _OF_CHANGES if any(get_value(c, path) is not None for c in contents)]

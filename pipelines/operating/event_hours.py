@@ -92,6 +92,7 @@ def find_event_hour(feed: Feed, ports: Ports, hour: str, column: str, report: Re
         raise UsageError(f"{feed.dataset} has no column {column} with times", remedy=f"one of {names}")
     within = Range(starts[0], settings.end_of(starts[-1]))
     rows, first = Counter[tuple[int | None, PartKind]](), dict[int | None, Coordinate]()
+    # Files of all windows, since late records lie in later ones. Statistics of the files exclude nearly all of them.
     receipts = list_live_receipts(ledger, state)
     for at, r in enumerate(receipts):
         window = None if r.offset_range.window is None else settings.start_of(r.offset_range.window)
@@ -102,6 +103,7 @@ def find_event_hour(feed: Feed, ports: Ports, hour: str, column: str, report: Re
                 rows[window, part.kind] += len(offsets)
                 first.setdefault(window, Coordinate(r.offset_range.key, int(offsets[0]), int(times[0])))
         report(Progress("search", at + 1, len(receipts)))
+    # Records of the hour may still be pending: in the first due window, from the hour on, that is not complete.
     now = ports.clock()
     due = settings.list_starts(starts[0], max(settings.last_boundary(now), starts[0]))
     standings = strip.standings(state, settings, due, now, strip.LEDGER_ALONE)

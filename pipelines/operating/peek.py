@@ -48,6 +48,7 @@ def peek(
     """
     p = _find_partition(ports.cluster, tp, offset)
     peeked, start = Peeked(p), offset
+    # Without the contract: peek shows how the schema reads a record.
     form = replace(feed.shape, contract=None).format(writers)
     rest = form.rest if isinstance(form, SplitFormat) else form
     # The stable records with those of aborted transactions between them, then those above the last stable offset.
@@ -71,6 +72,7 @@ def peek(
                 if converted.quarantined is not None:
                     for refused in converted.quarantined.select(["offset", "reason", "field", "detail"]).to_pylist():
                         peeked.refused[refused.pop("offset")] = refused
+        # The second pass begins where the first one had to stop: no record is read twice.
         start = end
     return peeked
 

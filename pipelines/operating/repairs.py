@@ -98,9 +98,11 @@ def repair(target: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[Repa
     Raises EntriesLost when the ledger lost entries, and PlanBusy or UsageError for batches that cannot be given up.
     Then nothing has changed.
     """
+    # Files of lost entries look like leftovers. So this check comes first, before a step would remove them.
     lost_entries.check_all(target.ledger, target.lake)
     all_owners = (*target.liveness.owners(), *(b.owner for b in target.ledger.read().live()))
     verdicts = target.liveness.judge(dict.fromkeys(all_owners))
+    # All are checked before the first is given up: a refusal leaves everything as it was.
     _check_dead(target, giving_up, verdicts)
     yield from _given_up(target, giving_up)
     yield from _rolled_forward(target)
@@ -112,6 +114,8 @@ def repair(target: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[Repa
     yield from _orphans(target)
     yield from _unfinished_writes(target)
     yield from _beats(target, {o.token: o for o in all_owners}, verdicts)
+    # The ledger knows the offsets whose files are not clean. A note without offsets: the files are, and snapshots of
+    # tables may still name older ones.
     offsets = sum(r.span for ranges in target.ledger.read().erasing.values() for r in ranges)
     notes = map(paths.parse_erasing_path, target.lake.list(paths.get_erasing_folder(target.feed)))
     tokens = [note[1] for note in notes if note]

@@ -98,6 +98,7 @@ def check_incarnation(
                 partition=partition.partition,
             ),
         )
+    # A topic's id is new with each creation, while offsets of a new topic may well continue where the old one ended.
     if current.topic_id != partition.topic_id:
         return Refusal(partition.tp, _build_recreated_error(current, partition, feed))
     if current.is_ended:
@@ -106,6 +107,8 @@ def check_incarnation(
     if 0 <= partition.leader_epoch < epoch:
         why = f"in leader epoch {epoch}, and its leader is in epoch {partition.leader_epoch}: epochs never fall"
         return Refusal(partition.tp, _build_restored_error(partition, why, feed))
+    # The end of the epoch of the last landed record comes first. After an unclean election the log may have grown past
+    # the landed offset again, with other records; but that epoch still ends before it.
     epoch_end = min(partition.high_watermark, epoch_ends.get(partition.tp, partition.high_watermark))
     for read, log_end in ((landed, epoch_end), (state.frontier(current), partition.high_watermark)):
         if read > log_end:

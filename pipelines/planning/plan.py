@@ -276,6 +276,7 @@ def build(
         )
     if sizing.max_ranges is not None and not request.replace:
         within = _take_oldest_windows(within, sizing, sizing.max_ranges, state)
+    # A part of a shared file cannot be replaced alone: its other ranges would lose their rows.
     _check_whole_files(due, replaced)
     # Ranges of similar size keep all workers busy to the end.
     size = _compute_range_size(within, sizing)

@@ -316,6 +316,7 @@ def _build_entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.Fol
             for name, text in _find_evolved(o, shape.split.shapes[o.output])
         }
         document = _spell_shape(shape) | {"columns": shape.split.columns, "split": split}
+        # A Sluice that does not copy tombstones would lose those copies without noticing: it must refuse the entry.
         format = SPLIT_FORMAT if rule.tombstones is Tombstones.OTHERWISE else COPIES_FORMAT
         return SchemaEntry(format=format, evolved=evolved, reason=reason, folder_prefix=folder_prefix, **document)
     document = _spell_shape(shape)

@@ -70,9 +70,12 @@ def publish(
         traffic=traffic,
     )
 
+    # Decided again whenever another entry took the number: after a heartbeat that came too late, a run may have taken
+    # the batch over, or given it up. Nothing but this decision separates the two runs.
     def decide(state: State) -> PublishEntry | None:
         current = state.batches[batch]
         if current.status is BatchStatus.PUBLISHED and current.owner.token == owner.token:
+            # Our own entry: its append was answered late, or not at all.
             return None
         if not state.may_publish(entry):
             raise _build_ownership_error(current)

@@ -66,6 +66,8 @@ def write(
         fixed_width(pa.int64(), np.concatenate([*new, np.empty(0, np.int64)]).astype(np.int64)),
     ]
     schema = MAP.with_metadata({_BEFORE: before.encode()})
+    # Each map names the one before it: the maps of committed transactions are those that can be reached from the newest
+    # mark, and a map of an aborted one is in no chain.
     with (
         lake.create(_path(plan, name)) as file,
         pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=["topic", "to_topic"]) as writer,

@@ -205,6 +205,8 @@ def plan_republish(
             remedy=f"give it {highest + 1} partitions, or choose another way: --partition-by key",
             topic=wishes.to,
         )
+    # The digest names the plan: the same command, repeated after a crash, finds the progress of the first one. So the
+    # time of creation is set after it.
     plan = Republish("", feed.stored, state.ledger_id, wishes, _in_lanes(sources))
     return replace(plan, id=plan.digest, created=created)
 

@@ -258,6 +258,7 @@ def _weave(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
     # Room for braces, names and nulls; escapes may need more, then the buffer doubles and weaving goes on.
     out = np.empty(size + rows * (3 + len(texts.members) + 3 * len(members)) + _SPARE, np.uint8)
     at = 0
+    # The loop stops before the row that does not fit, and rows before it stay where they are.
     while (at := int(loops.weave(texts, at, out, ends))) < rows:
         grown = np.empty(2 * len(out), np.uint8)
         grown[: ends[at]] = out[: ends[at]]

@@ -147,6 +147,8 @@ def compare(
     later = addresses(lake, (b for b in batches if b.number >= mark))
     lacking, others = live.keys() - table_files.keys(), table_files.keys() - live.keys()
     stale = _stale(ledger, lake, state, others, paths.part_path(ledger.feed, kind, table.output, ""))
+    # A file that is in the table and not in the ledger is stale if the ledger once had it, else foreign. One that is
+    # missing is pending if its entry is above the mark, else somebody took it out.
     both = [(a, table_files[a], live[a]) for a in sorted(live.keys() & table_files.keys())]
     return TableComparison(
         head,

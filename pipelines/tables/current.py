@@ -152,11 +152,16 @@ class _FoldPublisher:
             raise differs(table, self.compare(head), self.ledger.feed)
         if is_sound and self.repair and head.snapshot is not None:
             is_sound = not self.compare(head).keys_differ
+        # Buckets of another digest were folded by other settings or key types: positions cannot be compared with
+        # theirs.
         if not is_sound or any(b.digest != self.digest for b in buckets):
             return self._fold_all(head, [*(b.address for b in buckets), *foreign], created)
         pending = since(self.ledger, state, head.mark)
+        # Rows of replaced offsets may have won their keys, and earlier changes of these are in no bucket. So these
+        # offsets are excluded from the table's rows, and all of history is folded into the rest.
         replaced = [*self._list_replaced(head.mark)]
         if not pending.batches and not replaced:
+            # An empty commit moves the mark. For fewer entries it would cost more than reading them again.
             if state.number - head.mark >= MANY_ENTRIES:
                 self._commit((), (), ())
             elif not table.repair(self.columns.texts) and (complete := complete_until(state)) > head.complete:
@@ -229,6 +234,7 @@ class _FoldPublisher:
             deletes=head.deletes,
             faults=faults,
         )
+        # Each of these explains why rows of keys would differ, and has a remedy; a fold reads all of history.
         if (
             not folds
             or not is_trusted
@@ -240,6 +246,7 @@ class _FoldPublisher:
             return compared
         names = [*self.columns.deletion_schema.names]
         with Fold.create(self.columns) as fold:
+            # Rows of expired windows stay in the table, but their changes are gone: they cannot be folded again.
             for key, ranges in self.state.retired.items():
                 for r in ranges:
                     fold.exclude(key.topic, key.partition, r)

@@ -97,6 +97,8 @@ def since(
     for number, entry in ledger.entries(mark) if mark < state.number else ():
         if number >= state.number:
             break
+        # A merge moves rows, and a retirement takes them away. Only if all that is removed was merged does the table
+        # keep its rows: then readers of its changes see none.
         if isinstance(entry, RetireEntry):
             retired = _select(entry.parts, output)
             removed |= retired
@@ -108,6 +110,8 @@ def since(
                 replaced = _select(ledger.plan(batch.id).replaces, output)
                 removed |= replaced
                 merged = merged and (batch.merges or not (replaced or pending.parts))
+            # The limit counts batches with files, and the result ends behind the entry that reached it: the next call
+            # goes on from there.
             batches += [pending] if pending.parts else []
             if len(batches) == limit:
                 return PendingFiles(number + 1, tuple(batches), frozenset(removed), merged)

@@ -99,6 +99,7 @@ def sync(
         done = replace(done, quarantine=quarantine_outcome)
     if windows is not None and done.head is not None:
         windows.bring_up(ledger, lake, state, expire_before)
+    # Only after all tables have their rows: a fault that does not block must not keep any of them behind.
     for kind, t in tables.of_parts:
         check_faults(t, columns(state, kind, t.output), ledger.feed)
     if windows is not None:
@@ -202,6 +203,8 @@ class _Publisher:
                 table.create(self._list_columns(state), {FEED: dataset, LEDGER: state.ledger_id})
                 done = replace(done, created=True)
                 continue
+            # A mark ahead of our state, but not of the ledger, is a newer publisher's. Ahead of both, entries were
+            # lost, which `check_owner` reports.
             if head.mark > state.number and ledger.read().number >= head.mark:
                 raise TableMoved(
                     f"{table.name} was updated by another process", remedy="the next attempt compares again"
@@ -235,6 +238,7 @@ class _Publisher:
                     head = table.look()
                 return replace(done, head=head)
             total = done.added + sum(len(c.add) for c in changes)
+            # Each commit has a mark of its own. Killed between two, the next sync reads it and goes on from there.
             for change in changes:
                 self.report(Progress("add files", done.added, total))
                 snapshot = table.commit(change)

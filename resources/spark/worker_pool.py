@@ -186,6 +186,7 @@ class _Pool:
 
     def serve(self) -> None:
         """Fork workers until the driver ends or closes its end."""
+        # A signal ends no `poll`: its handler writes into a pipe, which `poll` waits for like for sockets.
         woken, wakes = os.pipe()
         os.set_blocking(wakes, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -211,6 +212,7 @@ class _Pool:
                             os.kill(self._workers[descriptor][0], signal.SIGKILL)
                     elif descriptor == ends or (descriptor == requests and not self._fork()):
                         return  # any other is of a worker whose end was just reported
+        # Workers that outlive the driver would write parts for a run that is dead.
         finally:
             for pid, _ in self._workers.values():
                 with suppress(OSError):

@@ -639,6 +639,7 @@ def without_history(table: Table) -> Any:
 
     # A clock that runs behind the newest snapshot's would put the log out of order, which Iceberg's Java refuses.
     earliest = _find_newest_time(table.metadata) + 1
+    # Snapshots that a branch or a tag names stay, since a step may look them up; of the others only the times matter.
     refs = _refs(table)
     snapshots = [s for s in table.metadata.snapshots if s.snapshot_id in refs]
     metadata = table.metadata.model_copy(update={"snapshots": snapshots, "snapshot_log": [], "metadata_log": []})

@@ -318,6 +318,7 @@ class KafkaCluster:
                 (LATEST, Isolation.READ_UNCOMMITTED),
             )
         )
+        # All are sent at once: a broker answers the requests of one connection in turn.
         others = self._log_bytes(leader, leaderships), self._read_local_starts(leader, leaderships)
         requests: list[Awaitable[Any]] = [*positions, *others]
         starts, stable, highs, sizes, local = await self._wire.gather(requests)
@@ -417,6 +418,7 @@ class KafkaCluster:
         """Ask each leader once, concurrently, for the missing partitions; return the failures by partition."""
         failures: dict[TopicPartition, KafkaError] = {}
         by_leader: dict[int, list[Leadership]] = {}
+        # Answers of earlier rounds stay: only partitions that moved, or whose leader failed, are asked again.
         for tp in layout.leaders if wanted is None else wanted:
             leadership = layout.leaders.get(tp)
             if tp in results or tp.topic in layout.errors:
