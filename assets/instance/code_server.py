@@ -31,21 +31,16 @@ _RELOAD = "/api.DagsterApi/ReloadCode"
 
 def main(arguments: list[str]) -> None:
     """Serve until SIGTERM, as `dagster code-server start` does."""
-    address = _parse_address(arguments)
-    threading.Thread(target=_replace_dead, args=(address,), name="code-server-guard", daemon=True).start()
-    sys.argv = ["dagster", "code-server", "start", *arguments]
-    runpy.run_module("dagster", run_name="__main__", alter_sys=True)
-
-
-def _parse_address(arguments: list[str]) -> str:
-    """Return the address of the options, as gRPC writes it."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-p", "--port", default=os.environ.get("DAGSTER_CODE_SERVER_PORT"))
     parser.add_argument("-s", "--socket", default=os.environ.get("DAGSTER_CODE_SERVER_SOCKET"))
     parser.add_argument("-h", "--host", default=os.environ.get("DAGSTER_CODE_SERVER_HOST", "localhost"))
     options, _ = parser.parse_known_args(arguments)
     host = "127.0.0.1" if options.host == "0.0.0.0" else options.host
-    return f"unix:{options.socket}" if options.socket else f"{host}:{options.port}"
+    address = f"unix:{options.socket}" if options.socket else f"{host}:{options.port}"
+    threading.Thread(target=_replace_dead, args=(address,), name="code-server-guard", daemon=True).start()
+    sys.argv = ["dagster", "code-server", "start", *arguments]
+    runpy.run_module("dagster", run_name="__main__", alter_sys=True)
 
 
 def _replace_dead(address: str) -> None:

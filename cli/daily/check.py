@@ -142,7 +142,15 @@ def _view(c: WindowCheck) -> Iterator[RenderableType]:
     yield facts(*list_figures(c))
     if c.rows:
         yield from _view_copies(c.rows.repeats)
-    yield _view_partitions(c)
+    labels = label_partitions(a.key for a in c.partitions)
+    rows = [_build_row(c, a, labels[a.key]) for a in c.partitions[:_PARTITIONS]]
+    names = ("partition", "from", "to", "landed", "quarantined", "other", "pending")
+    yield table(
+        names,
+        limit_rows(rows, len(c.partitions)),
+        right="from to landed quarantined other pending",
+        optional="other quarantined",
+    )
 
 
 def _view_copies(r: Repeats) -> Iterator[RenderableType]:
@@ -153,18 +161,6 @@ def _view_copies(r: Repeats) -> Iterator[RenderableType]:
     if r.copies:
         first, second = r.copies[0].examples[0]
         yield Text.assemble(("  → ", "bold"), f"sluice peek {first} -n 1; sluice peek {second} -n 1")
-
-
-def _view_partitions(c: WindowCheck) -> RenderableType:
-    labels = label_partitions(a.key for a in c.partitions)
-    rows = [_build_row(c, a, labels[a.key]) for a in c.partitions[:_PARTITIONS]]
-    names = ("partition", "from", "to", "landed", "quarantined", "other", "pending")
-    return table(
-        names,
-        limit_rows(rows, len(c.partitions)),
-        right="from to landed quarantined other pending",
-        optional="other quarantined",
-    )
 
 
 _PARTITIONS = 8

@@ -106,8 +106,11 @@ def metrics(
 
     # Feeds are read anew each time: an exporter outlives changes of their files.
     def take() -> list[Figure]:
-        chosen, broken = _choose_feeds(session, feeds or [])
-        return take_figures(session, chosen, broken, last)
+        from sluice.assets.specs.feed_files import read_feeds
+
+        files = read_feeds(session.project, session.project.environ())
+        chosen = [files.feed(name) for name in feeds] if feeds else [*files.feeds.values()]
+        return take_figures(session, chosen, len(files.broken), last)
 
     if sink.serve:
         return _serve(session, take, sink.host, sink.port, pause or 0)
@@ -116,14 +119,6 @@ def metrics(
         if pause is None:
             return 0
         time.sleep(pause)
-
-
-def _choose_feeds(session: Session, names: Sequence[str]) -> tuple[list[Feed], int]:
-    """The feeds as their files say now, and how many files are wrong. Raises FeedError for a name that is none."""
-    from sluice.assets.specs.feed_files import read_feeds
-
-    files = read_feeds(session.project, session.project.environ())
-    return [files.feed(n) for n in names] if names else [*files.feeds.values()], len(files.broken)
 
 
 def _publish(

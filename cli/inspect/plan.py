@@ -109,16 +109,12 @@ def _format_briefly(feed: str, requests: Sequence[Request], plans: Sequence[Prev
     names = ("window", "pending", "about", "tasks", "")
     out: list[RenderableType] = [heading(f"Plan of {feed}", f"{many(len(requests), 'run')}, in sequence")]
     out.append(table(names, limit_rows(rows), right="pending about tasks"))
-    return [*out, *other_batches.view(_of_all(plans), dry_run=True)]
-
-
-def _of_all(plans: Sequence[Preview]) -> list[Met]:
-    """Each batch of a dead run once, by the run that would do something about it, if one would."""
+    # A dead run's batch stands in the preview of each run: the one that would deal with it names it.
     by_batch: dict[int, Met] = {}
     for other in (m for s in plans for m in s.other_batches):
         if other.fate is not Fate.LEFT or other.batch not in by_batch:
             by_batch[other.batch] = other
-    return list(by_batch.values())
+    return [*out, *other_batches.view(list(by_batch.values()), dry_run=True)]
 
 
 def _format_partitions(preview: Preview) -> RenderableType:

@@ -35,8 +35,11 @@ def facts_of(batches: Sequence[BatchResult], contract: Contract | None = None) -
 def view(batches: Sequence[BatchResult], stages: Mapping[str, float]) -> list[RenderableType]:
     """For people. `stages` are seconds, in order."""
     facts = facts_of(batches)
+    total = sum(stages.values())
+    rows = [[name, f"{took:.2f}", _share(took, total)] for name, took in stages.items()]
     return [
-        *_format_stages(stages),
+        heading("Waiting", seconds(total)),
+        table(["stage", "seconds", "share"], [*rows, ["all", f"{total:.2f}", ""]], right="seconds share"),
         *_format_tasks(batches, facts, stages),
         *_format_brokers(facts),
         *_format_topics(facts),
@@ -70,15 +73,6 @@ def build_profile(batches: Sequence[BatchResult]) -> RunProfile:
 def _by_task(batches: Iterable[BatchResult]) -> Iterator[tuple[BatchResult, Task, WorkTime]]:
     """The tasks that finished something, batch by batch."""
     return ((b, task, s) for b in batches for task, s in by_task(b.plan, b.receipts) if s.offset_ranges)
-
-
-def _format_stages(stages: Mapping[str, float]) -> list[RenderableType]:
-    total = sum(stages.values())
-    rows = [[name, f"{took:.2f}", _share(took, total)] for name, took in stages.items()]
-    return [
-        heading("Waiting", seconds(total)),
-        table(["stage", "seconds", "share"], [*rows, ["all", f"{total:.2f}", ""]], right="seconds share"),
-    ]
 
 
 def _format_tasks(

@@ -133,7 +133,12 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     Raises EntriesLost, with nothing touched, if staging proves it.
     """
     state = ledger.read()
-    return _agree(ledger, lake, feed, state, _list_staged(lake, feed))
+    staged: dict[int, list[str]] = {}
+    for path in lake.list(paths.staging_root(feed)):
+        batch = paths.staged_batch(path)
+        if batch is not None:
+            staged.setdefault(batch, []).append(path)
+    return _agree(ledger, lake, feed, state, staged)
 
 
 def roll_forward_own(ledger: Ledger, lake: Lake, feed: str, batch: int, receipts: Sequence[Receipt]) -> RolledForward:
@@ -181,15 +186,6 @@ def _note_replaced(ledger: Ledger, lake: Lake, replacing: Sequence[Batch], stage
         if path not in staged[batch]:
             lake.put(path, b"{}\n")
     return {*notes}
-
-
-def _list_staged(lake: Lake, feed: str) -> dict[int, list[str]]:
-    out: dict[int, list[str]] = {}
-    for path in lake.list(paths.staging_root(feed)):
-        batch = paths.staged_batch(path)
-        if batch is not None:
-            out.setdefault(batch, []).append(path)
-    return out
 
 
 def _find_status(state: State, batch: int) -> BatchStatus | None:

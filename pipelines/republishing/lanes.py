@@ -10,7 +10,7 @@ import base64
 import json
 import pickle
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -168,21 +168,17 @@ def _by_tasks(sending: LaneSender, engine: Engine, report: Reporter) -> list[Lan
     engine.start()
     with report_while_running(_progress(plan, 0, 0), get_progress, report):
         answers = engine.map(plan.feed, f"republish {plan.id}", sending, plan.lanes)
-    return _parse_answers(answers)
-
-
-def _progress(plan: Republish, offsets: int, paused: int) -> Progress:
-    return Progress(STAGE, offsets, plan.offsets, f"(paused by a quota for {paused / 1000:.0f} s)" if paused else "")
-
-
-def _parse_answers(answers: Iterable[str]) -> list[LaneSent]:
-    """Returns the results of lanes. Raises the gravest of their errors."""
+    # The gravest error decides: the exit code says whether another try can help.
     lanes = [json.loads(text) for text in answers]
     failed: list[SluiceError] = [pickle.loads(base64.b64decode(lane["error"])) for lane in lanes if "error" in lane]
     if failed:
         worst = choose_exit_code(failed)
         raise next(error for error in failed if error.exit_code == worst)
     return [_SENT.validate_python(lane) for lane in lanes]
+
+
+def _progress(plan: Republish, offsets: int, paused: int) -> Progress:
+    return Progress(STAGE, offsets, plan.offsets, f"(paused by a quota for {paused / 1000:.0f} s)" if paused else "")
 
 
 _BY = (PartitionBy.KEY, PartitionBy.ROUND_ROBIN)

@@ -106,7 +106,13 @@ def typed_values(rows: pa.RecordBatch, shape: Shape, schema_id: int) -> pa.Array
         from sluice.pipelines.records.protobuf import encode
 
         return _write_present(rows, partial(encode.encode_rows, message=reader.message), before + reader.naming)
-    return _behind(before, json_values(rows, columns))
+    values = json_values(rows, columns)
+    if not before or not len(values):
+        return values
+    texts = [None if v is None else before + v for v in values.to_pylist()]
+    there = as_mask(values.is_valid())
+    ends = np.cumsum([0, *(len(t or b"") for t in texts)]).astype(np.int32)
+    return _binary(there, ends, pa.py_buffer(b"".join(filter(None, texts))))
 
 
 def _write_present(rows: pa.RecordBatch, write: Callable[[pa.RecordBatch], Written], before: bytes) -> pa.Array:
@@ -119,16 +125,6 @@ def _write_present(rows: pa.RecordBatch, write: Callable[[pa.RecordBatch], Writt
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     data = before + before.join(texts) if texts else b""
     return _binary(there, ends, pa.py_buffer(data))
-
-
-def _behind(before: bytes, values: pa.Array) -> pa.Array:
-    """The same values, those that are there with these bytes before them."""
-    if not before or not len(values):
-        return values
-    texts = [None if v is None else before + v for v in values.to_pylist()]
-    there = as_mask(values.is_valid())
-    ends = np.cumsum([0, *(len(t or b"") for t in texts)]).astype(np.int32)
-    return _binary(there, ends, pa.py_buffer(b"".join(filter(None, texts))))
 
 
 def _binary(there: Array, ends: Array, data: pa.Buffer) -> pa.Array:

@@ -61,7 +61,11 @@ class ObjectLake:
         Raises Unknown if no answer came, SetupError if the store cannot promise it.
         """
         key, write = self._key(path), make_write_id()
-        self._check_store()
+        # Each lake is probed once in a process, before its first write that must be the only one.
+        lake = (os.getpid(), self.uri, self.client.settings.endpoint)
+        if lake not in _checked_lakes:
+            self._probe()
+            _checked_lakes.add(lake)
         try:
             return self.client.create(key, bytes(data), write)
         except LakeUnavailable as error:
@@ -178,14 +182,6 @@ class ObjectLake:
         return None
 
     # -- the test of the store's promises
-
-    def _check_store(self) -> None:
-        """Check each lake once in a process. Raises SetupError for a store, or a clock, that would lose or double
-        data."""
-        lake = (os.getpid(), self.uri, self.client.settings.endpoint)
-        if lake not in _checked_lakes:
-            self._probe()
-            _checked_lakes.add(lake)
 
     @property
     def _note_id(self) -> str:

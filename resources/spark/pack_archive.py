@@ -133,7 +133,9 @@ def pack(report: Reporter = lambda progress: None, modules: Sequence[str] = ()) 
     distributions = _distributions((*_ROOTS, *(root for module in theirs for root in module.roots)))
     ours = [*_ours(), *(file for module in theirs for file in module.files)]
     digest = _digest(distributions, ours)
-    folder = _folder()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice" / "packs"
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # packs are locked while they are in use
     path = folder / f"sluice-pack-{digest}.tar.gz"
     created = False
     with locking(folder / "lock"):
@@ -148,13 +150,6 @@ def pack(report: Reporter = lambda progress: None, modules: Sequence[str] = ()) 
     names = tuple(f"{d.metadata['Name']} {d.version}" for d in distributions.values())
     unpacked = int(_notes(path).read_text() or 0) if _notes(path).exists() else 0
     return Pack(path, digest, path.stat().st_size, unpacked, names, created)
-
-
-def _folder() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice" / "packs"
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)  # packs are locked while they are in use
-    return folder
 
 
 def _notes(path: Path) -> Path:

@@ -144,7 +144,11 @@ class LandWindowOperator(_FeedOperator):
             if self.skip_when_complete:
                 raise AirflowSkipException(message)
             self.log.info("%s", message)
-        self._add_event(context, feed, request, outcome)
+        for asset in self.outlets:
+            event = context["outlet_events"][asset]
+            event.extra = {k: outcome[k] for k in _EVENT}
+            if hasattr(event, "add_partitions"):  # Airflow 3.2
+                event.add_partitions(outcome["windows"])
         return outcome
 
     def _wait(self, feed: Feed, request: Request) -> None:
@@ -154,14 +158,6 @@ class LandWindowOperator(_FeedOperator):
         ends = (request.until or feed.window.end_of(request.window or 0)) + feed.window.grace
         self.log.info("waiting until %s, the end of the grace period", datetime.fromtimestamp(ends / 1000, UTC))
         self.defer(trigger=WindowTrigger(feed.name, at=ends / 1000), method_name="execute_again")
-
-    def _add_event(self, context: Context, feed: Feed, request: Request, outcome: dict[str, Any]) -> None:
-        """Give the asset's event the metadata of the outcome, and the windows as partition keys (Airflow 3.2)."""
-        for asset in self.outlets:
-            event = context["outlet_events"][asset]
-            event.extra = {k: outcome[k] for k in _EVENT}
-            if hasattr(event, "add_partitions"):
-                event.add_partitions(outcome["windows"])
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """Returns topics and rows of the landing, for Airflow's OpenLineage provider."""
