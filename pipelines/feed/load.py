@@ -146,7 +146,7 @@ def _under_contract(feed: Feed, path: Path) -> Feed | tuple[tuple[str, FileProbl
 def _orphans(folder: Path) -> list[tuple[str, FileProblem]]:
     """Contract files without a feed. Somebody believes that these contracts hold. Copies of others that do are
     left by a killed rename."""
-    problems, contracts = [], _list_visible(folder, CONTRACT)
+    problems, contracts = [], [path for path in _list_visible(folder, CONTRACT) if path.is_file()]
     holding = {p.read_bytes() for p in contracts if p.with_name(f"{p.name.partition('.')[0]}.yaml").exists()}
     for path in contracts:
         feed, _, output = path.name.removesuffix(CONTRACT).partition(".")
