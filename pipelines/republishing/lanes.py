@@ -168,7 +168,7 @@ def _by_tasks(sending: LaneSender, engine: Engine, report: Reporter) -> list[Lan
     engine.start()
     with report_while_running(_progress(plan, 0, 0), get_progress, report):
         answers = engine.map(plan.feed, f"republish {plan.id}", sending, plan.lanes)
-    # The gravest error decides: the exit code says whether another try can help.
+    # The gravest error decides: its exit code tells schedulers if another try can help.
     lanes = [json.loads(text) for text in answers]
     failed: list[SluiceError] = [pickle.loads(base64.b64decode(lane["error"])) for lane in lanes if "error" in lane]
     if failed:
