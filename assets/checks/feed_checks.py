@@ -272,13 +272,12 @@ class PartitionGaps:
 
 def find_gaps(view: LedgerView) -> list[PartitionGaps]:
     """Returns the gaps of each current partition."""
-    return [_find_gaps(view, key) for key in view.state.known()]
-
-
-def _find_gaps(view: LedgerView, key: Key) -> PartitionGaps:
-    state = view.state
-    origin, holes, reserved = state.origins[key].offset, state.holes(key), state.list_reserved(key)
-    return PartitionGaps(key, origin, view.frontiers[key], holes, reserved, bool(holes) and view.is_untried(key))
+    state, gaps = view.state, list[PartitionGaps]()
+    for key in state.known():
+        origin, holes, reserved = state.origins[key].offset, state.holes(key), state.list_reserved(key)
+        untried = bool(holes) and view.is_untried(key)
+        gaps.append(PartitionGaps(key, origin, view.frontiers[key], holes, reserved, untried))
+    return gaps
 
 
 def build_gaps_metadata(partitions: Sequence[PartitionGaps]) -> Metadata:

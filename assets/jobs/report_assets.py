@@ -61,16 +61,14 @@ def read_reports(project: Project, feeds: Container[str]) -> ReportFiles:
     broken: dict[Path, FeedError] = {}
     for path in sorted((project.root / "reports").glob("[!.]*.sql")):
         try:
-            reports[path.stem] = _check_feed(load_report(path), path, feeds)
+            report = load_report(path)
+            if report.feed not in feeds:
+                remedy = f"fix feeds/{report.feed}.yaml first"
+                raise FeedError(f"{path}: no feed `{report.feed}` is loaded", remedy=remedy)
+            reports[path.stem] = report
         except FeedError as error:
             broken[path] = error
     return ReportFiles(reports, broken)
-
-
-def _check_feed(report: Report, path: Path, feeds: Container[str]) -> Report:
-    if report.feed not in feeds:
-        raise FeedError(f"{path}: no feed `{report.feed}` is loaded", remedy=f"fix feeds/{report.feed}.yaml first")
-    return report
 
 
 def report_key(name: str) -> dg.AssetKey:

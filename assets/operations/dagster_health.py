@@ -56,10 +56,12 @@ def examine_project(project: Project, files: FeedFiles) -> list[Diagnosis]:
         return [*diagnoses, report_skipped("Dagster", f"{home.folder} is not in use yet; the first run makes it")]
     try:
         with open_quietly(home.folder) as instance:
+            kind = type(instance.run_storage).__name__.removesuffix("RunStorage")
+            storage = "SQLite in files of this machine" if keeps_runs_here(instance) else f"storage {kind}"
             used = Used(project, instance, tuple(sorted(files.feeds)))
             return [
                 *diagnoses,
-                report_ok("Dagster", f"home {home.folder}, {_describe_storage(instance)}"),
+                report_ok("Dagster", f"home {home.folder}, {storage}"),
                 *examine(used, INSTANCE),
             ]
     except Exception as error:  # noqa: BLE001 - a configuration or a database: whatever Dagster raises, it may hold secrets
@@ -127,11 +129,6 @@ class Home:
             if config.is_file() and "\nstorage:" in f"\n{config.read_text()}":
                 return True  # a database elsewhere
         return all((self.folder / name).is_file() for name in _DATABASES)
-
-
-def _describe_storage(instance: dg.DagsterInstance) -> str:
-    kind = type(instance.run_storage).__name__.removesuffix("RunStorage")
-    return "SQLite in files of this machine" if keeps_runs_here(instance) else f"storage {kind}"
 
 
 @dataclass(frozen=True)

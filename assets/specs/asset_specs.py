@@ -223,20 +223,16 @@ def _build_output(feed: Feed) -> dg.AssetSpec:
 
 
 def _build_quarantined(feed: Feed) -> dg.AssetSpec:
+    rules = [name for name, value in (("the schema", feed.columns), ("the contract", feed.contract)) if value]
+    violated = "the schema or the contract of their output, or have none" if feed.split else " or ".join(rules)
     return dg.AssetSpec(
         quarantined_key(feed.name),
         **_describe_feed(feed),
-        description=f"Records of `{feed.topics}` that violate {_name_conditions(feed)}, unchanged, with the reason."
+        description=f"Records of `{feed.topics}` that violate {violated}, unchanged, with the reason."
         f" Each run of {landed_key(feed.name).to_user_string()} reports them; it cannot run by itself.",
         kinds={"parquet", "kafka"},
         metadata={"dagster/column_schema": columns_of(QUARANTINED, own=True)},
     )
-
-
-def _name_conditions(feed: Feed) -> str:
-    if feed.split:
-        return "the schema or the contract of their output, or have none"
-    return " or ".join(w for w, there in (("the schema", feed.columns), ("the contract", feed.contract)) if there)
 
 
 def _build_committed(feed: Feed) -> dg.AssetSpec:

@@ -22,7 +22,7 @@ from sluice.pipelines.model.receipts import Life, Scheduler, describe_run, find_
 from sluice.pipelines.operating.feed_status import FeedStatus, list_ledgers_without_files, read_status, try_read_status
 from sluice.pipelines.status.window_state import Standing, describe_pending
 from sluice.pipelines.util.parallel import map_parallel
-from sluice.pipelines.util.units import many, show_about, show_instant
+from sluice.pipelines.util.units import join_first, many, show_about, show_instant
 
 if TYPE_CHECKING:
     from sluice.cli.terminal.output import CommandOutput
@@ -306,9 +306,7 @@ def _format_detail(status: FeedStatus, terminal: CommandOutput) -> list[Renderab
 
 def _format_above(ranges: tuple[tuple[int, int], ...]) -> str:
     """The first few ranges that have landed beyond the frontier."""
-    text = ", ".join(f"[{start}, {end})" for start, end in ranges[:3])
-    more = f", {len(ranges) - 3} more" if len(ranges) > 3 else ""
-    return f"and {text}{more}" if ranges else ""
+    return f"and {join_first((f'[{a}, {b})' for a, b in ranges), 3, ', {:,} more')}" if ranges else ""
 
 
 def _format_windows(status: FeedStatus, terminal: CommandOutput) -> list[RenderableType]:

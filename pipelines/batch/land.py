@@ -406,12 +406,11 @@ class Rounds:
 
     def exclude_tried(self, pending: Iterable[PendingRanges]) -> list[PendingRanges]:
         """Returns the pending ranges without the offset ranges that failed in this call: none is read twice."""
-        remaining = (replace(o, ranges=self._exclude_tried(o.key, o.ranges)) for o in pending)
+        remaining = (
+            replace(o, ranges=tuple(x for r in o.ranges for x in subtract(r, self.failed.get(o.key, ()))))
+            for o in pending
+        )
         return [o for o in remaining if o.ranges or o.lost]
-
-    def _exclude_tried(self, key: Key, ranges: Sequence[Range]) -> tuple[Range, ...]:
-        failed = self.failed.get(key)
-        return tuple(x for r in ranges for x in subtract(r, failed)) if failed else tuple(ranges)
 
     def record_plan(self, plan: Plan, pending: Sequence[PendingRanges], sizes: Sizing, windows: int) -> None:
         """Record the plan of the next batch, cut from `pending` by `sizes`, of `windows` pending windows."""

@@ -168,10 +168,6 @@ def _is_settled(state: State, targets: Mapping[Key, int], committed: Committed) 
     )
 
 
-def _has_settled(committed: CommittedOffset | None) -> bool:
-    return committed is None or committed.settled
-
-
 def _commit_as(
     member: Membership,
     ledger: Ledger,
@@ -194,9 +190,8 @@ def _commit_as(
     # The newest intent whose transaction took effect: Kafka may have one that no run lived to record.
     marks = (_parse_our_mark(state, c) for c in before.values() if c is not None)
     newest = max([state.last_mark, *(m.number for m in marks if m is not None)])
-    going = {
-        k: o for k, o in targets.items() if verdicts[k] is not CommitVerdict.DONE or not _has_settled(before.get(k.tp))
-    }
+    unsettled = {tp for tp, c in before.items() if c is not None and not c.settled}
+    going = {k: o for k, o in targets.items() if verdicts[k] is not CommitVerdict.DONE or k.tp in unsettled}
     waiting = tuple(
         CommittedMove(k, _get_offset(before.get(k.tp)), state.frontier(k)) for k in verdicts if k not in targets
     )

@@ -108,16 +108,12 @@ def _of_numbers(f: Field, values: pa.Array) -> Iterator[Proposal]:
     if integral and _is_key(f.name, values):
         yield _unique(f.name, values)
         return
-    low, high = (_decimal(v.as_py()) for v in pc.min_max(values).values())
+    low, high = (Decimal(str(v.as_py())) for v in pc.min_max(values).values())
     counts = _counts(values) if integral else {}
     if counts and (len(counts) == 1 or high - low >= 2 * len(counts)):
         yield _in_set(f.name, counts, len(values))
     elif low < high:
         yield from _propose_between(f.name, low, high, len(values), integral)
-
-
-def _decimal(value: int | float | Decimal) -> Decimal:
-    return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
 
 
 def _propose_between(name: str, low: Decimal, high: Decimal, count: int, integral: bool) -> Iterator[Proposal]:
@@ -154,16 +150,13 @@ def _format_decimal(value: Decimal) -> str:
 def _of_times(name: str, values: pa.Array, nanoseconds: int) -> Iterator[Proposal]:
     """Bounds in whole years, with room for years to come. Times beyond them have the wrong unit, or no year."""
     try:
-        first, last = (_to_datetime(v.as_py() * nanoseconds) for v in pc.min_max(values).values())
+        ages = (timedelta(microseconds=v.as_py() * nanoseconds // 1000) for v in pc.min_max(values).values())
+        first, last = (datetime(1970, 1, 1, tzinfo=UTC) + age for age in ages)
     except OverflowError:
         return
     bounds = {"min_value": f"{max(first.year - 1, 1):04}-01-01", "max_value": f"{min(last.year + 10, 9999):04}-01-01"}
     why = f"seen {first:%Y-%m} to {last:%Y-%m}"
     yield Proposal(name, "expect_column_values_to_be_between", bounds, why, {"values": len(values)})
-
-
-def _to_datetime(nanoseconds: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=nanoseconds // 1000)
 
 
 # -- texts

@@ -108,14 +108,11 @@ def _adapt(part: dict[str, Any], model: type[BaseModel]) -> None:
 def _list_values(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the schemas of a key's values, and that of a variable if the key holds more than free text."""
     value.pop("title", None)
-    values = [_rename_bounds(v) for v in value.get("anyOf", [value]) if v not in ({}, _NOTHING)]
+    choices = [v for v in value.get("anyOf", [value]) if v not in ({}, _NOTHING)]
+    values = [{_KEYWORDS.get(k, k): v for k, v in choice.items()} for choice in choices]
     yield from values
     if any(v.get("type") not in (None, "object", "array") and v != _TEXT for v in values):
         yield _VARIABLE
-
-
-def _rename_bounds(value: dict[str, Any]) -> dict[str, Any]:
-    return {_KEYWORDS.get(k, k): v for k, v in value.items()}
 
 
 def _build_tuning(properties: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:

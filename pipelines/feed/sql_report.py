@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from sluice.pipelines.errors import FeedError
@@ -46,7 +47,8 @@ def load_report(path: Path) -> Report:
             f"{path}: {path.stem!r} is not a name for a report", remedy="a-z, 0-9 and _, such as revenue.sql"
         )
     sql = _text(path)
-    head = [line.strip()[2:].strip() for line in _head(sql)]
+    lines = (line.strip() for line in sql.strip().splitlines())
+    head = [line[2:].strip() for line in takewhile(lambda line: line.startswith("--"), lines)]
     feeds = [match[1] for line in head if (match := _FEED.fullmatch(line))]
     if len(feeds) != 1 or not _NAME.fullmatch(feeds[0]):
         raise FeedError(f"{path}: does not say whose rows it reads", remedy="begin it with a line `-- feed: NAME`")
@@ -64,10 +66,3 @@ def _text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise FeedError(f"{path}: cannot be read ({type(error).__name__})", remedy="a text file in UTF-8") from None
     raise FeedError(f"{path}: is larger than 1 MiB", remedy="a report is one statement")
-
-
-def _head(sql: str) -> list[str]:
-    """The comment lines before the first line of SQL."""
-    lines = sql.strip().splitlines()
-    end = next((i for i, line in enumerate(lines) if not line.strip().startswith("--")), len(lines))
-    return lines[:end]

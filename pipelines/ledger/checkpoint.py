@@ -277,12 +277,8 @@ def _build_key(topic: str, partition: int, incarnation: str) -> Key:
     return Key(topic, operator.index(partition), incarnation)
 
 
-def _build_range(start: int, end: int) -> Range:
-    return Range(operator.index(start), operator.index(end))
-
-
 def _load_ranges(raw: list[list[int]]) -> tuple[Range, ...]:
-    return tuple(_build_range(*r) for r in raw)
+    return tuple(Range(operator.index(start), operator.index(end)) for start, end in raw)
 
 
 def _dump_pins(pins_by_time: Mapping[int, Pins], times: Any) -> dict[str, Any]:

@@ -170,7 +170,8 @@ def _agree(ledger: Ledger, lake: Lake, feed: str, state: State, staged: dict[int
     )  # a run that hid it during the copy could not see it yet
     new_paths = [p for p in new_paths if p not in late]
     notes = _note_replaced(ledger, lake, [b for b in published if _list_replaced(ledger, b)], staged)
-    done = {b: [p for p in staged[b] if p not in notes] for b in sorted(staged) if _is_over(state, b)}
+    ended = [b for b in sorted(staged) if _find_status(state, b) in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED)]
+    done = {b: [p for p in staged[b] if p not in notes] for b in ended}
     map_parallel(lake.remove, [path for names in done.values() for path in names])
     return RolledForward(tuple(new_paths), tuple(hidden), tuple(b for b, names in done.items() if names))
 
@@ -191,10 +192,6 @@ def _note_replaced(ledger: Ledger, lake: Lake, replacing: Sequence[Batch], stage
 def _find_status(state: State, batch: int) -> BatchStatus | None:
     current = state.batches.get(batch)
     return current.status if current else None
-
-
-def _is_over(state: State, batch: int) -> bool:
-    return _find_status(state, batch) in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED)
 
 
 def _read_receipts(ledger: Ledger, batch: Batch) -> tuple[Receipt, ...]:

@@ -280,7 +280,9 @@ class _Publisher:
             rewriting = [b for b in pending.batches if b.rewrites]
             adding = [b for b in pending.batches if not b.rewrites]
             mark = adding[0].number if adding else pending.end  # everything before is in the table then
-            yield self._change(state, _operation(pending, bool(rewriting)), mark, rewriting, present, out)
+            replaces = TableOperation.REPLACE if pending.merged else TableOperation.OVERWRITE
+            operation = replaces if rewriting else TableOperation.DELETE
+            yield self._change(state, operation, mark, rewriting, present, out)
         batches = list(groups(adding))
         ends = [group[0].number for group in batches[1:]] + [pending.end][: len(batches)]
         for group, mark in zip(batches, ends, strict=True):
@@ -402,9 +404,3 @@ class _Publisher:
         still = [[p for p in files if p in stay or not self._ours(p)] for files in (noted.parts, noted.foreign)]
         published_files.settle_removals(lake, feed, noted, *still)
         return replace(done, expired=expired, cleaned=cleaned, head=table.look())
-
-
-def _operation(pending: PendingFiles, adds: bool) -> TableOperation:
-    if not adds:
-        return TableOperation.DELETE
-    return TableOperation.REPLACE if pending.merged else TableOperation.OVERWRITE

@@ -73,7 +73,8 @@ class CompleteWindows:
             head = self.table.look() or head
         have = tuple(self.table.files())
         digest = hashlib.sha256(repr(("us", self.settings.grain, *starts)).encode()).hexdigest()[:32]
-        if [_digest_of(a) for a in have] == ([digest] if starts else []) and not head.deletes:
+        digests = [match[1] if (match := _FILE.search(address)) else "" for address in have]
+        if digests == ([digest] if starts else []) and not head.deletes:
             return head
         add = (self._write(lake, dataset, starts, f"{digest}-{state.number:020d}"),) if starts else ()
         operation = TableOperation.OVERWRITE if have else TableOperation.APPEND
@@ -125,11 +126,6 @@ def complete_windows(state: State, settings: WindowSettings) -> tuple[int, ...]:
     windows are among them."""
     done = windows.complete_of(state, windows.list_manifest_windows(state, settings), settings)
     return tuple(t for t in done if not is_retired(state, t, settings))
-
-
-def _digest_of(address: str) -> str:
-    match = _FILE.search(address)
-    return match[1] if match else ""
 
 
 TRIES = 20

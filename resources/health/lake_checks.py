@@ -28,7 +28,6 @@ from sluice.pipelines.model.health import (
     report_warning,
 )
 from sluice.pipelines.operating.feed_status import read_status_through
-from sluice.pipelines.operating.findings import Finding
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.parallel import map_parallel
@@ -159,18 +158,17 @@ def _check_feed(
     except SluiceError as error:
         return [report_skipped(f"{where}{TITLE}", f"not read: {error.message}")]
     if findings:
-        return [_diagnose(where, f) for f in findings]
+        titles = {"group": TITLE, "topics": "runs"}
+        return [
+            (report_failure if f.severe else report_warning)(f"{where}{titles.get(f.kind, f.kind)}", f.text, f.remedy)
+            for f in findings
+        ]
     entries = many(number, "entry", "entries") if number else "empty: nothing has landed yet"
     if status.error:
         text = f"{entries}; not compared with the group's offsets, which Kafka did not return"
     else:
         text = f"{entries}; no committed offset is of another ledger, or of an entry that is missing"
     return [report_ok(f"{where}{TITLE}", text)]
-
-
-def _diagnose(where: str, f: Finding) -> Diagnosis:
-    title = {"group": TITLE, "topics": "runs"}.get(f.kind, f.kind)
-    return (report_failure if f.severe else report_warning)(f"{where}{title}", f.text, f.remedy)
 
 
 def without_files(names: Collection[str], feeds: Sequence[Feed]) -> Iterator[Diagnosis]:

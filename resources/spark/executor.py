@@ -249,9 +249,8 @@ def queues(leaders: Sequence[int], bound: int | None = None) -> tuple[Queue, ...
     by_leader: dict[int, list[int]] = {}
     for position, leader in enumerate(leaders):
         by_leader.setdefault(leader, []).append(position)
-    shared = [_share(positions, bound or len(positions)) for positions in by_leader.values()]
+    shared: list[list[Queue]] = []
+    for positions in by_leader.values():
+        count = min(bound or len(positions), len(positions))
+        shared.append([tuple(positions[i::count]) for i in range(count)])
     return tuple(filter(None, chain.from_iterable(zip_longest(*shared, fillvalue=()))))
-
-
-def _share(positions: Sequence[int], count: int) -> list[Queue]:
-    return [tuple(positions[i::count]) for i in range(min(count, len(positions)))]

@@ -222,7 +222,8 @@ class DeltaLakeTable:
         about = {**change.about, MARK: str(change.mark), _OPERATION: str(change.operation)}
         self.repair({})
         table = self._known
-        columns = _split_names(table.metadata().configuration.get(_BOUNDED, ""))
+        names = _NAME.findall(table.metadata().configuration.get(_BOUNDED, ""))
+        columns = tuple(quoted or plain.strip() for quoted, plain in names)
         adding = map_parallel(lambda a: self._action(a, columns, changes=_changes_rows(change)), change.add)
         with self._changing():
             self._evolve(table, change)
@@ -550,10 +551,6 @@ def _to_arrow(rows: Any) -> pa.Table:
 def _join_columns(columns: Iterable[str]) -> str:
     """The columns as the property of a table lists them."""
     return ",".join(f"`{name}`" for name in columns)
-
-
-def _split_names(listed: str) -> tuple[str, ...]:
-    return tuple(quoted or plain.strip() for quoted, plain in _NAME.findall(listed))
 
 
 def _application(table: DeltaTable) -> str:

@@ -328,15 +328,11 @@ class IcebergTable:
         table, about = self._known, {**change.about, MARK: str(change.mark)}
         adding = describe_files(table.io, transaction.table_metadata, change.add)
         with _producer(transaction, table, change.operation, about) as staged:
-            for file in self._data_files(change.remove):
-                staged.delete_data_file(file)
+            if removed := frozenset(change.remove):  # listing the table's files takes long
+                for file in (f for f in _list_live(table) if f.file_path in removed):
+                    staged.delete_data_file(file)
             for file in adding:
                 staged.append_data_file(file)
-
-    def _data_files(self, addresses: Iterable[str]) -> Iterator[DataFile]:
-        table, wanted = self._known, frozenset(addresses)
-        if wanted:
-            yield from (f for f in _list_live(table) if f.file_path in wanted)
 
     def expire(self, before: int) -> int:
         from pyiceberg.table.update.snapshot import ExpireSnapshots

@@ -151,8 +151,9 @@ class _Round:
                     if not (part.error or part.records or o.want.position >= part.high_watermark):
                         doubtful.append(o)
                 room -= len(part.records)
-            if doubtful:
-                await self._find_local_starts(leader, leaderships)
+            unknown = [leadership for leadership in leaderships if leadership.tp not in self._local_starts]
+            if doubtful and unknown:
+                self._local_starts |= await find_local_starts(self._send, leader, unknown)
             for o in doubtful:
                 if o.want.position >= self._local_starts[o.leadership.tp]:
                     continue
@@ -163,10 +164,6 @@ class _Round:
                     o.tries += 1  # it moves to the front
             open_ = [o for o in open_ if o.leadership.tp not in answers]
         return answers
-
-    async def _find_local_starts(self, leader: int, leaderships: Sequence[Leadership]) -> None:
-        if unknown := [leadership for leadership in leaderships if leadership.tp not in self._local_starts]:
-            self._local_starts |= await find_local_starts(self._send, leader, unknown)
 
 
 def _fitting(open_: Sequence[_PendingRead]) -> list[_PendingRead]:

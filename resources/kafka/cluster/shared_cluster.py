@@ -219,14 +219,11 @@ class SharedKafka:
             for f in self.feeds
             if f.name in wanted and (f.offsets.dual_commit or not f.offsets.in_zookeeper)
         }
-        committed = self._fetch_committed({group: tps for group, tps in groups.items() if tps})
+        groups = {group: tps for group, tps in groups.items() if tps}
+        committed: Mapping[str, Offsets] = {}
+        with contextlib.suppress(SluiceError):  # without them, each feed asks for its own
+            committed = self.wire.run("reading committed offsets", self._ask_coordinators, groups)
         return Look(began, _read_clock(), layout, topics, partitions, committed)
-
-    def _fetch_committed(self, groups: Mapping[str, Sequence[TopicPartition]]) -> Mapping[str, Offsets]:
-        """Return the committed offsets of these groups; those that could not be asked are left out."""
-        with contextlib.suppress(SluiceError):
-            return self.wire.run("reading committed offsets", self._ask_coordinators, groups)
-        return {}
 
     async def _ask_coordinators(self, groups: Mapping[str, Sequence[TopicPartition]]) -> Mapping[str, Offsets]:
         if unknown := [g for g in groups if g not in self._coordinators]:
