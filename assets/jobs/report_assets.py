@@ -14,7 +14,7 @@ import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -30,9 +30,6 @@ from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.manifest import is_retired
 from sluice.pipelines.util.units import many, show_window
 from sluice.resources.project import Project
-
-if TYPE_CHECKING:
-    from sluice.reading import Windows
 
 POOL = "sluice_reports"
 PREVIEW_ROWS = 20
@@ -114,13 +111,16 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
 
     Raises dagster.Failure if the window is not complete, or if Spark refuses the SQL.
     """
+    from sluice.reading import Windows
+
     with session.step(context):
         report = load_report(session.project.root / "reports" / f"{name}.sql")
         feed, key = session.feed(report.feed), context.partition_key
         window = feed.window.parse_name(key)
         with session.open_ports(feed) as ports:
             view = LedgerView.open(feed, ports)
-            rows, version = _read_rows(view, window), f"{report.version}/{view.format_window_version(window)}"
+            rows = Windows.of(feed, view.ledger, view.lake, (window,), PartKind.LANDED)
+            version = f"{report.version}/{view.format_window_version(window)}"
             began = time.monotonic()
             result = session.ask(report, rows)
             seconds = round(time.monotonic() - began, 3)
@@ -161,13 +161,6 @@ def _describe_missing(report: str, missing: Sequence[int]) -> str:
         f" missing partitions; or for each: dagster asset materialize -m {internals.MODULE}"
         f" --select key:reports/{report} --partition {first}"
     )
-
-
-def _read_rows(view: LedgerView, window: int) -> "Windows":
-    """The window's files. Raises WindowIncomplete, UsageError."""
-    from sluice.reading import Windows
-
-    return Windows.of(view.feed, view.ledger, view.lake, (window,), PartKind.LANDED)
 
 
 def _write_parquet(result: pa.Table, report: Report, window: int, version: str) -> bytes:

@@ -116,7 +116,11 @@ def view(ran: CompactionRun) -> list[RenderableType]:
         names = ("window", "files", "after", "bytes", "after ")[: 4 if ran.dry_run else 5]
         rows = [[name(ran.feed, w), *_build_row(t)][: len(names)] for w, t in by_window(done).items()]
         out.append(table(names, limit_rows(rows), right="files after bytes"))
-    return [*out, *_format_verdict(ran), *other_batches.view(ran.given_up), *_format_skipped(ran.feed, done)]
+    out += [*_format_verdict(ran), *other_batches.view(ran.given_up)]
+    out += other_batches.standing(done.busy, done.met, partial(name, ran.feed))
+    if done.incomplete:
+        out.append(warn(f"skipped, not complete: {join_first(map(ran.feed.window.name, done.incomplete), 5)}"))
+    return out
 
 
 def _build_row(t: FileSums) -> list[str]:
@@ -135,9 +139,3 @@ def _format_verdict(ran: CompactionRun) -> Iterator[Text]:
         batches = f"{'batch' if len(ran.done.batches) == 1 else 'batches'} {', '.join(map(str, ran.done.batches))}"
         yield good(f"{many(t.files, 'file')} became {count(t.files_after)}, {size(t.bytes)} became {after}: {batches}")
         yield Text(f"  {seconds(ran.seconds)}, {rate(records, ran.seconds)}", style="dim")
-
-
-def _format_skipped(feed: Feed, done: Compacted) -> Iterator[Text]:
-    yield from other_batches.standing(done.busy, done.met, partial(name, feed))
-    if done.incomplete:
-        yield warn(f"skipped, not complete: {join_first(map(feed.window.name, done.incomplete), 5)}")

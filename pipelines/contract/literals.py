@@ -56,9 +56,13 @@ def member(t: Type, value: object) -> Value:
     """A value that the column can hold, as with `bound`, but times in the column's unit. Raises ValueError."""
     match t.kind.family:
         case TypeFamily.TEXT:
-            return _text(value)
+            if isinstance(value, str):
+                return value
+            raise ValueError("should be text in quotes")
         case TypeFamily.TRUTH:
-            return _truth(value)
+            if isinstance(value, bool):
+                return value
+            raise ValueError("should be true or false")
         case TypeFamily.TIME:
             return _in_unit(_nanoseconds(value), unit_of(t))
         case TypeFamily.DAY:
@@ -73,18 +77,6 @@ def whole_range(t: Type) -> tuple[int, int]:
     """The smallest and the largest value of a whole-number type."""
     bits = int(str(t.kind).lstrip("uint"))
     return (0, (1 << bits) - 1) if t.kind.startswith("u") else (-(1 << bits - 1), (1 << bits - 1) - 1)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise ValueError("should be text in quotes")
-
-
-def _truth(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise ValueError("should be true or false")
 
 
 def _number(value: object, *, text: bool) -> int | Decimal:

@@ -40,15 +40,13 @@ def recall(text: str) -> Contract:
     """The contract with this `Contract.text`, which the ledger keeps. Raises ValueError."""
     try:
         items = json.loads(text)
-        return Contract(tuple(_expectation_of(index, item) for index, item in enumerate(items)))
+        if not all(item["type"] in RULES and isinstance(item["kwargs"], dict) for item in items):
+            raise ValueError("no expectation that we know")
+        return Contract(
+            tuple(Expectation(i, x["type"], x["kwargs"], Severity(x["severity"])) for i, x in enumerate(items))
+        )
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"no contract's text ({type(error).__name__})") from None
-
-
-def _expectation_of(index: int, item: Mapping[str, Any]) -> Expectation:
-    if item["type"] not in RULES or not isinstance(item["kwargs"], dict):
-        raise ValueError("no expectation that we know")
-    return Expectation(index, item["type"], item["kwargs"], Severity(item["severity"]))
 
 
 @dataclass(frozen=True, slots=True)

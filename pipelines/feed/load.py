@@ -31,7 +31,7 @@ from sluice.pipelines.feed.sections import (
     RecordFormat,
 )
 from sluice.pipelines.feed.split_section import SplitSettings
-from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, YamlFile, parse_yaml, read_yaml
+from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, parse_yaml, read_yaml
 from sluice.pipelines.model.receipts import ENGINE, EngineKind
 from sluice.pipelines.records.rows.split_rule import Otherwise
 from sluice.pipelines.records.rows.value_reader import KEY_PREFIX, KeyReader, Reader, UnusableSchema
@@ -197,8 +197,11 @@ def _read(
         data["kafka"] = {"bootstrap": UNKNOWN_KAFKA}
     if "contract" in data:
         return (FileProblem("contract", "is unknown", f"a contract is a file of its own, {path.stem}{CONTRACT}"),)
+    if secret := read.filled_from_files & {"schema_file", "key.schema_file"}:
+        what, remedy = "has a value from a file, which errors would show", "write the path itself"
+        return tuple(FileProblem(key, what, remedy) for key in secret)
     # Keys of `tuning` are checked, and named in problems, in the section that has them.
-    tuned = _check_paths(read) or move_tuning(data)
+    tuned = move_tuning(data)
     if isinstance(tuned, tuple):
         return tuned
     data = tuned
@@ -405,11 +408,6 @@ def schema_asked(folder: Path, feed: str, environ: Mapping[str, str]) -> SchemaA
 
 def _known_registry(environ: Mapping[str, str]) -> str | None:
     return environ.get(REGISTRY) or environ.get(LOCAL_REGISTRY)
-
-
-def _check_paths(read: YamlFile) -> tuple[FileProblem, ...]:
-    what, remedy = "has a value from a file, which errors would show", "write the path itself"
-    return tuple(FileProblem(k, what, remedy) for k in read.filled_from_files & {"schema_file", "key.schema_file"})
 
 
 def _with_reader(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:

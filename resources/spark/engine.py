@@ -747,20 +747,13 @@ def _environment(settings: SparkSettings) -> None:
 def _conf(settings: SparkSettings) -> dict[str, str]:
     hidden = [re.escape(key) for key, value in settings.model_dump()["conf"].items() if value == MASK]
     redacted = {"spark.redaction.regex": "|".join(["(?i)secret|password|token|access[.]?key", *hidden])}
-    own = _driver()
-    if is_local(settings):  # its workers are forked by the pool of this process
-        own = _HERE | own | _sockets(str(scratch.get_root())) | {f"spark.executorEnv.{POOL}": get_pool().address}
-    return _OURS | redacted | own | settings.conf
-
-
-def _driver() -> dict[str, str]:
-    """Return the settings of any driver: its local files lie in this process's own folder.
-
-    They go with the process or, if it is killed, with the next one.
-    """
+    # The driver's files lie in this process's own folder: they go with it or, if it is killed, with the next one.
     folder = str(scratch.get_root())
     options = f'{jvm.FLAGS} -Djava.io.tmpdir="{folder}"' if '"' not in folder else jvm.FLAGS
-    return {jvm.OPTIONS: options, "spark.local.dir": folder}
+    own = {jvm.OPTIONS: options, "spark.local.dir": folder}
+    if is_local(settings):  # its workers are forked by the pool of this process
+        own = _HERE | own | _sockets(folder) | {f"spark.executorEnv.{POOL}": get_pool().address}
+    return _OURS | redacted | own | settings.conf
 
 
 def _sockets(folder: str) -> dict[str, str]:
