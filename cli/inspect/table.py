@@ -83,6 +83,7 @@ def sync(
         landed = tables._replace(current=None)
         with session.terminal.progress() as meter:
             done, misread = sync_tables(dataset, ports, landed, meter, repair=repair)
+        # The first sync found them. Rewriting is a batch in the ledger, which the second one brings into the table.
         if misread:
             session.terminal.show(_rewrite_misread(session, dataset.name, misread))
             with session.terminal.progress() as meter:

@@ -56,6 +56,7 @@ def wait(
         for start in starts:
             standing, ready = _wait_for(watch_window(definition, ports, start), meter, until)
             looked.append(standing)
+            # Later windows are complete later still: the timeout is over for them, too.
             if not ready:
                 break
     session.terminal.show(*map(window_text.verdict, looked))

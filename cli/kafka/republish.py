@@ -166,6 +166,7 @@ def republish(
         else:
             request, add_schema = _build_request(definition, ports.clock(), options), republish_tasks.by_own_schema
             plan = plan_republish(definition, request, ports, session.open_target, add_schema)
+        # A plan is made without a trace. Only `keep` below writes it, and then --resume continues it after a crash.
         if change.dry_run or not change.yes:
             _preview(session, preview_republish(plan, ports), dry_run=change.dry_run)
         if change.dry_run:

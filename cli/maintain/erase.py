@@ -106,6 +106,7 @@ def erase(
                 matches = search(dataset, ports, criteria, meter)
             session.terminal.show(*rewrite_summary.view_matches(dataset, matches, f"Erasure in {dataset.dataset}"))
         if not yes:
+            # With --yes, a hold is an error; the preview shows all of them with the command that ends each.
             for hold in matches.holds if matches else ():
                 release = copyable(f"sluice hold {feed} --release {hold.number} --reason …")
                 session.terminal.show(warn(f"refused while windows of them are on hold {hold}"), release)

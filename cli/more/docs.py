@@ -50,6 +50,7 @@ def docs(
         session.terminal.show(table(("page", "title"), [*titles.items()]))
         session.terminal.print_document(pages=titles)
         return
+    # As a page is linked in the checkout, on the site or in an error: docs/NAME.md, NAME or a folder's README.
     name = page.removeprefix("docs/").removesuffix(".md").removesuffix("/README")
     if name not in pages:
         near = get_close_matches(name, pages, 1)

@@ -135,6 +135,7 @@ def commit(
                 member.init_transactions()
             done = _commit_as(member, ledger, settings, outlet if transactional else None, cluster, changed)
     except UnknownTopic:
+        # Kafka no longer has a topic of an earlier landing: the offsets of the others need not wait for it.
         if not (absent := _find_absent(cluster, targets)):
             raise
         return commit(ledger, group, settings, outlet, cluster, {*changed, *absent})

@@ -350,6 +350,7 @@ class State:
 
     def _publish(self, entry: PublishEntry) -> None:
         if not self.may_publish(entry):
+            # The number is taken, and the entry changes nothing: its run had lost the batch before it appended.
             self.void += (self.number,)
             return
         batch = self.batches[entry.batch]
@@ -371,6 +372,7 @@ class State:
         if batch.request.replace or (batch.plan and batch.plan.replaces):
             self._supersede((r.offset_range.key, r.offset_range.range) for r in entry.receipts)
         self._settle_erased((r.offset_range.key, r.offset_range.range) for r in entry.receipts)
+        # The furthest offset that was read, with its leader epoch, tells a truncated log from one that only has not grown.
         for s in (r.offset_range for r in entry.receipts):
             key, furthest = s.key, (s.end, s.leader_epoch)
             self.epochs[key] = max(furthest, self.epochs.get(key, furthest))

@@ -211,6 +211,7 @@ def check_window(feed: Feed, ports: Ports, window: int | None, by: Sequence[str]
             wrong, rows = {error.path: error}, None
         if not wrong or not ledger.list_replaced(wrong):
             break  # else the window has landed again
+    # Kafka is asked for reasons alone: with a complete window the command needs only the lake.
     standing, reasons, unchecked = _explain(feed, ports, ledger, state, start)
     return WindowCheck(
         feed.dataset,

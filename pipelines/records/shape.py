@@ -299,6 +299,7 @@ class Shape:
             from sluice.pipelines.records.json.format import JsonFormat
 
             form = JsonFormat(columns, dropping=self.dropping, closed=None if self.closed else (), base=base)
+        # Columns that are renamed, or taken out of structs, are read as the records have them, and put in place here.
         if of_values is not None and columns != of_values:
             from sluice.pipelines.records.columns.placed_format import PlacedFormat
 

@@ -178,6 +178,7 @@ def plan_republish(
     """
     if not into_source:
         _check_target(feed, state, wishes)
+    # Windows overlap in no offset, but options may name one twice: it is sent once.
     wanted: dict[Key, list[Range]] = {}
     for key, r in requested:
         wanted.setdefault(key, []).append(r)

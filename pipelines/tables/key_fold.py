@@ -274,6 +274,7 @@ class Fold:
         text = ", ".join(
             f"hex({k})" if t == "BLOB" else f"{k}::text" for k, t in zip(self._keys, self._types, strict=True)
         )
+        # The bucket of a key must be the same in every later sync: the hash is of its text, not of DuckDB's value.
         self._hash = f"md5_number_lower(concat_ws(chr(31), {text}))"
         self._db.execute(
             f"""create temp table won as select *, {self._hash} h from c where kind <> {_TRUNCATE}
@@ -282,13 +283,16 @@ class Fold:
         self._db.execute(
             f"create temp table cut as select t, p, o, r from c where kind = {_TRUNCATE} order by {LATEST} limit 1"
         )
+        # From here on only the last change of a key counts. All others would take the room that merging needs.
         self._db.execute("drop table c")
         (more,) = self._ask(f"select count(*) from won where kind = {_ROW}")[0]
         self.buckets = max(buckets, 1)
         size = size * _COMPRESSION + more * self._bytes // max(self._rows, 1)
+        # Never fewer buckets than before: with another number, all files are written again.
         while rows + more > self.buckets * BUCKET_ROWS or size > self.buckets * BUCKET_BYTES:
             self.buckets *= 2
         self._resized = 0 < buckets < self.buckets
+        # A truncation, or an offset whose row no longer counts, may concern keys of any bucket.
         self.touches_all = self._resized or bool(self._ask("from cut union all select t, p, a, '' from void"))
 
     def compare(self, rows: pa.Table) -> tuple[int, list[str]]:
@@ -363,6 +367,8 @@ class Fold:
         numbers = pa.array(np.arange(live.num_rows, dtype=np.int32))
         self._db.register("live", self._place(live).append_column("row", numbers))
         self._db.register("gone", self._place(deleted))
+        # A row of the table counts unless its offset landed again, or its key has moved to another bucket. Rows of this
+        # fold lie behind those of the table, from number `n` on.
         counts = "not exists (from void where void.t = x.t and void.p = x.p and x.o >= a and x.o < z)"
         counts += f" and {self._hash} % {self.buckets} = {bucket}" if self._resized else ""
         self._db.execute(
@@ -372,12 +378,15 @@ class Fold:
                 union all select {position}, {_DELETE}, -1, false from won
                     where kind = {_DELETE} and h % {self.buckets} = {bucket}"""
         )
+        # The last truncation decides, of this fold or before: what it made void stays void for changes that land later.
         self._db.execute(
             """create or replace temp table cuts as select t, p, o, r, false old from cut
                 union all select t, p, o, r, true from gone where k0 is null"""
         )
         self._check_order("x", "cuts")
         self._db.execute(f"create or replace temp table cuts as from cuts order by {LATEST}, old desc limit 1")
+        # `old desc`: of a change that is in the table and is folded again, the table's row stays. So if nothing is new,
+        # the bucket is as it was, and no file is written.
         last = self._db.sql(
             f"""select * from x
                 where not exists (from cuts where (x.r, x.t, x.p, x.o) < (cuts.r, cuts.t, cuts.p, cuts.o))

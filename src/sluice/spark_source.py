@@ -191,6 +191,7 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
             remedy="read complete windows: the option `window` instead of `offsets`",
         )
     request = Request(RequestKind.OFFSETS, tuple(parse_offset_range(text.strip()) for text in offsets.split(",")))
+    # An empty ledger: neither boundaries nor landed ranges cut or shorten the requested ranges.
     nothing = State()
     with closing(KafkaCluster(feed.kafka)) as cluster:
         states = cluster.partitions(sorted({r.topic for r in request.ranges}), feed.isolation)

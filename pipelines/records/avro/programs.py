@@ -342,6 +342,7 @@ class _Program:
             case AvroKind.UNION:
                 self._emit_constant_union(r, value, node)
             case AvroKind.RECORD:
+                # A default becomes part of the program: for the loop, each record of this writer has the value.
                 emit(loops.PRESENT, node)
                 children = {self._nodes[c].name: self._nodes[c] for c in node.children}
                 for f in r.fields:
@@ -364,6 +365,7 @@ class _Program:
             case AvroKind.STRING:
                 emit(loops.CONSTANT, node, *self._pool.text(value.encode()))
             case AvroKind.BYTES | AvroKind.FIXED:
+                # Avro's JSON writes each byte as the character with its number.
                 self._emit_bytes(r, value.encode("latin-1"), node)
             case AvroKind.ENUM:
                 emit(loops.NUMBER, node, r.symbols.index(value))

@@ -392,6 +392,8 @@ class KafkaCluster:
             except KafkaError as error:
                 await patience.trouble(error)
                 continue
+            # Rounds go on with missing partitions, until every wanted partition has an answer: callers get all, or an
+            # error.
             if not failures:
                 return results
             # A final failure counts before one that another try may mend.

@@ -172,6 +172,7 @@ class BrokerSession:
             sent, began = 1, time.perf_counter_ns()
             answer: messages.FetchAnswer = await self._wire.send(self._node, request)
         except KafkaError as error:
+            # A request without an answer counts, too: a profile shows brokers that do not answer.
             errors = {error_name(error): 1}
             self._counter.add(
                 BrokerTraffic(self._node, address, sent, errors=errors, held_us=held_us, reconnects=again)

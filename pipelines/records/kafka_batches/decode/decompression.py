@@ -319,11 +319,15 @@ class Scratch:
                 return i, self._place.make_oversized(Frame(*table[i].tolist()), self._most)
             if not codec or mode == loops.PASS:
                 continue
+            # A group of frames at a time: its records are taken out of the buffer before the next group is
+            # decompressed.
             if used >= _GROUP_BYTES:
                 return i, None
             try:
                 size = self._decompress(codec, view[first:stop], used)
             except (Undecodable, NoRoom) as e:
+                # Frames before this one are ready, and point into the buffer. Only without any is its memory given
+                # back.
                 if not used:
                     self._resize(0)
                 frame = Frame(*table[i].tolist())
