@@ -372,7 +372,7 @@ class State:
         if batch.request.replace or (batch.plan and batch.plan.replaces):
             self._supersede((r.offset_range.key, r.offset_range.range) for r in entry.receipts)
         self._settle_erased((r.offset_range.key, r.offset_range.range) for r in entry.receipts)
-        # The furthest offset that was read, with its leader epoch, tells a truncated log from one that only has not grown.
+        # The furthest offset that was read, with its leader epoch: a log that ends before it was truncated.
         for s in (r.offset_range for r in entry.receipts):
             key, furthest = s.key, (s.end, s.leader_epoch)
             self.epochs[key] = max(furthest, self.epochs.get(key, furthest))

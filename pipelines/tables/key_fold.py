@@ -378,7 +378,7 @@ class Fold:
                 union all select {position}, {_DELETE}, -1, false from won
                     where kind = {_DELETE} and h % {self.buckets} = {bucket}"""
         )
-        # The last truncation decides, of this fold or before: what it made void stays void for changes that land later.
+        # The last truncation decides, of this fold or before: a change before it that lands later is void, too.
         self._db.execute(
             """create or replace temp table cuts as select t, p, o, r, false old from cut
                 union all select t, p, o, r, true from gone where k0 is null"""
