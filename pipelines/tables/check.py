@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from sluice.pipelines.errors import TableDiffers
+from sluice.pipelines.errors import EntriesLost, TableDiffers
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.tip import Trace, build_lost_error
@@ -187,9 +187,9 @@ def trusted_mark(ledger: Ledger, state: State, head: TableHead) -> bool:
     return not head.batch or (batch is not None and witness(ledger, batch) == head.batch)
 
 
-def check_owner(table: Table, head: TableHead, state: State, feed: str) -> None:
+def check_owner(table: Table, head: TableHead, state: State, feed: str, *, replacing: bool = False) -> None:
     """Raises TableDiffers for a table that is not of this ledger and output, and EntriesLost when it knows newer
-    entries."""
+    entries, unless `replacing` it."""
     dataset = name_dataset(feed, table.output)
     if head.ledger != state.ledger_id or head.dataset not in ("", dataset):
         whose = "an unknown writer" if not head.ledger else head.dataset if head.ledger == state.ledger_id else ""
@@ -197,8 +197,11 @@ def check_owner(table: Table, head: TableHead, state: State, feed: str) -> None:
             f"{table.name} is there and belongs to {whose or 'another ledger'}, not to feed {dataset}",
             remedy="give the feed's table another name, or drop that one if it is unused",
         )
-    if head.mark > state.number:
-        raise build_lost_error(feed, state.newest, [Trace(head.mark - 1, f"{table.name} names entry {head.mark - 1}")])
+    if head.mark > state.number and not replacing:
+        trace = Trace(head.mark - 1, f"{table.name} names entry {head.mark - 1}")
+        error = build_lost_error(feed, state.newest, [trace])
+        restored = f"if the lake was restored from an older copy than the catalog: sluice table rebuild {dataset} --yes"
+        raise EntriesLost(error.message, remedy=f"{restored}. Else {error.remedy}")
 
 
 def check_faults(table: Table, columns: Mapping[str, str], feed: str, blocks: Remedy | None = None) -> None:

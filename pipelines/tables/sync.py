@@ -140,7 +140,7 @@ def rebuild(ledger: Ledger, lake: Lake, tables: FeedTables, report: Reporter = l
     state, readable = ledger.read(), list[tuple[PartKind, Table]]()
     for table in tables.all:
         if (head := look_or_none(table)) is not None:
-            check_owner(table, head, state, ledger.feed)
+            check_owner(table, head, state, ledger.feed, replacing=True)
             if tables.current and table is tables.current.table:
                 tables.current.check_foldable(state, head)
             readable += [(kind, t) for kind, t in tables.of_parts if t is table and head.snapshot is not None]

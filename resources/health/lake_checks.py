@@ -118,7 +118,12 @@ _SHOWN = 10
 
 def examine_ledgers(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
     """The state of the ledgers of these feeds, which share a lake. `names` are those of all feed files."""
-    return examine(tuple(feeds), [Check(TITLE, ledgers), Check(f"{TITLE}s", partial(without_files, names))])
+    checks = [
+        Check(TITLE, ledgers),
+        Check(f"{TITLE}s", partial(without_files, names)),
+        Check("catalogs", list_catalogs),
+    ]
+    return examine(tuple(feeds), checks)
 
 
 def ledgers(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
@@ -169,6 +174,18 @@ def _check_feed(
     else:
         text = f"{entries}; no committed offset is of another ledger, or of an entry that is missing"
     return [report_ok(f"{where}{TITLE}", text)]
+
+
+def list_catalogs(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
+    """Yields the catalogs of Iceberg tables, which a backup of the lake lacks."""
+    of_tables = [(d.table.iceberg, f.name) for f in feeds for d in f.table_feeds if d.table and d.table.iceberg]
+    for address in dict.fromkeys(iceberg.address for iceberg, _ in of_tables):
+        (first, feed), *more = [(i.name, name) for i, name in of_tables if i.address == address]
+        others = f" and {many(len(more), 'more table')}" if more else ""
+        back_up = f"back it up with the lake, or make tables again after a restore: sluice table rebuild {feed}"
+        yield report_ok(
+            "catalog", f"the catalog of table {first}{others} is outside of the lake ({address}): {back_up}"
+        )
 
 
 def without_files(names: Collection[str], feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
