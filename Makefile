@@ -1,6 +1,6 @@
 # Targets for developers. Each sets up .venv from the lock, and Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help loops demo test quick check pytest bench faults readers matrix cluster-test production-like soak long-tests fuzz lakes airflow postgres lock clean setup wheel release-check first-row docs pictures
+.PHONY: help loops demo test quick check pytest bench faults readers matrix cluster-test production-like soak long-tests fuzz lakes airflow postgres lock clean setup wheel release-check first-row docs pictures remedies
 
 READY := .venv/.ready
 # If it is set, every process compiles all its imports, for seconds.
@@ -111,6 +111,9 @@ postgres: setup  ## the Dagster tests, with runs and events in a real PostgreSQL
 
 docs: loops      ## the docs site, as build/site
 	.venv/bin/python infra/site.py
+
+remedies: setup  ## each command that messages print can be typed; lists them with the tests that follow them
+	.venv/bin/python -m pytest -q -s -n 0 tests/cli/test_remedies.py $(ARGS)
 
 pictures: setup  ## the pictures of the docs, from the running product; needs Chromium
 	.venv/bin/python infra/pictures.py $(ARGS)

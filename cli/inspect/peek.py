@@ -147,7 +147,7 @@ def _find_reader(session: Session, topic: str) -> Feed:
         wrong = ", ".join(path.name for path in broken)
         raise FeedError(
             f"no valid feed reads {topic}, and these feed files are invalid: {wrong}",
-            remedy="see sluice feeds check, or choose a feed of that Kafka with --feed NAME",
+            remedy="see sluice feeds check; or choose a feed of that Kafka with --feed NAME",
         )
     if len({f.kafka.bootstrap for f in reading}) > 1:
         names = ", ".join(f"{f.name} ({f.kafka.bootstrap})" for f in reading)

@@ -237,7 +237,7 @@ def before(
 ) -> None:
     """Show the offset of the first record at or after a time, for each partition.
 
-    It also shows the group's committed offset. Nothing changes: to move offsets, use sluice offsets reset --to-time.
+    It also shows the group's committed offset. Nothing changes: to move offsets, use sluice offsets reset.
 
     $ sluice offsets before orders 2026-11-20T14:00:00Z
     $ sluice offsets before orders 2026-11-20T14 --json | jq -r '.offsets[] | [.topic, .partition, .offset] | @csv'

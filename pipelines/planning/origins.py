@@ -45,7 +45,7 @@ def format_accept(feed: str, event: str, more: str = "") -> str:
 def explain_begin(feed: str) -> str:
     """Returns the commands with which a feed goes on in another cluster, and what each means."""
     return (
-        f"{format_accept(feed, 'cluster', ' --begin committed')} begins at the group's offsets there, if a mirror"
+        f"{format_accept(feed, 'cluster', ' --begin committed')}   begins at the group's offsets there, if a mirror"
         " translated them; `--begin TIME`, such as 2026-11-20T14:00:00Z, at the first record of that time or later;"
         " `--begin earliest` at the log starts: records that a mirror copied land twice"
     )

@@ -1,0 +1,241 @@
+"""Each command that a message of the product names can be typed: it exists, with these options and these arguments.
+
+Messages are collected from the code: each text with `sluice …` in it, where values that are filled in stand for ☐. A
+command ends at a semicolon, a bracket, a pipe or three spaces, or where prose begins. `make remedies` lists all.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer._click import exceptions
+
+from sluice.cli.main import build_app
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("pipelines", "resources", "assets", "cli", "src/sluice")
+VALUE = "☐"
+_COMMAND = re.compile(rf"(?<![\w./-])sluice (?=[a-z{VALUE}])(.*?)(?=[`;()\n|&>]|   |\. |$)", re.DOTALL)
+_PROSE = {"was", "number", "in"}
+"""Words after `sluice` in texts that are no commands."""
+SAMPLES = {
+    "--window": "2026-11-20T14",
+    "--from": "2026-11-20T14",
+    "--to": "2026-11-20T15",
+    "--offsets": "orders:0:10-20",
+    "--begin": "committed",
+    "--before": "2026-11-20",
+    "--partition": "orders:0",
+    "--batch": "7",
+    "--abandon": "7",
+    "--release": "7",
+    "--to-offset": "7",
+}
+
+
+FOLLOWED: dict[str, dict[str, str]] = {
+    "integration/test_lives.py": {
+        "accept cluster": "test_feed_moves_to_a_mirror_by_the_printed_remedy",
+    },
+    "faults/test_logs.py": {
+        "accept corrupt": "test_batch_is_corrupt_on_every_disk",
+        "accept recreated": "test_a_topic_recreated_between_runs",
+        "accept truncated": "test_a_log_truncated_between_runs",
+    },
+    "integration/test_surprises.py": {
+        "accept group": "test_a_second_project_takes_the_group_over_by_the_named_command",
+        "run --window": "test_named_command_completes_a_partial_hour_and_empty_hour_lands",
+    },
+    "integration/test_lost_entries.py": {
+        "accept ledger": "test_every_lost_suffix_is_detected_and_the_feed_continues",
+    },
+    "pipelines/operating/test_accept.py": {
+        "accept moved": "test_remedies_work_for_offsets_moved_back_and_ahead",
+    },
+    "integration/test_erasure.py": {
+        "erase": "test_audit_names_the_command_that_finishes_an_erasure_and_repair_finishes_it",
+        "hold --release": "test_windows_on_hold_are_neither_expired_nor_erased",
+        "repair": "test_audit_names_the_command_that_finishes_an_erasure_and_repair_finishes_it",
+    },
+    "integration/test_protection.py": {
+        "quarantine replay": "test_the_printed_remedy_lands_quarantined_records_again",
+    },
+    "pipelines/operating/test_repair.py": {
+        "repair --abandon": "test_command_that_finishes_a_batch_has_the_same_request",
+    },
+    "integration/test_check.py": {
+        "run --missing-files": "test_readers_stop_at_changed_file_and_the_printed_remedy_restores_it",
+    },
+    "pipelines/tables/test_changed_by_others.py": {
+        "table sync --repair": "test_one_remedy_is_printed_and_works",
+    },
+    "cli/test_repair.py": {
+        "unstick --run --force": "test_unstick_forces_only_a_named_run",
+    },
+}
+"""By file, printed commands and the test that follows each to its end."""
+
+
+@dataclass(frozen=True)
+class Mention:
+    """The text of a command in a message, and its place."""
+
+    location: str
+    text: str
+
+
+def list_mentions() -> Iterator[Mention]:
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            if not any(p.is_symlink() for p in path.parents) or room != "src/sluice":
+                yield from _read(path)
+
+
+def _read(path: Path) -> Iterator[Mention]:
+    tree = ast.parse(path.read_text())
+    inside = {id(v) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for v in ast.walk(n) if v is not n}
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and path.parts[-3:-1] != ("cli",):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and "cli" not in path.parts:
+                inside.add(id(first.value))
+    for node in ast.walk(tree):
+        if id(node) in inside or not isinstance(node, ast.JoinedStr | ast.Constant):
+            continue
+        for command in _COMMAND.finditer(_to_text(node)):
+            yield Mention(f"{path.relative_to(ROOT)}:{node.lineno}", command[1])
+
+
+def _to_text(node: ast.expr) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(v.value if isinstance(v, ast.Constant) else VALUE for v in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+@cache
+def build_command() -> Any:
+    return typer.main.get_command(build_app())
+
+
+def split(text: str) -> list[str]:
+    """Returns the words; a quoted one stays whole, and marks of the sentence go. Of an option at the end, the value is
+    another text."""
+    text = re.sub(r"…|(?<=\s)[A-Z]+(?=\s|$)|(?<=--reason) [a-z]+$", VALUE, text)
+    text = re.sub(rf"(?<=[a-z]){VALUE}|(--[a-z-]+)\s*$", rf"\1 {VALUE}", text)
+    return [w.strip('"').rstrip(".,:?!'") for w in re.findall(r'"[^"]*"|\S+', text) if w.strip('"').rstrip(".,:?!'")]
+
+
+def find_words(words: list[str]) -> tuple[Any, list[str], Any]:
+    """Returns the command that the first words name, the others, and the context of its group."""
+    command, context = build_command(), None
+    while hasattr(command, "commands") and words and words[0] in command.commands:
+        context = command.context_class(command, info_name=words[0], parent=context)
+        command, words = command.commands[words[0]], words[1:]
+    return command, words, context
+
+
+def fill(words: list[str], drop: int) -> list[str]:
+    """Returns the words with samples for values. Bit n of `drop` leaves the n-th value out: it may be empty."""
+    out, number = list[str](), 0
+    for word in words:
+        if VALUE not in word:
+            out.append(word)
+            continue
+        number += 1
+        if not drop >> (number - 1) & 1:
+            before = out[-1] if out else ""
+            out.append(
+                SAMPLES.get(before, word.replace(VALUE, "1" if "-" in word.strip("-") or ":" in word else "orders"))
+            )
+    return out
+
+
+def parse(words: list[str]) -> str:
+    """Returns the reason why the command line does not take the words; empty if it does."""
+    command, rest, context = find_words(words)
+    if "--help" in rest:
+        return ""
+    if hasattr(command, "commands"):
+        return "" if not rest or rest[0] == VALUE else f"no command {rest[0]}"
+    reason = ""
+    for drop in range(1 << min(sum(VALUE in w for w in rest), 5)):
+        try:
+            command.make_context("sluice", fill(rest, drop), parent=context)
+        except exceptions.UsageError as error:
+            if isinstance(error, exceptions.MissingParameter) and not rest:
+                return ""  # a command by its name
+            reason = reason or f"{command.name}: {error.format_message()}"
+        else:
+            return ""
+    return reason
+
+
+def explain(mention: Mention) -> str:
+    """Returns why the command cannot be typed. Behind it may be prose, which has no options."""
+    words = split(mention.text)
+    if not words or words[0] in _PROSE or words[0] == VALUE:
+        return ""
+    reason = ""
+    for end in range(len(words), 0, -1):
+        if any(w.startswith("-") and len(w) > 1 for w in words[end:]):
+            break
+        if not (refusal := parse(words[:end])):
+            return ""
+        reason = reason or refusal
+    return reason or "no command"
+
+
+def get_shape(mention: Mention) -> str:
+    """Returns the command's name, the event that it accepts, and its options."""
+    words = split(mention.text)
+    rest = find_words(words)[1]
+    event = [w for w in rest[1:2] if words[:1] == ["accept"] and VALUE not in w and not w.startswith("-")]
+    options = [w for w in dict.fromkeys(rest) if w.startswith("--")]
+    return " ".join([*words[: len(words) - len(rest)], *event, *options])
+
+
+@pytest.fixture(scope="module")
+def mentions() -> list[Mention]:
+    return [m for m in list_mentions() if (words := split(m.text)) and words[0] not in (*_PROSE, VALUE)]
+
+
+def test_each_printed_command_can_be_typed(mentions: list[Mention]) -> None:
+    assert len(mentions) > 400
+    wrong = [f"{m.location}: sluice {m.text.strip()}: {reason}" for m in mentions if (reason := explain(m))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["statu orders", "run orders --widnow 2026-11-20T14", "repair --abandon seven", "accept orders lost --ofsets ☐"],
+)
+def test_wrong_commands_are_detected(text: str) -> None:
+    assert explain(Mention("", text))
+
+
+def test_followed_commands_are_printed_and_their_tests_exist(mentions: list[Mention]) -> None:
+    printed: dict[str, list[str]] = {}
+    for m in mentions:
+        printed.setdefault(get_shape(m), []).append(m.location)
+    followed = {command: (file, name) for file, tests in FOLLOWED.items() for command, name in tests.items()}
+    for command, (file, name) in followed.items():
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(), name
+        assert any(is_of(shape, command) for shape in printed), f"sluice {command} is not printed"
+    for shape, locations in sorted(printed.items()):
+        test = next(("::".join(followed[c]) for c in followed if is_of(shape, c)), "parsed")
+        print(f"sluice {shape:58} {len(locations):3}  {locations[0]:48} {test}")
+
+
+def is_of(shape: str, command: str) -> bool:
+    """Returns whether the shape is the command, with any values of the same act."""
+    ignored = {"--reason", "--yes", "--begin", "--only", "--offsets", "--adopt"}
+    return {*shape.split()} - ignored == {*command.split()}
