@@ -188,8 +188,8 @@ def trusted_mark(ledger: Ledger, state: State, head: TableHead) -> bool:
 
 
 def check_owner(table: Table, head: TableHead, state: State, feed: str, *, replacing: bool = False) -> None:
-    """Raises TableDiffers for a table that is not of this ledger and output, and EntriesLost when it knows newer
-    entries, unless `replacing` it."""
+    """Raises TableDiffers for a table that is not of this ledger and output. If it knows newer entries, raises
+    EntriesLost, except with `replacing`."""
     dataset = name_dataset(feed, table.output)
     if head.ledger != state.ledger_id or head.dataset not in ("", dataset):
         whose = "an unknown writer" if not head.ledger else head.dataset if head.ledger == state.ledger_id else ""
