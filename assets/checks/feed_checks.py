@@ -359,17 +359,13 @@ def build_behind_metadata(partitions: Sequence[PartitionBehind]) -> Metadata:
             "partition": str(b.key),
             "frontier": b.frontier,
             "window_end": "not resolved" if b.end is None else str(b.end),
-            "waits_for": _describe_pending(b),
+            "waits_for": ("offsets before the first window" if b.window is None else f"window {show_window(b.window)}")
+            + f", {f'reserved by {b.live},' if b.live else 'pending'} from offset {b.frontier} on",
         }
         for b in partitions
     ]
     columns = {"partition": "string", "frontier": "int", "window_end": "string", "waits_for": "string"}
     return {"partitions_behind": len(partitions)} | ({"behind": table(rows, columns)} if rows else {})
-
-
-def _describe_pending(b: PartitionBehind) -> str:
-    where = "offsets before the first window" if b.window is None else f"window {show_window(b.window)}"
-    return f"{where}, {f'reserved by {b.live},' if b.live else 'pending'} from offset {b.frontier} on"
 
 
 # -- health

@@ -431,7 +431,9 @@ def _read_results(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[
     if requests is None:  # a run of one feed's job
         feeds = {run.tags.get(FEED_TAG, ""): run.tags[PARTITION_TAG]}
         failed = set() if run.status is dg.DagsterRunStatus.SUCCESS else {*feeds}
-        unknown = failed if run.tags.get(AGAIN_TAG) or (failed and not _has_begun(instance, run)) else set()
+        record = instance.get_run_record_by_id(run.run_id) if failed else None  # None: pruned
+        begun = record is not None and record.start_time is not None
+        unknown = failed if run.tags.get(AGAIN_TAG) or not begun else set()
     else:
         feeds = {feed: str(request.get("window", "")) for feed, request in requests.items()}
         if run.tags.get(DONE_TAG):
@@ -441,9 +443,3 @@ def _read_results(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[
             failed = named_in(run, AT_WORK_TAG) if killed else set()
             unknown = feeds.keys() - failed
     yield from (((feed, window), feed in failed, killed) for feed, window in feeds.items() if feed not in unknown)
-
-
-def _has_begun(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Returns whether a process began with the run. Its log may be gone: `sluice prune` removes it."""
-    record = instance.get_run_record_by_id(run.run_id)
-    return record is not None and record.start_time is not None

@@ -132,14 +132,19 @@ class Sample:
         self._chunks.append(chunk)
         self._size += len(chunk[0])
 
-    def by_hash(self) -> list[np.ndarray]:
-        """Remove and return all columns, rows with one hash together and in the order in which they were added."""
-        columns = [np.concatenate(parts) for parts in zip(*self._chunks, strict=True)]
-        self._chunks = []
-        order = np.argsort(columns[0], kind="stable")
-        for at, column in enumerate(columns):
-            columns[at] = column[order]
-        return columns
+    def take(self) -> list[np.ndarray]:
+        """Remove and return all columns, in the order in which their rows were added."""
+        chunks, self._chunks = self._chunks, []
+        return [np.concatenate(parts) for parts in zip(*chunks, strict=True)]
+
+    def take_repeated(self) -> list[np.ndarray]:
+        """Remove all columns; return those of rows whose hash others have, together, in the order of adding."""
+        hashes, *columns = self.take()
+        in_order = np.sort(hashes)
+        repeated = in_order[1:][in_order[1:] == in_order[:-1]]
+        rows = np.flatnonzero(np.isin(hashes, repeated)) if len(repeated) else np.empty(0, np.int64)
+        rows = rows[np.argsort(hashes[rows], kind="stable")]
+        return [column[rows] for column in (hashes, *columns)]
 
 
 class RepeatCounter:
@@ -180,23 +185,26 @@ class RepeatCounter:
 
     def _count_updates(self) -> tuple[int, int, tuple[Coordinate, Coordinate] | None]:
         """Returns the number of keys, the number of further values of a key, and an example of one."""
-        hashes, values, *coordinates = self._keys.by_hash()
-        if not len(hashes):
-            return 0, 0, None
-        order = np.lexsort((values, hashes))  # stable: rows with one value stay in log order
-        same_key = hashes[order][1:] == hashes[order][:-1]
-        new_value = values[order][1:] != values[order][:-1]
-        further = np.flatnonzero(same_key & new_value)
+        hashes, values, *coordinates = self._keys.take()
+        keys, factor = np.sort(hashes), self._keys.factor
+        same_key, pairs = keys[1:] == keys[:-1], np.sort(values)  # the hash of a pair decides its key
+        count = len(hashes) - int(same_key.sum())
+        updates = len(values) - int((pairs[1:] == pairs[:-1]).sum()) - count
         example = None
-        if len(further):
-            pair = np.sort(order[further[0] : further[0] + 2])
-            example = (self._find_coordinate(coordinates, pair[0]), self._find_coordinate(coordinates, pair[1]))
-        factor = self._keys.factor
-        return int(len(hashes) - same_key.sum()) * factor, len(further) * factor, example
+        for last in (keys[: 1 << 14][-1], keys[-1]) if updates else ():  # a few keys nearly always have an example
+            rows = np.flatnonzero(hashes <= last)
+            rows = rows[np.argsort(hashes[rows], kind="stable")]
+            before, after = rows[:-1], rows[1:]
+            new = np.flatnonzero((hashes[after] == hashes[before]) & (values[after] != values[before]))
+            if len(new):
+                first, second = (self._find_coordinate(coordinates, at[new[0]]) for at in (before, after))
+                example = first, second
+                break
+        return count * factor, updates * factor, example
 
     def _group_copies(self) -> tuple[Copies, ...]:
         """Returns the copies by cause, the most frequent first. Each is compared with the equal row before it."""
-        hashes, *coordinates, kinds = self._values.by_hash()
+        hashes, *coordinates, kinds = self._values.take_repeated()
         copies = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
         numbers, offsets, times = coordinates
         near = (numbers[copies] == numbers[copies - 1]) & (offsets[copies] - offsets[copies - 1] <= NEAR_OFFSETS)

@@ -17,7 +17,7 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind
-from sluice.pipelines.records.rows.row_hashes import hash_rows, hash_texts
+from sluice.pipelines.records.rows.row_hashes import combine, hash_rows, hash_texts
 from sluice.pipelines.status.repeats import Cause, RepeatCounter
 from sluice.pipelines.status.window_rows import WindowRows, read_rows
 from sluice.pipelines.util.units import HOUR, MINUTE
@@ -191,6 +191,26 @@ def test_counts_beyond_the_limit_are_estimates() -> None:
     assert not result.exact
     assert result.keys == pytest.approx(exact[0], rel=0.2)
     assert result.copied == pytest.approx(60_000 - exact[1], rel=0.2)
+
+
+@pytest.mark.parametrize("updated", [0, 1, 19_999])
+def test_updates_are_counted_and_shown_among_many_copies(updated: int) -> None:
+    """Every key has copies; few have another value, and whichever it is, it is the example."""
+    keys = np.random.default_rng(7).permutation(np.repeat(np.arange(20_000), 3))
+    values = np.where((keys == updated) & (np.cumsum(keys == updated) > 1), 1, 0) if updated else np.zeros(60_000, int)
+    counter = RepeatCounter()
+    for at in range(0, 60_000, 7000):
+        of, offsets = keys[at : at + 7000], np.arange(at, min(at + 7000, 60_000))
+        hashes = hash_rows([("key", pa.array(of))], len(of))
+        both = combine(hashes, hash_rows([("value", pa.array(values[at : at + 7000]))], len(of)))
+        everywhere = np.ones(len(of), bool), np.zeros(len(of), np.int8)
+        counter.add(Key("orders", 0, "id"), offsets, offsets, (hashes, everywhere[0]), (both, everywhere[1]))
+    result, changes = counter.build(), 1 if updated else 0
+    assert (result.exact, result.keyed, result.keys, result.updates) == (True, 60_000, 20_000, changes)
+    assert result.copied == 40_000 - changes
+    if result.update:
+        assert [c.offset for c in result.update] == np.flatnonzero(keys == updated)[:2].tolist()
+    assert bool(result.update) is bool(updated)
 
 
 def test_hashes_are_equal_only_for_equal_rows() -> None:
