@@ -197,6 +197,7 @@ def _list_notices(run: TimedRun, landed: Landed) -> list[RenderableType]:
     from sluice.pipelines.batch.result import by_message, describe_first
 
     alike = by_message(landed.failures).items()
+    all_of = f"all of them: sluice report {run.feed} --batch {landed.batches[-1].batch if landed.batches else 0} --json"
     return [
         *([warn(landed.start_not_used)] if landed.start_not_used else []),
         *(bad(f"{describe_first(of)} stay{'' if of[1:] else 's'} pending: {message}") for message, of in alike),
@@ -210,7 +211,8 @@ def _list_notices(run: TimedRun, landed: Landed) -> list[RenderableType]:
         ),
         *([warn("nothing was skipped: no offset before that is pending")] if run.skip and not landed.skipped else []),
         *(bad(refusal.error.message) for refusal in landed.refusals),
-        *map(warn, (*_describe_drifts(run.facts), *_describe_breaches(run.facts), *run.facts.broker_notes)),
+        *map(warn, (*_describe_drifts(run.facts, all_of), *_describe_breaches(run.facts, all_of))),
+        *map(warn, run.facts.broker_notes),
         *([warn(landed.overridden)] if landed.overridden else []),
         *_list_left(run),
     ]
@@ -231,15 +233,15 @@ def _list_losses(landed: Landed, where: str = "") -> list[Text]:
     return [warn(f"{where}{loss.key} {loss.range} is lost, as accepted") for loss in landed.losses]
 
 
-def _describe_drifts(run: BatchFacts) -> Iterator[str]:
+def _describe_drifts(run: BatchFacts, all_of: str) -> Iterator[str]:
     """A line for each field that differs from the schema. A missing one does if the schema names its place."""
     drifts = [d for d in run.drift if d.kind is not DriftKind.MISSING or d.type]
     yield from map(describe_drift, drifts[:_FIELDS_SHOWN])
     if more := drifts[_FIELDS_SHOWN:]:
-        yield f"and {many(len(more), 'further field')} differ from the schema"
+        yield f"and {many(len(more), 'further field')} differ from the schema; {all_of}"
 
 
-def _describe_breaches(run: BatchFacts) -> Iterator[str]:
+def _describe_breaches(run: BatchFacts, all_of: str) -> Iterator[str]:
     """A line for each expectation of the contract that was not met."""
     broken = [o for o in run.outcomes if not o.passed]
     for o in broken[:_EXPECTATIONS_SHOWN]:
@@ -248,7 +250,7 @@ def _describe_breaches(run: BatchFacts) -> Iterator[str]:
         first = f", the first at {o.first[0]}" if o.first else ""
         yield f"{text(o.expectation)}: {result}{first} ({follows})"
     if more := broken[_EXPECTATIONS_SHOWN:]:
-        yield f"and {many(len(more), 'further expectation')} that did not hold"
+        yield f"and {many(len(more), 'further expectation')} that did not hold; {all_of}"
 
 
 def _list_summary(run: TimedRun) -> Iterator[tuple[str, str]]:

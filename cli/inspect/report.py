@@ -134,6 +134,8 @@ def _report_batch(session: Session, feed: str, batch: int | None, output: Path |
         milliseconds=facts.took or None,
         expectations=len(facts.outcomes),
         broken=sum(not o.passed for o in facts.outcomes),
+        outcomes=facts.outcomes,
+        drift=facts.drift,
         path=page.address,
         output=output,
         rebuilt=page.rebuilt,

@@ -25,7 +25,7 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.rights import Right
 from sluice.pipelines.maintenance import expiry
 from sluice.pipelines.model.kafka import PartitionState
-from sluice.pipelines.model.receipts import Met
+from sluice.pipelines.model.receipts import Drift, Met
 from sluice.pipelines.operating import (
     acceptance,
     check_window,
@@ -305,6 +305,8 @@ DOCUMENTS = [
             "milliseconds": int | None,
             "expectations": int,
             "broken": int,
+            "outcomes": tuple[ExpectationOutcome, ...],
+            "drift": tuple[Drift, ...],
             "path": str,
             "output": Path | None,
             "rebuilt": bool,
