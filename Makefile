@@ -6,6 +6,7 @@ READY := .venv/.ready
 # If it is set, every process compiles all its imports, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 1
+ENGINE ?= processes
 MINUTES ?= 30
 HOW ?= all
 LAKES ?= local,s3,azure,google
@@ -83,9 +84,10 @@ production-like: setup  ## a deployment of infra/: hours land on schedule while 
 matrix: setup    ## a suite with each corner of the supported versions; ARGS="oldest newest" are corners
 	.venv/bin/python infra/matrix.py $(ARGS)
 
-soak: setup      ## a deployment of 20 feeds under faults for MINUTES=30, checked, and judged by slopes of memory and files
+soak: setup      ## a deployment of 24 feeds under faults for MINUTES=30, checked, and judged by slopes; ENGINE=spark
 	@infra/postgres.sh
-	SLUICE_FAULTS_SEED=$(SEED) SLUICE_SOAK_MINUTES=$(MINUTES) .venv/bin/python -m pytest -m soak -s -n 0 tests/soak $(ARGS)
+	SLUICE_FAULTS_SEED=$(SEED) SLUICE_SOAK_MINUTES=$(MINUTES) SLUICE_ENGINE=$(ENGINE) \
+		.venv/bin/python -m pytest -m soak -s -n 0 tests/soak $(ARGS)
 
 long-tests: setup  ## random combinations of faults for MINUTES=30, and the other tests that take long
 	SLUICE_FAULTS_SEED=$(SEED) SLUICE_SOAK_MINUTES=$(MINUTES) .venv/bin/python -m pytest -m soak --ignore tests/soak $(ARGS)

@@ -29,8 +29,8 @@ def _list_names(value: object) -> object:
 class ChangesSettings(Settings):
     """Records are changes of rows. `key` names the fields that identify a row; without it, Kafka's key does.
 
-    Changes of a key are ordered by the values at the paths `order_by`, and then by offset. Without them, all changes of
-    a key have to be in one partition.
+    Changes of a key are ordered by the values at the paths `order_by`, and then by topic, partition and offset. Without
+    them, all changes of a key have to be in one partition.
     """
 
     format: ChangeFormat

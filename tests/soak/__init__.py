@@ -1,4 +1,4 @@
-"""The endurance scene of `make soak MINUTES=…`: a deployment of 20 feeds that must stay correct and flat for a day.
+"""The endurance scene of `make soak MINUTES=…`: a deployment of 24 feeds that must stay correct and flat for a day.
 
 Three brokers behind proxies, a store and a registry behind proxies, Dagster by the units of infra/systemd on PostgreSQL
 (even seeds: SQLite), and a second scheduler. Producers write all the time. Faults, upkeep and readers take turns by the

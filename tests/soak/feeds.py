@@ -6,8 +6,11 @@ value has `producer`, `sequence` and `amount`, and of JSON feeds also decimals, 
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import io
 import json
+import os
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +22,8 @@ from typing import Any, NamedTuple
 import fastavro
 from google.protobuf import descriptor_pb2, json_format, message_factory
 from google.protobuf.descriptor_pool import DescriptorPool
+
+from sluice.pipelines.model.receipts import ENGINE, EngineKind
 
 FRAME = 5
 """Bytes before a value with a schema's number: a zero byte and the number."""
@@ -92,6 +97,14 @@ class SoakFeed:
     contract: bool = False
     letters: bool = False
     registry: bool = False
+    splits: bool = False
+    """Records have a `kind`, which chooses their output, if it is one of two."""
+    protects: bool = False
+    """Records have an `email`, which lands as its HMAC."""
+    customers: int = 0
+    """The number of customers that records are changes of; then none is a tombstone."""
+    erases: bool = False
+    """Upkeep erases records."""
     source: str = ""
     """The feed whose rows are republished into this one's topic; nobody else writes to it."""
 
@@ -123,7 +136,7 @@ class SoakFeed:
         """Returns a record; `number` is that of the writer's schema. Few are tombstones or do not fit."""
         who = {"producer": producer, "sequence": sequence}
         key, amount, luck = json.dumps(who).encode(), draw.randrange(1000), draw.random()
-        if luck < 0.005:
+        if luck < 0.005 and not self.customers:
             return Record(key, None, True, -1)
         if self.is_typed and luck < 0.025:
             return Record(key, b"\xff\xff not of the format", False, -1)
@@ -131,7 +144,11 @@ class SoakFeed:
             return Record(key, self._encode({**who, "amount": -1}, number), False, -1)
         more = {f"more{draw.randrange(3)}": "x"} if self.name == "json_evolve" and draw.random() < 0.2 else {}
         more |= _draw_values(draw) if self.format == "json" else {}
-        return Record(key, self._encode({**who, "amount": amount, **more}, number), True, amount)
+        kind = draw.choices(("web", "store", "app"), (6, 3, 1))[0] if self.splits else ""
+        more |= {"kind": kind} if self.splits else {}
+        more |= {"email": f"{producer}.{sequence}{CANARY}"} if self.protects else {}
+        more |= {"customer": draw.randrange(self.customers)} if self.customers else {}
+        return Record(key, self._encode({**who, "amount": amount, **more}, number), kind != "app", amount)
 
     def _encode(self, fields: dict[str, Any], number: int) -> bytes:
         frame = b"\0" + number.to_bytes(4, "big") if self.registry else b""
@@ -147,7 +164,15 @@ class SoakFeed:
                 return frame + json.dumps(fields).encode()
 
     def decode(self, value: bytes | None) -> bytes | None:
-        """Returns the value as JSON, read by the format's own library; another value unchanged."""
+        """Returns the value as JSON, read by the format's own library, or as it lands under protection; another value
+        unchanged."""
+        if value is not None and self.protects:
+            try:
+                fields = json.loads(value)
+            except ValueError:
+                return None  # quarantined without its value
+            digest = hmac.new(PROTECTION.encode(), fields["email"].encode(), hashlib.sha256)
+            return json.dumps(fields | {"email": digest.hexdigest()}).encode()
         if value is None or not self.is_typed or self.format == "json":
             return value
         if self.registry and value[:1] != b"\0":
@@ -176,12 +201,23 @@ class SoakFeed:
         client |= {"session_timeout_ms": 6000, "transaction_timeout_ms": 10_000}
         lines: dict[str, Any] = {"kafka": client, "topics": self.topic, "start": "earliest", "group": f"g-{self.topic}"}
         lines["window"] = {"length": f"{self.window}m", "grace": "10s"}
+        lines["engine"] = os.environ.get(ENGINE) or EngineKind.PROCESSES
         if not self.local:
             lines |= {"lake": addresses.lake, "s3": dict(addresses.s3)}
         if self.is_typed:
             lines |= {"format": self.format, "policies": {"quarantine_limit": {"share": 1.0}}}
         if self.format == "json":
-            lines["schema"] = dict(_JSON_COLUMNS)
+            more = {"kind": self.splits, "email": self.protects, "customer": bool(self.customers)}
+            types = {"kind": "string", "email": "string", "customer": "int64"}
+            lines["schema"] = _JSON_COLUMNS | {name: types[name] for name, has in more.items() if has}
+        if self.splits:
+            schema = lines.pop("schema")
+            outputs = {name: {"schema": schema} for name in ("web", "store")}
+            lines["split"] = {"by": {"field": "kind"}, "into": outputs, "tombstones": "all"}
+        if self.protects:
+            lines["protect"] = {"email": {"hmac": PROTECTION}}
+        if self.customers:
+            lines["changes"] = {"format": "upsert", "key": ["customer"], "order_by": ["kafka_timestamp"]}
         if self.format in _FILES:
             lines["schema_file"] = f"schemas/{_FILES[self.format]}"
         if self.registry:
@@ -193,6 +229,7 @@ class SoakFeed:
             lines["table"] = {"iceberg": name, "keep_snapshots": KEEP_SNAPSHOTS, "quarantine": self.local}
         if self.table == "delta":
             lines["table"] = {"delta": {}, "keep_snapshots": KEEP_SNAPSHOTS, "quarantine": self.local}
+            lines["table"] |= {"current": True} if self.customers else {}
         return {**lines, **self.lines}
 
     def write(self, project: Path, addresses: Addresses) -> None:
@@ -270,6 +307,9 @@ def _build_message_class() -> Callable[..., Any]:
     return message_class
 
 
+PROTECTION, CANARY = "a key of thirty-two bytes, at most", "@canary.example"
+"""The key of protected values, and the end of all of them, which no file may hold."""
+
 FEEDS: tuple[SoakFeed, ...] = (
     SoakFeed("raw_plain", {"commit": "transactional"}, window=1),
     SoakFeed("raw_again", window=2, source="raw_plain"),
@@ -286,6 +326,10 @@ FEEDS: tuple[SoakFeed, ...] = (
     SoakFeed("json_delta", format="json", table="delta", window=2),
     SoakFeed("json_iceberg_local", {"commit": "plain"}, format="json", table="iceberg", local=True, window=2),
     SoakFeed("json_delta_local", {"schedule": "own"}, format="json", table="delta", local=True, contract=True),
+    SoakFeed("json_split", format="json", splits=True, letters=True),
+    SoakFeed("json_protected", format="json", protects=True, local=True, window=2),
+    SoakFeed("json_changes", format="json", customers=40, table="delta", window=2),
+    SoakFeed("json_erased", {"commit": "transactional"}, format="json", erases=True, table="iceberg", window=2),
     SoakFeed("avro_orders", {"landing": {"shared_files": True}}, format="avro", registry=True, partitions=6),
     SoakFeed("avro_iceberg", format="avro", registry=True, table="iceberg", window=3),
     SoakFeed("avro_bare", {"publish": "all_or_nothing"}, format="avro", local=True, window=2),

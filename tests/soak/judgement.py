@@ -34,7 +34,7 @@ LIMITS: Mapping[str, float] = {
 """Of a series, per hour: MiB, or how many. A pool of connections fills and empties: what leaks with each tick or run
 leaks more."""
 LIMIT_OF_RUN = 4.0
-"""MiB of Dagster's database for each run: events of the 20 feeds that it lands."""
+"""MiB of Dagster's database for each run: events of the 24 feeds that it lands."""
 WARM_UP = 15.0
 """Minutes of a process's life, and of the scene, that count for no slope."""
 _APART, _LEAST_SPAN = 5.0, 25.0

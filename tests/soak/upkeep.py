@@ -54,6 +54,8 @@ class Upkeep:
     """Records that were sent, by window."""
     open_republish: str = ""
     """A window whose republish has not ended yet."""
+    sequence: int = 0
+    """The last one whose records were erased."""
 
     def do_one(self) -> None:
         """One step of upkeep, drawn."""
@@ -93,6 +95,14 @@ class Upkeep:
         window = show_window(pick_window(feed, self.draw))
         expected = (errors.Refused, errors.UsageError)  # retired, before the feed began, or shared with others
         self.commands.run("run", feed.name, "--window", window, "--replace", "--no-dagster", expected=expected)
+
+    def erase(self, killable: bool = True) -> None:
+        """Erase the landed records with the next sequences, of any producer."""
+        (feed,) = (f for f in FEEDS if f.erases)
+        first = self.sequence + 1
+        self.sequence += self.draw.randint(10, 40)
+        words = ("--where", f"sequence between {first} and {self.sequence}", "--reason", "soak", "--yes")
+        self.commands.run("erase", feed.name, *words, accepted=(0, 1), killable=killable)
 
     def _republish(self) -> None:
         """Send a window of the source again, until it is sent and the audit of it is clean."""
@@ -141,6 +151,8 @@ _STEPS: tuple[Callable[[Upkeep], None], ...] = (
     Upkeep._repair,
     Upkeep._look,
     Upkeep._land_again,
+    Upkeep.erase,
+    Upkeep.erase,
     Upkeep._republish,
     Upkeep._republish,
 )

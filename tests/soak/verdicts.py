@@ -23,10 +23,11 @@ from tests.checker.invariants import NAMES, Settings, Verdict, check
 from tests.checker.lake import Folder, fetch_s3
 from tests.checker.ledger import fold_entries
 from tests.faults.kinds import list_letters, list_quarantined
+from tests.integration.test_protection import read_everything
 from tests.resources.kafka.tools import is_stable, wait_until
 from tests.soak.commands import Commands
 from tests.soak.faults import SKEW
-from tests.soak.feeds import BY_NAME, FEEDS, SoakFeed
+from tests.soak.feeds import BY_NAME, CANARY, FEEDS, SoakFeed
 from tests.soak.readers import Readers, list_rows
 from tests.soak.upkeep import Upkeep
 from tests.soak.writers import Writers
@@ -94,6 +95,9 @@ class Checks:
         if done is None or not done.is_clean:
             yield f"no clean run in {_TRIES} after everything was healed: {done}"
             return
+        if feed.erases:
+            self.upkeep.sequence = 0  # once more: those that a killed erasure left, and those that landed since
+            self.upkeep.erase(killable=False)
         if feed.table:
             for word in ("sync", "check"):
                 if (done := self.commands.run("table", word, feed.name)).code:
@@ -111,6 +115,7 @@ class Checks:
         if feed.table:
             yield from self.readers.query_table(feed)
             yield from self._compare_table(feed, folder)
+        yield from self._compare_kind(feed, folder)
         if feed.letters:
             yield from _compare_letters(site.arena.kafka, feed, folder)
         if feed.source:
@@ -155,6 +160,36 @@ class Checks:
         there = pair[0] if pair else []
         if sorted(map(str, rows)) != sorted(map(str, there)):
             yield f"the table has {len(there)} rows, and the ledger's files have {len(rows)}"
+
+    def _compare_kind(self, feed: SoakFeed, folder: Folder) -> Iterator[str]:
+        """The promises of changes, protected fields and erased records, which the checker does not know."""
+        if feed.erases and (remaining := [s for s in self._list_sequences(folder) if s <= self.upkeep.sequence]):
+            yield f"{len(remaining)} erased records are in the files, such as one with sequence {min(remaining)}"
+        if feed.customers:
+            yield from self._compare_current(feed, folder)
+        if feed.protects:
+            for path, data in read_everything(self.commands.site.project / ".sluice"):
+                if CANARY.encode() in data:
+                    yield f"protected values are in {path}"
+
+    def _list_sequences(self, folder: Folder) -> Iterator[int]:
+        """The sequences of all landed rows in the lake, also of files that no longer count."""
+        for path in (folder.root / "data").rglob("*.parquet"):
+            yield from (s for s in pq.read_table(path, columns=["sequence"]).column(0).to_pylist() if s is not None)
+
+    def _compare_current(self, feed: SoakFeed, folder: Folder) -> Iterator[str]:
+        """The table of current rows has the newest change of each customer. Of expired windows it has more."""
+        order = ("kafka_timestamp", "kafka_partition", "kafka_offset")
+        names = ("customer", "producer", "sequence")
+        book = fold_entries(folder.read_entries())
+        paths = sorted({p.path for r in book.list_live_receipts() for p in r.parts if p.kind == "landed"})
+        tables = (pq.ParquetFile(folder.root / path).read([*order, *names]) for path in paths)
+        rows = sorted(row for table in tables for row in list_rows(table, (*order, *names)))
+        newest = {row[3]: row[3:] for row in rows}
+        current = {row[0]: row for row in self.readers.scan_current(feed, names)}
+        for customer, row in newest.items():
+            if current.get(customer) != row:
+                yield f"the current row is {current.get(customer)}, and the newest change {row}"
 
     def _compare_republished(self, feed: SoakFeed, evidence: Evidence) -> Iterator[str]:
         """Each record that was sent is in the topic once."""
