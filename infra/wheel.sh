@@ -4,6 +4,10 @@
 set -eu
 cd "$(dirname "$0")/.."
 
+if [ "$(uname -s)" != Linux ]; then
+    echo "the wheel's loops are for Linux: elsewhere, 'pip install .' installs Sluice without them, for reading" >&2
+    exit 1
+fi
 if ! command -v cc >/dev/null; then
     echo "the wheel needs a C compiler named cc: install gcc, and run again" >&2
     exit 1

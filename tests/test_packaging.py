@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from sluice import testing as sluice_testing
 from sluice.pipelines.model.receipts import ENGINE
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.extras import DISTRIBUTION, install
@@ -201,6 +202,29 @@ def test_plain_install_works_in_a_fresh_environment(wheel: Path, tmp_path: Path)
     _check_errors(errors)
     subprocess.run([*pip, "kafka-sluice[metrics]"], check=True, cwd=project, env=own)
     assert 'sluice_up{feed="orders"} 0' in ask("metrics").stdout
+
+
+def test_reading_needs_no_compiled_loops(tmp_path: Path) -> None:
+    """As on a processor or a system for which nobody compiled them."""
+    path = tmp_path / "feeds" / "orders.yaml"
+    path.parent.mkdir()
+    feed = "kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\nformat: json\nschema: {id: int64}\n"
+    path.write_text(f"{feed}lake: {tmp_path}/lake\n")
+    sluice_testing.land(path, [sluice_testing.Message(b'{"id": 7}')], lake=tmp_path / "lake", environ={})
+    script = f"""import sys
+sys.modules |= dict.fromkeys({list_missing_modules()!r})
+import sluice
+from sluice.cli.main import main
+hour = sluice.read("orders", "2026-01-01T00")
+assert (hour.rows, hour.arrow().column("id").to_pylist()) == (1, [7])
+for words in ("files orders --window 2026-01-01T00", "audit orders", "quarantine list orders", "feeds list"):
+    assert main(words.split()) == 0, words
+assert main(["check", "orders", "2026-01-01T00"]) == 2"""
+    (tmp_path / "no loops").mkdir()
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "no loops")}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "no compiled loops for its sources and this processor" in done.stderr
 
 
 def test_missing_distutils_error_names_setuptools() -> None:

@@ -153,10 +153,12 @@ def test_release_publishes_only_after_its_checks() -> None:
     # YAML takes the key `on` for true.
     assert [name for name, flow in workflows.items() if "tags" in (flow[True].get("push") or {})] == ["release"]
     jobs = workflows["release"]["jobs"]
-    assert {name for name, job in jobs.items() if "needs" not in job} == {"check", "test"}
-    assert jobs["image"]["needs"] == ["check", "test"]
+    assert {name for name, job in jobs.items() if "needs" not in job} == {"check", "test", "wheel"}
+    assert jobs["image"]["needs"] == ["check", "test", "wheel"]
     assert (jobs["publish"]["needs"], jobs["docs"]["needs"]) == ("image", "publish")
-    assert {job["if"] for name, job in jobs.items() if name != "check"} == {"startsWith(github.ref, 'refs/tags/v')"}
+    assert {job["if"] for name, job in jobs.items() if name not in ("check", "wheel")} == {
+        "startsWith(github.ref, 'refs/tags/v')"
+    }
 
 
 def test_only_jobs_of_a_release_may_write() -> None:
