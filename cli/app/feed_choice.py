@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sluice.cli.app import completers
+from sluice.cli.app.parameters import flag
 from sluice.cli.app.usage import is_window
 from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.errors import FeedError, SluiceError, UsageError, choose_exit_code
@@ -25,7 +26,7 @@ FeedNames = Annotated[
         autocompletion=completers.complete_feeds,
     ),
 ]
-All = Annotated[bool, typer.Option("--all", metavar=" ", help="All feeds of the project.")]
+All = Annotated[bool, flag("--all", "All feeds of the project.")]
 _PATTERN = 'a pattern, such as "*" for all'
 
 

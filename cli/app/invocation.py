@@ -25,6 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from sluice.cli.app import completers
 from sluice.cli.app.feed_choice import All, FeedNames, run_each
+from sluice.cli.app.parameters import flag, option
 from sluice.cli.terminal.output import CommandOutput, safe
 from sluice.cli.terminal.process import fast_imports
 from sluice.pipelines.errors import UsageError
@@ -43,22 +44,16 @@ Body = Callable[..., int | None]
 OpenPorts = Callable[["Feed"], AbstractContextManager["Ports"]]
 
 ProjectFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--project",
-        metavar="FOLDER",
-        help="The project: the folder with feeds/, or a folder below it.",
-        show_default=False,
-    ),
+    Path | None, option("--project", "FOLDER", "The project: the folder with feeds/, or a folder below it.")
 ]
-Json = Annotated[bool, typer.Option("--json", metavar=" ", help="Print a JSON document instead of tables.")]
-Debug = Annotated[bool, typer.Option("--debug", metavar=" ", help="Show logs, and tracebacks of errors.")]
+Json = Annotated[bool, flag("--json", "Print a JSON document instead of tables.")]
+Debug = Annotated[bool, flag("--debug", "Show logs, and tracebacks of errors.")]
 LogFormat = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--log-format",
-        metavar="text|json",
-        help="Format of logs on stderr and in the log of the run.",
+        "text|json",
+        "Format of logs on stderr and in the log of the run.",
         show_default=f"${logs.VARIABLE}, or text",
     ),
 ]
@@ -272,8 +267,8 @@ def _expand(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
     if not is_dataclass(parameter.annotation):
         yield parameter
         return
-    for option in _list_fields(parameter):
-        yield from _expand(option)
+    for one in _list_fields(parameter):
+        yield from _expand(one)
 
 
 def build_arguments(body: Body, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import Session, SomeFeeds, command
+from sluice.cli.app.parameters import option
 from sluice.cli.terminal.output import bad, facts, good, heading, indent, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions
 from sluice.pipelines.errors import UsageError
@@ -61,11 +62,8 @@ def audit(
     options: AuditOptions,
     republished_as: Annotated[
         str | None,
-        typer.Option(
-            "--republished",
-            metavar="NAME",
-            help="Compare the records of this republish with the lake, value by value, instead.",
-            show_default=False,
+        option(
+            "--republished", "NAME", "Compare the records of this republish with the lake, value by value, instead."
         ),
     ] = None,
     of_table: Annotated[bool, typer.Option("--table", help="Also compare the feed's table with the ledger.")] = False,

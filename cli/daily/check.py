@@ -11,6 +11,7 @@ from rich.text import Text
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.parameters import option
 from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, safe, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions
 from sluice.pipelines.errors import UsageError
@@ -31,13 +32,7 @@ WindowArgument = Annotated[
     ),
 ]
 KeyColumns = Annotated[
-    str | None,
-    typer.Option(
-        "--key",
-        metavar="COLUMN[,COLUMN]",
-        help="The columns that identify a record.",
-        show_default="the Kafka key",
-    ),
+    str | None, option("--key", "COLUMN[,COLUMN]", "The columns that identify a record.", show_default="the Kafka key")
 ]
 
 
@@ -52,18 +47,14 @@ def check(
     key: KeyColumns = None,
     event_hour: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--event-hour",
-            metavar="HOUR",
-            help="Instead of a window: the windows with records stamped in this hour or on this day (UTC).",
-            show_default=False,
+            "HOUR",
+            "Instead of a window: the windows with records stamped in this hour or on this day (UTC).",
         ),
     ] = None,
     event_time: Annotated[
-        str | None,
-        typer.Option(
-            "--event-time", metavar="COLUMN", help="With --event-hour: the time.", show_default="Kafka's timestamp"
-        ),
+        str | None, option("--event-time", "COLUMN", "With --event-hour: the time.", show_default="Kafka's timestamp")
     ] = None,
 ) -> int:
     """Show whether a window is complete, and why it has duplicates.

@@ -17,6 +17,7 @@ import typer
 
 from sluice.cli.app.feed_choice import All, FeedNames, choose_feeds
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.app.parameters import flag, option
 from sluice.cli.daily import run_view
 from sluice.cli.daily.run_view import FeedRuns, TimedRun
 from sluice.cli.options import window_options
@@ -51,19 +52,15 @@ Profile = Annotated[
 ]
 SkipTo = Annotated[
     str | None,
-    typer.Option(
-        "--skip-to",
-        metavar="latest|TIME",
-        help="Skip pending offsets, to the end or up to an ISO time with zone; needs --reason.",
-        show_default=False,
+    option(
+        "--skip-to", "latest|TIME", "Skip pending offsets, to the end or up to an ISO time with zone; needs --reason."
     ),
 ]
 Dagster = Annotated[
     bool | None,
-    typer.Option(
+    flag(
         "--dagster/--no-dagster",
-        metavar=" ",
-        help="Run the feed's Dagster job, or run without Dagster.",
+        "Run the feed's Dagster job, or run without Dagster.",
         show_default="`scheduler` in fleet.yaml, or with Dagster",
     ),
 ]
@@ -75,9 +72,7 @@ Engine = Annotated[
         show_default="`engine` of the feed, or in fleet.yaml, or spark",
     ),
 ]
-Reason = Annotated[
-    str | None, typer.Option("--reason", metavar="TEXT", help="The reason; the ledger keeps it.", show_default=False)
-]
+Reason = Annotated[str | None, option("--reason", "TEXT", "The reason; the ledger keeps it.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.app.parameters import flag, option
 from sluice.cli.shared import other_batches, window_text
 from sluice.cli.shared import outlook_text as outlooks
 from sluice.cli.terminal.output import bad, facts, format_error, good, heading, limit_rows, table, warn
@@ -46,11 +47,9 @@ def status(
         ),
     ] = None,
     last: Annotated[
-        int, typer.Option("--last", metavar="N", min=1, max=10_000, help="Number of windows to show.")
+        int, option("--last", "N", "Number of windows to show.", min=1, max=10_000, show_default=True)
     ] = 24,
-    everything: Annotated[
-        bool, typer.Option("--all", metavar=" ", help="List all feeds, also those that do not fit the screen.")
-    ] = False,
+    everything: Annotated[bool, flag("--all", "List all feeds, also those that do not fit the screen.")] = False,
 ) -> int:
     """Show the progress of the feeds, those with problems first.
 

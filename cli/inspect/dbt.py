@@ -9,6 +9,7 @@ import typer
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command, make_group
+from sluice.cli.app.parameters import option
 from sluice.cli.terminal.output import good
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.util.units import many
@@ -34,14 +35,8 @@ def print_sources(
             autocompletion=completers.complete_feeds,
         ),
     ] = None,
-    database: Annotated[
-        str | None,
-        typer.Option("--database", metavar="NAME", help="dbt's database of Iceberg tables.", show_default=False),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="FILE", help="Replace this file.", show_default=False),
-    ] = None,
+    database: Annotated[str | None, option("--database", "NAME", "dbt's database of Iceberg tables.")] = None,
+    output: Annotated[Path | None, option("--output", "FILE", "Replace this file.")] = None,
 ) -> None:
     """Print a sources.yml of feeds and outputs for dbt. Opens no connection.
 

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.app.parameters import flag
 from sluice.cli.terminal.output import bad, good, heading, safe, warn
 from sluice.pipelines.errors import (
     SetupError,
@@ -65,9 +66,7 @@ def doctor(
             autocompletion=completers.complete_feeds,
         ),
     ] = None,
-    spark: Annotated[
-        bool, typer.Option("--spark", metavar=" ", help="Start a Spark session, too: it takes seconds to a minute.")
-    ] = False,
+    spark: Annotated[bool, flag("--spark", "Start a Spark session, too: it takes seconds to a minute.")] = False,
 ) -> int:
     """Check the machine, the project, Kafka, the lake and Spark, and report problems with their remedies.
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.parameters import option
 from sluice.cli.options import parsing
 from sluice.cli.options.window_options import Window
 from sluice.cli.shared.rewrite_summary import view_matches
@@ -49,22 +50,12 @@ class RecordSearch:
 
     where: Annotated[
         str | None,
-        typer.Option(
-            "--where",
-            metavar="SQL",
-            help="Records whose row meets this condition, such as: order_id = 17 (DuckDB's SQL).",
-            show_default=False,
-        ),
+        option("--where", "SQL", "Records whose row meets this condition, such as: order_id = 17 (DuckDB's SQL)."),
     ] = None
-    key: Annotated[
-        str | None, typer.Option("--key", metavar="KEY", help="Records with this Kafka key.", show_default=False)
-    ] = None
-    run: Annotated[
-        str | None,
-        typer.Option("--run", metavar="RUN", help="Records of the run with this in its id.", show_default=False),
-    ] = None
+    key: Annotated[str | None, option("--key", "KEY", "Records with this Kafka key.")] = None
+    run: Annotated[str | None, option("--run", "RUN", "Records of the run with this in its id.")] = None
     window: Window = None
-    number: Annotated[int, typer.Option("-n", metavar="N", min=1, help="Number of records to list.")] = 10
+    number: Annotated[int, option("-n", "N", "Number of records to list.", min=1, show_default=True)] = 10
 
     def parse(self, dataset: Feed) -> Criteria | None:
         """Returns None if nothing is asked for. Raises UsageError."""

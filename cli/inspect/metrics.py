@@ -14,6 +14,7 @@ import typer
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.app.parameters import flag, option
 from sluice.cli.options import parsing
 from sluice.cli.terminal.output import good
 from sluice.pipelines.errors import DagsterUnavailable, SluiceError, UsageError
@@ -38,22 +39,14 @@ def register(app: typer.Typer) -> None:
 class SinkOptions:
     """Where metrics go, as typed."""
 
-    serve: Annotated[
-        bool, typer.Option("--serve", metavar=" ", help="Serve http://HOST:PORT/metrics until Ctrl-C.")
-    ] = False
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="With --serve: the address.")] = HOST
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, metavar="PORT", help="With --serve: the port.")] = (
+    serve: Annotated[bool, flag("--serve", "Serve http://HOST:PORT/metrics until Ctrl-C.")] = False
+    host: Annotated[str, option("--host", "ADDRESS", "With --serve: the address.", show_default=True)] = HOST
+    port: Annotated[int, option("--port", "PORT", "With --serve: the port.", min=1, max=65535, show_default=True)] = (
         PORT
     )
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="FILE", help="Replace this file in one step.", show_default=False),
-    ] = None
-    push: Annotated[
-        str | None,
-        typer.Option("--push", metavar="URL", help="Send to this push gateway.", show_default=False),
-    ] = None
-    job: Annotated[str, typer.Option("--job", metavar="NAME", help="With --push: the name of the job.")] = "sluice"
+    output: Annotated[Path | None, option("--output", "FILE", "Replace this file in one step.")] = None
+    push: Annotated[str | None, option("--push", "URL", "Send to this push gateway.")] = None
+    job: Annotated[str, option("--job", "NAME", "With --push: the name of the job.", show_default=True)] = "sluice"
 
 
 def metrics(
@@ -71,15 +64,15 @@ def metrics(
     sink: SinkOptions,
     every: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--every",
-            metavar="TIME",
-            help="Repeat after this time, such as 30s, until Ctrl-C.",
+            "TIME",
+            "Repeat after this time, such as 30s, until Ctrl-C.",
             show_default=f"{EVERY} with --serve",
         ),
     ] = None,
     last: Annotated[
-        int, typer.Option("--last", metavar="N", min=1, max=10_000, help="Number of windows to count.")
+        int, option("--last", "N", "Number of windows to count.", min=1, max=10_000, show_default=True)
     ] = 24,
 ) -> int:
     """Export metrics of the feeds for Prometheus.

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.app.parameters import option
 from sluice.cli.options import parsing
 from sluice.cli.terminal.output import heading
 from sluice.cli.terminal.record_view import build_document as record_document
@@ -46,26 +47,11 @@ def peek(
         ),
     ],
     number: Annotated[
-        int | None,
-        typer.Option(
-            "-n",
-            metavar="N",
-            min=1,
-            max=100_000,
-            help="Number of records. Default: 10, or no limit with --follow.",
-            show_default=False,
-        ),
+        int | None, option("-n", "N", "Number of records. Default: 10, or no limit with --follow.", min=1, max=100_000)
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Print new stable records until Ctrl-C.")] = False,
     feed: Annotated[
-        str | None,
-        typer.Option(
-            "--feed",
-            metavar="FEED",
-            help="The feed whose Kafka to read.",
-            show_default=False,
-            autocompletion=completers.complete_feeds,
-        ),
+        str | None, option("--feed", "FEED", "The feed whose Kafka to read.", autocompletion=completers.complete_feeds)
     ] = None,
 ) -> None:
     """Show records in Kafka.

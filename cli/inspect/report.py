@@ -12,6 +12,7 @@ import typer
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.app.parameters import flag, option
 from sluice.cli.terminal.output import warn
 from sluice.pipelines.errors import UsageError
 
@@ -41,15 +42,11 @@ def report(
         ),
     ] = None,
     batch: Annotated[
-        int | None,
-        typer.Option("--batch", metavar="N", min=0, help="The report of this batch.", show_default="the newest batch"),
+        int | None, option("--batch", "N", "The report of this batch.", min=0, show_default="the newest batch")
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="FILE", help="Also write a copy to this file.", show_default=False),
-    ] = None,
+    output: Annotated[Path | None, option("--output", "FILE", "Also write a copy to this file.")] = None,
     everything: Annotated[
-        bool, typer.Option("--all", metavar=" ", help="The page of all feeds: their newest windows, worst feeds first.")
+        bool, flag("--all", "The page of all feeds: their newest windows, worst feeds first.")
     ] = False,
 ) -> None:
     """Print the address of a page: of a window, of a batch or of all feeds. It is HTML that opens offline.

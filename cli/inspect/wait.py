@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.parameters import option
 from sluice.cli.options import parsing
 from sluice.cli.options.window_options import OneWindow
 from sluice.cli.shared import window_text
@@ -34,8 +35,7 @@ def wait(
     feed: FeedName,
     window: OneWindow,
     timeout: Annotated[
-        str | None,
-        typer.Option("--timeout", metavar="TIME", help="Give up after this time, such as 30m.", show_default="never"),
+        str | None, option("--timeout", "TIME", "Give up after this time, such as 30m.", show_default="never")
     ] = None,
 ) -> int:
     """Wait until a window is complete, or all windows of a day.

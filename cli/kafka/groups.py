@@ -13,6 +13,7 @@ from rich.text import Text
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command, make_group
+from sluice.cli.app.parameters import option
 from sluice.cli.options import parsing
 from sluice.cli.terminal import text_layout as numbers
 from sluice.cli.terminal.output import SHOWN_ROWS, facts, heading, indent, limit_rows, table, warn
@@ -48,14 +49,7 @@ GroupName = Annotated[
     typer.Argument(metavar="GROUP", help="Name of the group. Default: the group of --feed.", show_default=False),
 ]
 OfFeed = Annotated[
-    str | None,
-    typer.Option(
-        "--feed",
-        metavar="FEED",
-        help="The feed whose Kafka to use.",
-        show_default=False,
-        autocompletion=completers.complete_feeds,
-    ),
+    str | None, option("--feed", "FEED", "The feed whose Kafka to use.", autocompletion=completers.complete_feeds)
 ]
 
 
@@ -179,14 +173,10 @@ def watch(
     name: GroupName = None,
     feed: OfFeed = None,
     until: Annotated[
-        str | None,
-        typer.Option(
-            "--until", metavar="STATE", help="End when the group reaches this state, such as Empty.", show_default=False
-        ),
+        str | None, option("--until", "STATE", "End when the group reaches this state, such as Empty.")
     ] = None,
     timeout: Annotated[
-        str | None,
-        typer.Option("--timeout", metavar="TIME", help="Give up after this time, such as 10m.", show_default="never"),
+        str | None, option("--timeout", "TIME", "Give up after this time, such as 10m.", show_default="never")
     ] = None,
 ) -> int:
     """Follow the changes of a group: state, members and their partitions.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sluice.cli.app.invocation import FeedName, Session, command, make_group
+from sluice.cli.app.parameters import flag
 from sluice.cli.terminal.output import bad, copyable, facts, good, table
 
 if TYPE_CHECKING:
@@ -35,22 +36,11 @@ Brokers = Annotated[
 ]
 
 
-Secure = Annotated[
-    bool,
-    typer.Option(
-        "--secure",
-        metavar=" ",
-        help="Use TLS, users and ACLs. Set by the first start.",
-        show_default=False,
-    ),
-]
+Secure = Annotated[bool, flag("--secure", "Use TLS, users and ACLs. Set by the first start.", show_default=False)]
 
 
 Registry = Annotated[
-    bool,
-    typer.Option(
-        "--registry", metavar=" ", help="Also start a schema registry (Apicurio; needs Java 21).", show_default=False
-    ),
+    bool, flag("--registry", "Also start a schema registry (Apicurio; needs Java 21).", show_default=False)
 ]
 
 

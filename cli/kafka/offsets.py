@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command, make_group
+from sluice.cli.app.parameters import option
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun, Only, Yes
 from sluice.cli.terminal import output
@@ -41,16 +42,15 @@ group = make_group(
 
 OtherGroup = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--group",
-        metavar="GROUP",
-        help="Another group on the feed's Kafka. It must not be a feed's; no ledger records changes.",
+        "GROUP",
+        "Another group on the feed's Kafka. It must not be a feed's; no ledger records changes.",
         show_default="the feed's",
     ),
 ]
 Reason = Annotated[
-    str | None,
-    typer.Option("--reason", metavar="TEXT", help="The reason; the ledger keeps it.", show_default="the command"),
+    str | None, option("--reason", "TEXT", "The reason; the ledger keeps it.", show_default="the command")
 ]
 
 
@@ -275,12 +275,7 @@ def _format_before(context: OffsetsContext, at: int, rows: Sequence[OffsetBefore
 def diff(
     session: Session,
     feed: FeedName,
-    source_name: Annotated[
-        str,
-        typer.Option(
-            "--with", metavar="FILE|GROUP", help="A file of offsets, or the name of a group.", show_default=False
-        ),
-    ],
+    source_name: Annotated[str, option("--with", "FILE|GROUP", "A file of offsets, or the name of a group.")],
     other: OtherGroup = None,
 ) -> int:
     """Compare the committed offsets of a feed's group with those of a file or another group.

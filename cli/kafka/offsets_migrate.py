@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.parameters import option
 from sluice.cli.kafka.offsets import group
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun, Only, Yes
@@ -34,10 +35,7 @@ def register(_: typer.Typer) -> None:
 def migrate(
     session: Session,
     feed: FeedName,
-    into: Annotated[
-        str,
-        typer.Option("--into", metavar="STORE", help="Target of the copy: zookeeper or kafka.", show_default=False),
-    ],
+    into: Annotated[str, option("--into", "STORE", "Target of the copy: zookeeper or kafka.")],
     only: Only = None,
     dry_run: DryRun = False,
     yes: Yes = False,

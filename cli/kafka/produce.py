@@ -11,6 +11,7 @@ import typer
 from rich.console import RenderableType
 
 from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.parameters import option
 from sluice.cli.terminal.output import facts, good
 from sluice.cli.terminal.text_layout import count, rate, seconds, size
 from sluice.pipelines.errors import NotLocal, UsageError
@@ -81,8 +82,7 @@ class SendingOptions:
     """How events are sent, as typed."""
 
     per_second: Annotated[
-        float | None,
-        typer.Option("--rate", metavar="N", min=0.001, help="Records per second.", show_default="as fast as possible"),
+        float | None, option("--rate", "N", "Records per second.", min=0.001, show_default="as fast as possible")
     ] = None
     transactional: Annotated[bool, typer.Option("--transactional", help="Send in transactions.")] = False
     aborted: Annotated[float, _make_share_option("Share of transactions to abort; needs --transactional.")] = 0.0
@@ -99,12 +99,7 @@ class TopicOptions:
     partitions: Annotated[int, typer.Option(metavar="N", min=1, help="Partitions of topics that are created.")] = 6
     bootstrap: Annotated[
         str | None,
-        typer.Option(
-            "--bootstrap",
-            metavar="HOST:PORT",
-            help="Confirm the address of the feed's Kafka, if that is not the local one.",
-            show_default=False,
-        ),
+        option("--bootstrap", "HOST:PORT", "Confirm the address of the feed's Kafka, if that is not the local one."),
     ] = None
     create: Annotated[bool, typer.Option("--create", help="With --bootstrap: create missing topics.")] = False
 

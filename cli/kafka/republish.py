@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.parameters import option
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import ChangeOptions, Offsets
 from sluice.cli.options.window_options import WindowOptions
@@ -37,33 +38,24 @@ def register(app: typer.Typer) -> None:
 class PlanOptions:
     """The rows to send, and how, as typed. A plan keeps all of it."""
 
-    topic: Annotated[
-        str | None,
-        typer.Option("--topic", metavar="TOPIC", help="The topic to send to. It must exist.", show_default=False),
-    ] = None
+    topic: Annotated[str | None, option("--topic", "TOPIC", "The topic to send to. It must exist.")] = None
     windows: WindowOptions = field(default_factory=WindowOptions)
     offsets: Offsets = None
     quarantined: Annotated[
         bool, typer.Option("--quarantined", help="Send quarantined records instead of landed rows.")
     ] = False
     where: Annotated[
-        str | None,
-        typer.Option(
-            "--where",
-            metavar="SQL",
-            help="Only rows that meet this condition: DuckDB SQL over their columns.",
-            show_default=False,
-        ),
+        str | None, option("--where", "SQL", "Only rows that meet this condition: DuckDB SQL over their columns.")
     ] = None
     keep_partitions: Annotated[
         bool, typer.Option("--keep-partitions", help="Send each record to the partition of the same number.")
     ] = False
     partition_by: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--partition-by",
-            metavar="key|round-robin|MODULE:FUNCTION",
-            help="By key, as Kafka's Java producer does; round-robin; or by your function.",
+            "key|round-robin|MODULE:FUNCTION",
+            "By key, as Kafka's Java producer does; round-robin; or by your function.",
             show_default="key",
         ),
     ] = None
@@ -74,12 +66,7 @@ class PlanOptions:
     headers: Annotated[
         bool, typer.Option("--headers", help="Add headers with the old topic, partition and offset.")
     ] = False
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--id", metavar="NAME", help="Name of the republish; default: a hash of its plan.", show_default=False
-        ),
-    ] = None
+    name: Annotated[str | None, option("--id", "NAME", "Name of the republish; default: a hash of its plan.")] = None
     into_source: Annotated[
         bool, typer.Option("--into-source", help="Allow a topic that the feed reads: the records land again.")
     ] = False
@@ -101,14 +88,9 @@ class CarryOutOptions:
 
     per_second: Annotated[
         str | None,
-        typer.Option(
-            "--rate",
-            metavar="N|SIZE",
-            help="Limit in records (5000) or bytes (5MB) per second.",
-            show_default="no limit",
-        ),
+        option("--rate", "N|SIZE", "Limit in records (5000) or bytes (5MB) per second.", show_default="no limit"),
     ] = None
-    compression: Annotated[str, typer.Option("--compression", metavar="CODEC", help=f"{', '.join(CODEC_NAMES)}.")] = (
+    compression: Annotated[str, option("--compression", "CODEC", f"{', '.join(CODEC_NAMES)}.", show_default=True)] = (
         "lz4"
     )
     here: Annotated[bool, typer.Option("--here", help="Send from this process alone, without Spark.")] = False
@@ -119,10 +101,7 @@ def republish(
     feed: FeedName,
     *,
     options: PlanOptions,
-    resume: Annotated[
-        str | None,
-        typer.Option("--resume", metavar="NAME", help="Continue this republish as planned.", show_default=False),
-    ] = None,
+    resume: Annotated[str | None, option("--resume", "NAME", "Continue this republish as planned.")] = None,
     sending: CarryOutOptions,
     change: ChangeOptions,
 ) -> None:

@@ -13,6 +13,7 @@ import typer
 from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.parameters import option
 from sluice.cli.options.request_options import Yes
 from sluice.cli.shared import other_batches, rewrite_summary
 from sluice.cli.terminal.output import copyable, format_dry_run, good, warn
@@ -37,22 +38,13 @@ class Selection:
 
     where: Annotated[
         str | None,
-        typer.Option(
-            "--where",
-            metavar="SQL",
-            help="Records whose row meets this condition, such as: customer_id = 17 (DuckDB's SQL).",
-            show_default=False,
-        ),
+        option("--where", "SQL", "Records whose row meets this condition, such as: customer_id = 17 (DuckDB's SQL)."),
     ] = None
-    keys_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--keys-file", metavar="FILE", help="Records with one of these keys, one a line.", show_default=False
-        ),
-    ] = None
+    keys_file: Annotated[Path | None, option("--keys-file", "FILE", "Records with one of these keys, one a line.")] = (
+        None
+    )
     column: Annotated[
-        str | None,
-        typer.Option("--column", metavar="NAME", help="With --keys-file: the column.", show_default="the record's key"),
+        str | None, option("--column", "NAME", "With --keys-file: the column.", show_default="the record's key")
     ] = None
 
     def parse(self) -> Criteria | None:
@@ -77,10 +69,7 @@ def erase(
     session: Session,
     feed: FeedName,
     selection: Selection,
-    reason: Annotated[
-        str | None,
-        typer.Option("--reason", metavar="TEXT", help="The reason; the ledger keeps it.", show_default=False),
-    ] = None,
+    reason: Annotated[str | None, option("--reason", "TEXT", "The reason; the ledger keeps it.")] = None,
     yes: Yes = False,
 ) -> int:
     """Erase records: from landed files, quarantine, tables with their older snapshots, and reports.

@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import EachFeed, Session, command
+from sluice.cli.app.parameters import option
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun, Yes
 from sluice.cli.shared import other_batches
@@ -42,17 +43,14 @@ def expire(
     feed: EachFeed,
     before: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--before",
-            metavar="TIME",
-            help="Start of the oldest window to keep (UTC), such as 2026-08-01; or an age, such as 90d.",
+            "TIME",
+            "Start of the oldest window to keep (UTC), such as 2026-08-01; or an age, such as 90d.",
             show_default="the feed's `retention`",
         ),
     ] = None,
-    reason: Annotated[
-        str | None,
-        typer.Option("--reason", metavar="TEXT", help="The reason; the ledger keeps it.", show_default=False),
-    ] = None,
+    reason: Annotated[str | None, option("--reason", "TEXT", "The reason; the ledger keeps it.")] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:

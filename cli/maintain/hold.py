@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.parameters import option
 from sluice.cli.options import parsing
 from sluice.cli.terminal.output import good, heading, table
 from sluice.pipelines.errors import UsageError
@@ -23,21 +24,13 @@ def put_on_hold(
     session: Session,
     feed: FeedName,
     start: Annotated[
-        str | None,
-        typer.Option("--from", metavar="START", help="The first window on hold (UTC).", show_default="the oldest"),
+        str | None, option("--from", "START", "The first window on hold (UTC).", show_default="the oldest")
     ] = None,
     end: Annotated[
-        str | None,
-        typer.Option("--to", metavar="END", help="The end, exclusive.", show_default="none: later windows, too"),
+        str | None, option("--to", "END", "The end, exclusive.", show_default="none: later windows, too")
     ] = None,
-    reason: Annotated[
-        str | None,
-        typer.Option("--reason", metavar="TEXT", help="The reason; the ledger keeps it.", show_default=False),
-    ] = None,
-    release: Annotated[
-        int | None,
-        typer.Option("--release", metavar="NUMBER", help="End this hold.", show_default=False),
-    ] = None,
+    reason: Annotated[str | None, option("--reason", "TEXT", "The reason; the ledger keeps it.")] = None,
+    release: Annotated[int | None, option("--release", "NUMBER", "End this hold.")] = None,
 ) -> None:
     """Keep windows from being expired or erased, such as for a lawsuit; without --reason, list the holds.
 

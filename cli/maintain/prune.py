@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.app.parameters import option
 from sluice.cli.options.request_options import DryRun
 from sluice.cli.terminal.output import good, heading
 from sluice.cli.terminal.text_layout import size
@@ -28,7 +29,7 @@ def register(app: typer.Typer) -> None:
 def prune(
     session: Session,
     older: Annotated[
-        str, typer.Option("--older", metavar="TIME", help="Minimum age of runs since their end, such as 30d.")
+        str, option("--older", "TIME", "Minimum age of runs since their end, such as 30d.", show_default=True)
     ] = "30d",
     dry_run: DryRun = False,
 ) -> None:

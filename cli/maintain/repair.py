@@ -12,6 +12,7 @@ from rich.text import Text
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.app.parameters import option
 from sluice.cli.maintain import erase
 from sluice.cli.options.request_options import DryRun
 from sluice.cli.shared.other_batches import beneath
@@ -44,12 +45,7 @@ def repair(
     ] = None,
     abandon: Annotated[
         list[int] | None,
-        typer.Option(
-            "--abandon",
-            metavar="BATCH",
-            help="Abandon this batch of a dead run: its offsets are pending again; repeatable.",
-            show_default=False,
-        ),
+        option("--abandon", "BATCH", "Abandon this batch of a dead run: its offsets are pending again; repeatable."),
     ] = None,
     dry_run: DryRun = False,
 ) -> int:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.app.parameters import option
 from sluice.cli.options.request_options import DryRun
 from sluice.cli.shared.other_batches import beneath
 from sluice.cli.terminal.output import good, heading, safe, warn
@@ -50,18 +51,11 @@ def register(app: typer.Typer) -> None:
 
 def unstick(
     session: Session,
-    run: Annotated[
-        str | None,
-        typer.Option("--run", metavar="ID", help="Only this run; a prefix of the id is enough.", show_default=False),
-    ] = None,
+    run: Annotated[str | None, option("--run", "ID", "Only this run; a prefix of the id is enough.")] = None,
     feed: Annotated[
         str | None,
-        typer.Option(
-            "--feed",
-            metavar="FEED",
-            help="Only runs of this feed.",
-            show_default="all",
-            autocompletion=completers.complete_feeds,
+        option(
+            "--feed", "FEED", "Only runs of this feed.", show_default="all", autocompletion=completers.complete_feeds
         ),
     ] = None,
     force: Annotated[

@@ -32,6 +32,7 @@ from rich.text import Text
 
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.app.menu import build_app
+from sluice.cli.app.parameters import option
 from sluice.cli.daily import run
 from sluice.cli.terminal.output import CommandOutput, facts, good, table
 from sluice.cli.terminal.text_layout import seconds
@@ -147,19 +148,15 @@ class DemoOptions:
     ] = False
     table: Annotated[
         TableKind | None,
-        typer.Option(
-            "--table",
-            metavar="iceberg|delta",
-            help="Make a table of the landed rows, and query it at the end.",
-            show_default=False,
-        ),
+        option("--table", "iceberg|delta", "Make a table of the landed rows, and query it at the end."),
     ] = None
     events: Annotated[
         EventFormat,
-        typer.Option(
+        option(
             "--format",
-            metavar="FORMAT",
-            help="json, avro, json_schema or protobuf. All but json start a schema registry, too.",
+            "FORMAT",
+            "json, avro, json_schema or protobuf. All but json start a schema registry, too.",
+            show_default=True,
         ),
     ] = EventFormat.JSON
     airflow: Annotated[

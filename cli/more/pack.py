@@ -9,19 +9,14 @@ from typing import Annotated
 import typer
 
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.app.parameters import option
 from sluice.cli.terminal.output import facts, good
 from sluice.cli.terminal.text_layout import size
 
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", metavar="FILE", help="Copy the pack to this file (.tar.gz).", show_default=False),
-]
+Output = Annotated[Path | None, option("--output", "FILE", "Copy the pack to this file (.tar.gz).")]
 
 
-With = Annotated[
-    list[str] | None,
-    typer.Option("--with", metavar="MODULE", help="Add this module of yours; repeatable.", show_default=False),
-]
+With = Annotated[list[str] | None, option("--with", "MODULE", "Add this module of yours; repeatable.")]
 
 
 def register(app: typer.Typer) -> None:

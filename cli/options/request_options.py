@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session
+from sluice.cli.app.parameters import flag, option
 from sluice.cli.options import parsing
 from sluice.cli.options.window_options import WindowOptions
 from sluice.cli.terminal.output import good
@@ -24,43 +23,23 @@ if TYPE_CHECKING:
     from sluice.pipelines.planning.windows import OpenWindows
 
 Offsets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--offsets",
-        metavar="T:P:START-END",
-        help="Exactly these offsets, END exclusive; repeatable.",
-        show_default=False,
-    ),
+    list[str] | None, option("--offsets", "T:P:START-END", "Exactly these offsets, END exclusive; repeatable.")
 ]
 
 MissingFiles = Annotated[
-    bool,
-    typer.Option(
-        "--missing-files",
-        metavar=" ",
-        help="Land the offsets of missing and changed files again, and no others.",
-    ),
+    bool, flag("--missing-files", "Land the offsets of missing and changed files again, and no others.")
 ]
 
 Only = Annotated[
     list[str] | None,
-    typer.Option(
-        "--only",
-        metavar="T:P",
-        help="Only this partition; repeatable.",
-        show_default=False,
-        autocompletion=completers.complete_partitions,
-    ),
+    option("--only", "T:P", "Only this partition; repeatable.", autocompletion=completers.complete_partitions),
 ]
 
-Replace = Annotated[
-    bool,
-    typer.Option("--replace", metavar=" ", help="Land the range again. New files replace the old ones in one step."),
-]
+Replace = Annotated[bool, flag("--replace", "Land the range again. New files replace the old ones in one step.")]
 
-DryRun = Annotated[bool, typer.Option("--dry-run", metavar=" ", help="Preview the changes without making them.")]
+DryRun = Annotated[bool, flag("--dry-run", "Preview the changes without making them.")]
 
-Yes = Annotated[bool, typer.Option("--yes", metavar=" ", help="Do not ask for confirmation.")]
+Yes = Annotated[bool, flag("--yes", "Do not ask for confirmation.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +51,7 @@ class ChangeOptions:
 
 
 PerRun = Annotated[
-    int,
-    typer.Option("--windows-per-run", metavar="N", min=1, help="With --from: number of windows per run."),
+    int, option("--windows-per-run", "N", "With --from: number of windows per run.", min=1, show_default=True)
 ]
 
 

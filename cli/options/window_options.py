@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.text import Text
 
 from sluice.cli.app import completers
+from sluice.cli.app.parameters import option
 from sluice.cli.options import parsing
 from sluice.cli.terminal.output import warn
 from sluice.pipelines.errors import UsageError
@@ -28,40 +28,37 @@ if TYPE_CHECKING:
 
 Window = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--window",
-        metavar="START",
-        help="The window that starts at this time (UTC), such as 2026-11-20T14, or all of a day; repeatable.",
-        show_default=False,
+        "START",
+        "The window that starts at this time (UTC), such as 2026-11-20T14, or all of a day; repeatable.",
         autocompletion=completers.complete_windows,
     ),
 ]
 OneWindow = Annotated[
     str,
-    typer.Option(
+    option(
         "--window",
-        metavar="START",
-        help="The window that starts at this time (UTC), such as 2026-11-20T14, or all of a day.",
-        show_default=False,
+        "START",
+        "The window that starts at this time (UTC), such as 2026-11-20T14, or all of a day.",
         autocompletion=completers.complete_windows,
     ),
 ]
 From = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--from",
-        metavar="START",
-        help="All windows from this one on, such as 2026-11-20.",
-        show_default=False,
+        "START",
+        "All windows from this one on, such as 2026-11-20.",
         autocompletion=completers.complete_windows,
     ),
 ]
 To = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--to",
-        metavar="END",
-        help="With --from: the end, exclusive.",
+        "END",
+        "With --from: the end, exclusive.",
         show_default="after the newest closed window",
         autocompletion=completers.complete_windows,
     ),

@@ -21,6 +21,7 @@ import typer
 from rich.console import RenderableType
 
 from sluice.cli.app.invocation import FeedName, Session, command, make_group
+from sluice.cli.app.parameters import flag, option
 from sluice.cli.options import parsing, window_options
 from sluice.cli.options.request_options import Offsets
 from sluice.cli.options.window_options import WindowOptions
@@ -57,30 +58,23 @@ group = make_group(
 
 Records = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--records",
-        metavar="N",
+        "N",
+        "Number of records: the newest, evenly over the partitions.",
         min=1,
         max=MOST_RECORDS,
-        help="Number of records: the newest, evenly over the partitions.",
         show_default=f"{RECORDS:,}; of windows or offsets, up to {MOST_RECORDS:,}",
     ),
 ]
 Output = Annotated[
     Path | None,
-    typer.Option(
-        "--output",
-        metavar="FILE",
-        help="Write the proposal to this file.",
-        show_default=f"feeds/FEED{PROPOSED}",
-        dir_okay=False,
+    option(
+        "--output", "FILE", "Write the proposal to this file.", show_default=f"feeds/FEED{PROPOSED}", dir_okay=False
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", metavar=" ", help="Overwrite an existing file.")]
-File = Annotated[
-    Path | None,
-    typer.Option("--file", metavar="FILE", help="Use this contract instead of the feed's own.", show_default=False),
-]
+Force = Annotated[bool, flag("--force", "Overwrite an existing file.")]
+File = Annotated[Path | None, option("--file", "FILE", "Use this contract instead of the feed's own.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import EachFeed, FeedName, Session, command, make_group
+from sluice.cli.app.parameters import option
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun
 from sluice.cli.options.window_options import WindowOptions
@@ -57,10 +58,7 @@ def _make_option(option: str, what: str) -> Any:
 Reason = Annotated[list[str] | None, _make_option("--reason", "reason")]
 Field = Annotated[list[str] | None, _make_option("--field", "field")]
 Expectation = Annotated[list[str] | None, _make_option("--expectation", "expectation")]
-Place = Annotated[
-    list[str] | None,
-    typer.Option("--offset", metavar="T:P:O", help="Only this record; repeatable.", show_default=False),
-]
+Place = Annotated[list[str] | None, option("--offset", "T:P:O", "Only this record; repeatable.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +180,7 @@ def show(
     session: Session,
     feed: FeedName,
     options: RecordOptions,
-    number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=10_000, help="Maximum number of records.")] = 10,
+    number: Annotated[int, option("-n", "N", "Maximum number of records.", min=1, max=10_000, show_default=True)] = 10,
 ) -> None:
     """Show quarantined records, and the reason for each.
 
@@ -239,12 +237,7 @@ def replay(
     options: RecordOptions,
     fix: Annotated[
         str | None,
-        typer.Option(
-            "--fix",
-            metavar="FILE.py:FUNCTION",
-            help="Fix values with this function of the project; also MODULE:FUNCTION.",
-            show_default=False,
-        ),
+        option("--fix", "FILE.py:FUNCTION", "Fix values with this function of the project; also MODULE:FUNCTION."),
     ] = None,
     dry_run: DryRun = False,
 ) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sluice.cli.app.invocation import FeedName, Session, command, make_group
+from sluice.cli.app.parameters import option
 from sluice.cli.terminal.output import bad, facts, good, heading, table
 from sluice.pipelines.errors import UsageError
 
@@ -89,15 +90,7 @@ def pull(session: Session, feed: FeedName) -> None:
     )
 
 
-Candidate = Annotated[
-    Path | None,
-    typer.Option(
-        "--file",
-        metavar="FILE",
-        help="Compare with this schema instead of the registry's.",
-        show_default=False,
-    ),
-]
+Candidate = Annotated[Path | None, option("--file", "FILE", "Compare with this schema instead of the registry's.")]
 
 
 @command(group)
