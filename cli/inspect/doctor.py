@@ -203,15 +203,15 @@ def _of_feeds(feeds: Sequence[Feed], names: Collection[str], *, spark: bool) -> 
 
     for of in group_feeds(feeds, lambda f: f.kafka):
         kafka = of[0].kafka
-        yield CheckGroup(f"Kafka {kafka.bootstrap}", partial(_check_kafka, kafka, tuple(of)), _names(of))
+        yield CheckGroup(f"Kafka {kafka.bootstrap}", partial(_check_kafka, kafka, tuple(of)), _list_names(of))
     for of in group_feeds(feeds, lambda f: (f.lake, f.store)):
-        yield CheckGroup(f"Lake {of[0].lake}", partial(_lake, of, names), _names(of))
+        yield CheckGroup(f"Lake {of[0].lake}", partial(_check_lake, of, names), _list_names(of))
     for of in group_feeds(feeds, lambda f: f.spark):
         title, seconds = f"Spark {of[0].spark.master or 'local'}", SECONDS + of[0].spark.start_timeout / 1000
-        yield CheckGroup(title, partial(examine_spark, of[0], start=spark), _names(of), seconds)
+        yield CheckGroup(title, partial(examine_spark, of[0], start=spark), _list_names(of), seconds)
 
 
-def _lake(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
+def _check_lake(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
     """The lake, and the ledgers in it where it answers. `names` are those of all feed files of the project."""
     from sluice.resources.health.lake_checks import examine_lake
 
@@ -226,7 +226,7 @@ def _lake(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
     return [*lake, *examine_ledgers(feeds, names)]
 
 
-def _names(feeds: Sequence[Feed]) -> tuple[str, ...]:
+def _list_names(feeds: Sequence[Feed]) -> tuple[str, ...]:
     return tuple(f.name for f in feeds)
 
 
