@@ -81,6 +81,8 @@ def _open_ports(feed: Feed, shared: SharedKafka | None = None) -> Iterator[Ports
 
         return KafkaCluster(feed.kafka, wire=wired)
 
+    # Clients open when they are first used: a command that reads the lake alone needs no Kafka, and no package for it.
+    # They close in reverse order, since the group and the cluster use the wire.
     with (
         closing(_Late(open_wire)) as wire,
         closing(_Late(shared.cluster if shared else open_cluster)) as cluster,

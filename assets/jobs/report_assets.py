@@ -126,6 +126,8 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
             seconds = round(time.monotonic() - began, 3)
             path = _find_path(view, name, window)
             data = _write_parquet(result, report, window, version)
+            # The result comes before its event. Killed in between, the next run writes the same result again; the file
+            # names the version of rows and SQL.
             ports.lake.put(path, data)
             where: Metadata = {"dagster/uri": ports.lake.locate(path), "bytes": len(data)}
             missing = _list_missing(view, name, window)

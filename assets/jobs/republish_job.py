@@ -152,6 +152,7 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession) -> Itera
             plan = _plan(feed, config, ports)
             key = session.keys(name).republished
             report = session.reporter(context.log)
+            # The archive of packages is made before the transactions begin: the first time takes half a minute.
             executors.prepare(feed, report)
             work = sending(feed, ports.lake, plan, codec, pace, session.project.root)
             try:

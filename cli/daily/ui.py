@@ -91,6 +91,7 @@ def ui(
         )
         pids = {n: s.process.pid for n, s in servers.items()}
         session.terminal.print_document(address=address, pids=pids, broken=broken)
+        # Until Ctrl-C, or the end of a server. Changed files are loaded again by the code server.
         _watch(servers, changes, address, session.terminal)
 
 

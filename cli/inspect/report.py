@@ -64,6 +64,7 @@ def report(
     # A window makes a page of an hour; a batch, or neither of them, that of a batch.
     if everything != (feed is None):
         raise UsageError("one feed or all of them", remedy="name a feed: sluice report FEED; or: sluice report --all")
+    # Pages of windows and of all feeds are made anew; a batch's report is only read, if the run has written it.
     if feed is None:
         _report_all(session, output)
     elif window is None:

@@ -114,6 +114,7 @@ def look(
         ports = replace(ports, lake=Pretended(ports.lake)) if dry_run else ports
         target = RepairTarget.of(feed, ports)
         findings = list(fix(target, abandon))
+        # An erasure is finished here and not by the engine's repair, since tables have to drop their snapshots, too.
         findings = [
             _finish_erasure(session, feed, ports, f, report, dry_run=dry_run) if f.kind is RepairKind.ERASING else f
             for f in findings
@@ -126,6 +127,7 @@ def look(
         from sluice.assets.events.ledger_view import LedgerView
         from sluice.assets.operations.event_log_repair import reconcile
 
+        # Dagster comes last: its events follow from the ledger as the steps above leave it.
         view_ = LedgerView.open(feed, ports, ledger=target.ledger)
         return [*findings, *reconcile(instance, view_, report, dry_run=dry_run)]
 

@@ -194,6 +194,7 @@ def demo(session: Session, options: DemoOptions) -> int:
     with _own_environment(options.lake), _store(options.lake) as lines:
         show.clear()
         _write_project(folder, options, lines + (_TABLE_LINES[options.table] if options.table else ""))
+        # Servers of a demo that fails or is interrupted end with it, even with --keep.
         stays = False
         try:
             show.run_all(options)

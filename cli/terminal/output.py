@@ -166,6 +166,7 @@ class CommandOutput:
             TimeElapsedColumn(),
         )
         # A descriptor of its own: during a run, the usual ones belong to its log.
+        # rich must not replace stdout and stderr either: a command may print results while the line moves.
         with (
             os.fdopen(os.dup(2), "w", encoding="utf-8") as own,
             ProgressBars(

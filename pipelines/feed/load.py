@@ -381,6 +381,7 @@ def schema_asked(folder: Path, feed: str, environ: Mapping[str, str]) -> SchemaA
         data = read_yaml(path, environ, root).data
     except YamlError as error:
         raise_problems([(str(path), p) for p in error.problems])
+    # Not loaded as a feed: its schema_file may not be there yet, and this is for the command that fetches it.
     registry, name, topics = data.get("registry") or {}, data.get("schema_file"), data.get("topics")
     format_ = str(data.get("format"))
     if format_ not in READERS or not isinstance(registry, dict) or not isinstance(name, str):

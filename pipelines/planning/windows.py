@@ -224,6 +224,7 @@ def find_before(
     oldest_held = next(
         (t for t, k, b in ends if b.offset > oldest[k].log_start), first if below else settings.end_of(first)
     )
+    # Logs of a new topic hold nothing before the first window, so nothing can be missing from the one before it.
     is_new = not state.batches and not any(p.log_start for p in oldest.values())
     is_last = settings.end_of(window) >= settings.start_of(state.first_window or first)
     if oldest_held > settings.end_of(window) and not (is_new and is_last):

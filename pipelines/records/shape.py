@@ -304,6 +304,7 @@ class Shape:
             from sluice.pipelines.records.columns.placed_format import PlacedFormat
 
             form = PlacedFormat(form, of_values, dropping=self.dropping)
+        # Columns of the key are read by a format of their own, which may be another one than that of the values.
         if self.key is not None and self.columns is not None:
             from sluice.pipelines.records.rows.keyed import KeyedFormat
 

@@ -392,6 +392,7 @@ def _change_rights(
     try:
         client = client_of(KafkaAdminClient, bootstrap_servers=access.bootstrap, **access.client_settings())
         with closing(client):
+            # Kafka answers for each right; the first refusal ends the change, and a repeated grant changes nothing.
             for error in change(client, acls):
                 if error is not NoError:
                     raise error()

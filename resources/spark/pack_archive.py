@@ -143,13 +143,18 @@ def pack(report: Reporter = lambda progress: None, modules: Sequence[str] = ()) 
             _make(distributions, ours, path, report, (*_IMPORTED, *modules))
             created = True
         os.utime(path)
-        if path not in _own_packs:  # until this process ends
-            _own_packs[path] = path.open("rb")
-            fcntl.flock(_own_packs[path], fcntl.LOCK_SH)
+        _mark_in_use(path)
         _forget(folder)
     names = tuple(f"{d.metadata['Name']} {d.version}" for d in distributions.values())
     unpacked = int(_notes(path).read_text() or 0) if _notes(path).exists() else 0
     return Pack(path, digest, path.stat().st_size, unpacked, names, created)
+
+
+def _mark_in_use(path: Path) -> None:
+    """Keep the pack until this process ends."""
+    if path not in _own_packs:
+        _own_packs[path] = path.open("rb")
+        fcntl.flock(_own_packs[path], fcntl.LOCK_SH)
 
 
 def _notes(path: Path) -> Path:

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.factory import build
-from sluice.assets.jobs.report_assets import _format_table, _read_rows, report_key
+from sluice.assets.jobs.report_assets import _format_table, report_key
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.sql_report import Report, load_report
+from sluice.pipelines.model.receipts import PartKind
 from sluice.reading import Windows
 from tests.assets.world import P1, World, in_hour, list_versions, read_windows
 from tests.pipelines.validation.test_drift import SCHEMA
@@ -100,7 +100,7 @@ def test_rows_of_older_window_have_later_columns(tmp_path: Path) -> None:
     feed = drifting.make_feed(SCHEMA, "evolve")
     drifting.land_records(feed, {"id": 1, "coupon": "x"})
     window = drifting.read_window(feed)
-    rows = _read_rows(LedgerView.open(feed, drifting.make_ports(feed), ledger=drifting.ledger), window.starts[0])
+    rows = Windows.of(feed, drifting.ledger, drifting.lake, (window.starts[0],), PartKind.LANDED)
     assert rows.schema == window.schema
     assert rows.arrow(["id", "coupon"]).to_pylist() == [{"id": 1, "coupon": None}]
 

@@ -162,7 +162,7 @@ def relist(patch: Patch) -> None:
 
 def _raise_refusal(ledger: Ledger, state: State, committed: Any, verdicts: dict[Key, Any]) -> Any:
     if commit.CommitVerdict.STALE in verdicts.values():
-        raise commit._build_stale_error(ledger.feed, state, committed)
+        raise commit.build_lost_error(ledger.feed, state.newest, commit.find_traces(state, committed))
     if moved := [k for k, v in verdicts.items() if v is commit.CommitVerdict.MOVED]:
         raise commit._build_moved_error(ledger.feed, state, moved, committed, {})
     return state, committed

@@ -137,8 +137,14 @@ def test_local_spark_is_inaccessible_to_other_users(settings: SparkSettings) -> 
     assert list(folder.glob(".*.sock")), "JVM and Python talk through files that nobody else may open"
 
 
+_CONF = (
+    "from sluice.pipelines.feed.sections import SparkSettings; from sluice.resources.spark import engine; "
+    "conf = engine._conf(SparkSettings())"
+)
+
+
 def test_socket_folder_is_removed_with_the_process() -> None:
-    ask = "from sluice.resources.spark import engine; print(engine._here()['spark.python.unix.domain.socket.dir'])"
+    ask = f"{_CONF}; print(conf['spark.python.unix.domain.socket.dir'])"
     process = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     assert not Path(process.stdout.strip()).exists()
 
@@ -146,7 +152,7 @@ def test_socket_folder_is_removed_with_the_process() -> None:
 def test_too_long_socket_path_falls_back_to_tcp(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
-    ask = "from sluice.resources.spark import engine as spark; print(spark._sockets(spark._here()['spark.local.dir']))"
+    ask = f"{_CONF}; print(engine._sockets(conf['spark.local.dir']))"
     environment = os.environ | {"TMPDIR": str(deep)}
     process = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, env=environment)
     assert process.stdout == "{}\n"
