@@ -275,7 +275,8 @@ class ObstoreClient(StoreClient):
         text, _, debug = str(error).partition("\n\nDebug source")
         match = _STATUS.search(text)
         status = int(match[1] or match[2]) if match else 0
-        code = _find_first(_CODE, text)
+        codes = _CODE.search(text)
+        code = next(filter(None, codes.groups()), "") if codes else ""
         detail = self.mask(" ".join("".join(match) for match in _DETAIL.findall(text)))
         if code in _NO_BUCKET or (status == 404 and "list request" in text):
             return self._explain_missing_bucket()
@@ -338,11 +339,6 @@ def reveal(config: Mapping[str, Any]) -> dict[str, str]:
 def _tag(meta: Any) -> str:
     """The tag of exactly this content: the ETag, and on Google's store the generation."""
     return f"{meta['e_tag'] or ''}#{meta['version']}" if meta.get("version") else str(meta["e_tag"] or "")
-
-
-def _find_first(pattern: re.Pattern[str], text: str) -> str:
-    match = pattern.search(text)
-    return next((group for group in match.groups() if group), "") if match else ""
 
 
 # -- meaning of failures

@@ -266,11 +266,13 @@ class ZooKeeperGroups:
         for tp, stream in self._tree.owners(group, ownable).items():
             owned.setdefault(stream.rpartition("-")[0] or stream, []).append(tp)
         by_id = {c.id: c for c in consumers}
-        members = tuple(
-            _member(by_id.get(name) or Consumer(name, {}), sorted(tps)) for name, tps in sorted(owned.items())
-        )
+        members = list[GroupMember]()
+        for name, tps in sorted(owned.items()):
+            c = by_id.get(name) or Consumer(name, {})
+            client = CLIENT_ID if c.ours else c.id
+            members.append(GroupMember(c.id, client, c.host or "an unknown host", None, tuple(sorted(tps))))
         state = GroupState.STABLE if members else GroupState.EMPTY
-        return GroupView(group, ZOOKEEPER, state, "consumer", "", broker, members)
+        return GroupView(group, ZOOKEEPER, state, "consumer", "", broker, tuple(members))
 
     def fetch_committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
         """Return all offsets of the group, with our mark if ours is the last write.
@@ -296,11 +298,6 @@ class ZooKeeperGroups:
                 self._tree.transact(chunk, f"putting the offsets of group {group} into ZooKeeper")
             except Changed as changed:
                 raise _conflict(group, f"{changed.path}: {changed.what} at the same moment") from None
-
-
-def _member(consumer: Consumer, owned: list[TopicPartition]) -> GroupMember:
-    client = CLIENT_ID if consumer.ours else consumer.id
-    return GroupMember(consumer.id, client, consumer.host or "an unknown host", None, tuple(owned))
 
 
 def _conflict(group: str, by: str) -> GroupHeld:
