@@ -209,7 +209,8 @@ def to_headline(report: BenchReport) -> str:
     rates = " and ".join(f"{race.results[0].rate / 1e6:.1f} million {race.name}" for race, _ in pairs)
     times = " and ".join(f"{race.ratio(spark):.0f}" for race, spark in pairs)
     cores = pairs[0][0].cores
-    return _sentence(f"on {cores} quiet cores, Sluice lands {rates} records a second: {times} times {SPARK.title}")
+    title = pairs[0][0].results[0].title
+    return _sentence(f"on {cores} quiet cores, {title} lands {rates} records a second: {times} times {SPARK.title}")
 
 
 def to_markdown(report: BenchReport) -> str:

@@ -153,7 +153,7 @@ def test_results_are_written_between_page_markers(tmp_path: Path) -> None:
         write(make_report(), docs)
     text = (docs / "performance.md").read_text()
     assert text.startswith(
-        "<!-- headline -->\nOn 2 quiet cores, Sluice lands 0.5 million raw records a second: 4 times"
+        "<!-- headline -->\nOn 2 quiet cores, sluice's title lands 0.5 million raw records a second: 4 times"
     )
     assert text.endswith("<!-- /results -->\nafter\n")
     assert "old" not in text
