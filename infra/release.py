@@ -127,6 +127,7 @@ def build_packages() -> str:
 def install_wheel() -> str:
     """Install the wheel into an empty environment, with the newest packages that its ranges allow."""
     shutil.rmtree(BUILD, ignore_errors=True)
+    os.environ.pop("PYTHONPATH", None)  # pip would take the checkout for an installation
     _run(sys.executable, "-m", "venv", BUILD / "env")
     pip = BUILD / "env" / "bin" / "pip"
     wheel = next(DIST.glob("*.whl"), None)

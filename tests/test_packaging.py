@@ -188,9 +188,9 @@ def test_plain_install_works_in_a_fresh_environment(wheel: Path, tmp_path: Path)
     (tmp_path / "constraints.txt").write_text("".join(f"{name}{version}\n" for name, version in locked))
     venv.create(fresh, with_pip=True)
     pip = [fresh / "bin/pip", "install", "-q", "--no-compile", "-c", tmp_path / "constraints.txt"]
-    subprocess.run([*pip, wheel], check=True)
-    project = _create_project(tmp_path)
     own = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", ENGINE)}
+    subprocess.run([*pip, wheel], check=True, env=own)
+    project = _create_project(tmp_path)
 
     def ask(command: str) -> subprocess.CompletedProcess[str]:
         command_line = [fresh / "bin/sluice", *command.split()]
