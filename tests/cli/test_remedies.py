@@ -47,8 +47,16 @@ FOLLOWED: dict[str, dict[str, str]] = {
     },
     "faults/test_logs.py": {
         "accept corrupt": "test_batch_is_corrupt_on_every_disk",
+        "accept lost": "test_records_deleted_between_runs",
         "accept recreated": "test_a_topic_recreated_between_runs",
         "accept truncated": "test_a_log_truncated_between_runs",
+    },
+    "integration/test_rename.py": {
+        "feeds move-topic": "test_a_topic_moves_to_a_new_feed_and_back_without_loss_or_copies",
+        "feeds retire --undo": "test_a_retired_feed_lands_nothing_stays_readable_and_continues",
+    },
+    "readers/test_moved_clocks.py": {
+        "table rebuild": "test_broken_table_is_reported_and_its_remedy_works",
     },
     "integration/test_surprises.py": {
         "accept group": "test_a_second_project_takes_the_group_over_by_the_named_command",
@@ -237,5 +245,5 @@ def test_followed_commands_are_printed_and_their_tests_exist(mentions: list[Ment
 
 def is_of(shape: str, command: str) -> bool:
     """Returns whether the shape is the command, with any values of the same act."""
-    ignored = {"--reason", "--yes", "--begin", "--only", "--offsets", "--adopt"}
+    ignored = {"--reason", "--yes", "--begin", "--only", "--offsets", "--adopt", "--dry-run"}
     return {*shape.split()} - ignored == {*command.split()}
