@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 KINDS = "origin plan own intent commit loss skip abandon accept moved take retire erase hold gap"
-NEWEST = dict.fromkeys(KINDS.split(), 1) | {"boundary": 3, "publish": 3, "schema": 8}
+NEWEST = dict.fromkeys(KINDS.split(), 1) | {"boundary": 3, "publish": 3, "schema": 7}
 ENDLESS = 1 << 63
 
 
