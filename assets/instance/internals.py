@@ -172,6 +172,7 @@ def execute_job(
         tags={**job.run_tags, **of_partition},
         remote_job_origin=job_origin(project, job.name),
     )
+    # Events come while the job runs: taking all of them is what carries it out.
     return [*execute(in_memory(job), run, instance)]
 
 

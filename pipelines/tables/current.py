@@ -137,6 +137,7 @@ class _FoldPublisher:
             if not since(self.ledger, state, 0, limit=1).batches:
                 return CurrentSynced(None)
             table.create(self.columns.texts, {FEED: self.dataset, LEDGER: state.ledger_id})
+            # Looked up again: another publisher may have created it at the same moment, with a mark of its own.
             created, head = True, table.look()
             if head is None:
                 raise TableMoved(f"{table.name} was there, and is no more", remedy="the next try decides again")
@@ -221,6 +222,7 @@ class _FoldPublisher:
         buckets, foreign = self.list_buckets()
         later = since(self.ledger, self.state, head.mark)
         is_trusted = trusted_mark(self.ledger, self.state, head)
+        # A mark that cannot be trusted excuses no difference: nothing is pending, and the remedy is a repair.
         pending = tuple(self._list_files(later)) if is_trusted else ()
         faults = table.find_faults(self.columns.texts)
         if not is_trusted:

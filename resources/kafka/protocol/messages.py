@@ -357,6 +357,7 @@ def ask_fetch(asks: Sequence[FetchAsk], isolation: Isolation, max_bytes: int, wa
         min_bytes=1,
         max_bytes=max_bytes,
         isolation_level=_LEVELS[isolation],
+        # Without a session (KIP-227), each request names all of its partitions, and the broker remembers none.
         session_id=0,
         session_epoch=-1,
         topics=topics,

@@ -24,7 +24,7 @@ from sluice.pipelines.records.rows.row_format import RawFormat
 from tests.examples import scale_examples
 
 Sent = tuple[Mapping[str, str], Any]
-SETTINGS = FileSettings({"bootstrap": "127.0.0.1:9"}, "", EngineKind.PROCESSES, "2026-11-20")
+SETTINGS = FileSettings({"bootstrap": "127.0.0.1:9"}, {}, "", EngineKind.PROCESSES, "2026-11-20")
 
 
 def make_batch(records: Sequence[Sent]) -> pa.RecordBatch:
