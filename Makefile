@@ -1,6 +1,6 @@
 # Targets for developers. Each sets up .venv from the lock, and Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help loops demo test quick check pytest bench faults readers matrix cluster-test production-like soak long-tests fuzz lakes airflow postgres lock clean setup wheel release-check first-row docs pictures remedies
+.PHONY: help loops demo test quick check pytest bench faults drills readers matrix cluster-test production-like soak long-tests fuzz lakes airflow postgres lock clean setup wheel release-check first-row docs pictures remedies
 
 READY := .venv/.ready
 # If it is set, every process compiles all its imports, for seconds.
@@ -56,6 +56,9 @@ bench: setup     ## benchmarks next to other tools; ARGS="typed" selects some
 faults: setup    ## each fault on three real brokers, then the checker; SEED=2 for another order
 	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m faults -v -n 4 --dist worksteal $(ARGS); courses=$$?; \
 	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m loss -v tests/cluster tests/faults/test_cluster.py && exit $$courses
+
+drills: setup    ## an operator's year on a real Kafka: one process after another, by the commands of the pages
+	.venv/bin/python -m pytest -m drills -n 0 -s tests/drills $(ARGS)
 
 readers: setup build/readers/spark41 build/readers/chdb  ## each type, reader and filter over landed rows; HOW=write updates the docs
 	SLUICE_TEST_READERS=$(HOW) SLUICE_TEST_SPARK_TABLES=$(CURDIR)/build/readers/spark41/bin/python \

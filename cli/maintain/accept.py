@@ -251,7 +251,7 @@ def _view_rebuilt(feed: Feed, rebuilt: Rebuilt) -> list[RenderableType]:
         warn(f"{h.key} {h.range} has no file, and Kafka no longer has it: the next run reports a loss")
         for h in rebuilt.holes
     ]
-    unknown = "erasures, holds, skipped offsets, contract results and offsets that replays landed are unknown"
+    unknown = "erasures, holds, skipped offsets, moved topics, contract results and replays are unknown"
     out.append(warn(f"{unknown}: put holds on again, and erase again what Kafka still has"))
     if feed.table:
         out.append(warn(f"make the table again: sluice table rebuild {feed.name} --yes"))

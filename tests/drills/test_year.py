@@ -1,0 +1,150 @@
+"""Events of a year, one after the other, on one project. Each ends with the oracle; audits prove the end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kafka import TopicPartition
+from kafka.structs import OffsetAndMetadata
+
+from sluice.resources.local.local_kafka import LocalKafka
+from tests.drills.year import Year
+
+pytestmark = pytest.mark.drills
+REASON = ("--reason", "drill")
+YES = (*REASON, "--yes")
+BOTH = ("orders", "web")
+
+
+@pytest.fixture
+def year(tmp_path: Path, kafka: LocalKafka) -> Year:
+    return Year(tmp_path, kafka)
+
+
+def test_a_year(year: Year, fresh_topic: Callable[..., str]) -> None:
+    topic, clicks = (fresh_topic(partitions=2, config={"retention.ms": "-1"}) for _ in range(2))
+    year.write_feed("orders", f'["{topic}", "{clicks}"]')
+    grow(year, topic, clicks)
+    lose_records(year, topic)
+    change_feeds(year, topic, clicks)
+    break_lake(year, topic)
+    rewrite_files(year, topic)
+    for feed in BOTH:
+        year.run("audit", feed, "--all", "--hashes", "--strict", "--rescan")
+    year.run("doctor", code=None)
+    year.check("audits of everything", BOTH)
+    print(*(f"{seconds:6.1f} s  {event}" for event, seconds in year.steps), sep="\n")
+
+
+def grow(year: Year, topic: str, clicks: str) -> None:
+    year.produce(topic, 200)
+    year.produce(clicks, 100)
+    year.follow("operating.md", "sluice run FEED", "--no-dagster")
+    year.check("first run")
+
+    with year.connect_admin() as admin:
+        admin.create_partitions({topic: 3})
+    year.produce(topic, 90, 3)
+    year.land()
+    year.check("a partition is added")
+
+    year.produce(topic, 60_000, 3)
+    year.kill_run("orders")
+    year.land()
+    year.check("a run is killed")
+
+    year.produce(topic, 30, 3, **{f"field_{n}": n for n in range(9)})
+    output = year.land()
+    listed = json.loads(year.follow_remedy(output, "sluice report orders --batch"))
+    assert {d["field"].strip("/") for d in listed["drift"]} == {f"field_{n}" for n in range(9)}
+    year.check("records have nine new fields")
+
+
+def lose_records(year: Year, topic: str) -> None:
+    deleted = year.produce(topic, 30, 3)
+    year.delete_records(topic, [-1, -1, -1])  # up to the end
+    year.expected -= {*deleted}
+    year.produce(topic, 30, 3)
+    refused = year.land(code=3)
+    year.follow_remedy(refused, "sluice accept orders lost", *YES)
+    year.land()
+    year.check("retention deletes pending records")
+
+    with year.connect_admin() as admin:
+        admin.alter_group_offsets("sluice-orders", {TopicPartition(topic, 0): OffsetAndMetadata(5, "", None)})
+    year.produce(topic, 30, 3)
+    assert "sluice accept orders moved" in year.land(code=3)
+    year.follow("operating.md", "sluice accept orders moved", *YES)
+    year.land()
+    year.check("another client moves the group's offsets")
+
+
+def change_feeds(year: Year, topic: str, clicks: str) -> None:
+    year.follow("deploying.md", "sluice feeds rename orders sales", "--yes")
+    year.produce(topic, 30, 3)
+    year.land("sales")
+    year.run("feeds", "rename", "sales", "orders", "--yes")
+    year.check("a feed is renamed, and back")
+
+    year.follow("deploying.md", "sluice feeds move-topic", clicks, "orders", "web", "--yes")
+    year.produce(topic, 30, 3)
+    year.produce(clicks, 30)
+    year.run("run", "--all", "--no-dagster")
+    year.check("a feed is split in two", BOTH)
+
+    year.run("feeds", "retire", "web", "--yes")
+    pending = year.produce(clicks, 20)
+    year.expected -= {*pending}
+    year.run("run", "--all", "--no-dagster")
+    assert "web" not in json.dumps(json.loads(year.run("status", "--json"))["feeds"])
+    year.check("a feed is retired", BOTH)
+    year.run("feeds", "retire", "web", "--undo", "--yes")
+    year.expected |= {*pending}
+    year.run("run", "--all", "--no-dagster")
+    year.check("it returns", BOTH)
+
+
+def break_lake(year: Year, topic: str) -> None:
+    copy = year.back_up()
+    year.produce(topic, 60, 3)
+    year.land()
+    newest = max((year.lake / "data" / "orders").rglob("*.parquet"), key=lambda p: p.stat().st_mtime)
+    newest.unlink()
+    audited = year.run("audit", "orders", "--strict", code=1)
+    assert "sluice run orders" in audited, audited
+    year.land("orders", "--missing-files")
+    year.check("a file is lost", BOTH)
+
+    year.produce(topic, 60, 3)
+    year.land()
+    year.restore(copy)
+    refused = year.land(code=3)
+    year.follow_remedy(refused, "sluice accept orders ledger", *REASON)
+    year.land()
+    year.check("the lake is restored from an older copy", BOTH)
+
+    shutil.rmtree(year.lake / "_sluice" / "orders")
+    year.delete_records(topic, [-1, -1, -1])
+    year.land(code=3)
+    year.follow("operating.md", "sluice accept orders ledger --from-files", *REASON)
+    year.follow("operating.md", "sluice accept FEED gone", *YES)  # of a topic that was moved away
+    refused = year.land(code=None)
+    if "sluice accept orders lost" in refused:
+        year.follow_remedy(refused, "sluice accept orders lost", *YES)
+    year.produce(topic, 30, 3)
+    year.land()
+    year.check("the ledger is lost, and Kafka has no records", BOTH)
+
+
+def rewrite_files(year: Year, topic: str) -> None:
+    year.follow("operating.md", "sluice compact FEED")
+    year.check("files are merged", BOTH)
+    year.follow("erasing.md", "sluice erase orders", "--where", "id = 7", *YES)
+    year.expected -= {7}
+    year.produce(topic, 30, 3)
+    year.land()
+    year.check("a record is erased", BOTH)
