@@ -168,11 +168,11 @@ class SoakFeed:
         unchanged."""
         if value is not None and self.protects:
             try:
-                fields = json.loads(value)
+                row = json.loads(value)
             except ValueError:
                 return None  # quarantined without its value
-            digest = hmac.new(PROTECTION.encode(), fields["email"].encode(), hashlib.sha256)
-            return json.dumps(fields | {"email": digest.hexdigest()}).encode()
+            digest = hmac.new(PROTECTION.encode(), row["email"].encode(), hashlib.sha256)
+            return json.dumps(row | {"email": digest.hexdigest()}).encode()
         if value is None or not self.is_typed or self.format == "json":
             return value
         if self.registry and value[:1] != b"\0":
