@@ -26,8 +26,9 @@ from kafka import KafkaProducer
 import sluice
 import sluice.dagster
 from sluice.pipelines.util.units import parse_window, show_window
-from sluice.resources import open_ports
+from sluice.resources import local_engine
 from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.spark import engine
 from tests.integration.support import InlineEngine
 
 pytestmark = pytest.mark.usefixtures("default_engine")
@@ -60,7 +61,7 @@ def hour(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], mon
 def test_user_asset_is_requested_after_its_hour_lands(
     tmp_path: Path, hour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_ports, "LocalEngine", lambda *_: InlineEngine())
+    monkeypatch.setattr(local_engine, "LocalEngine", lambda *_: InlineEngine())
     project = shutil.copytree(EXAMPLES / "dagster_project", tmp_path / "dagster_project")
     defs = load_definitions(project)
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
@@ -161,7 +162,7 @@ def build_other_location(feeds: Path) -> dg.Definitions:
 
 def test_another_code_location_reads_an_hour(tmp_path: Path, hour: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sets of definitions over one instance; the second one has the feed's asset as an external spec only."""
-    monkeypatch.setattr(open_ports, "SparkEngine", lambda *_: InlineEngine())
+    monkeypatch.setattr(engine, "SparkEngine", lambda *_: InlineEngine())
     project = shutil.copytree(EXAMPLES / "dagster_project", tmp_path / "dagster_project")
     first, second = load_definitions(project), build_other_location(project / "feeds")
     later = show_window(parse_window(hour) + HOUR)
@@ -290,8 +291,8 @@ def test_steps_of_the_page_land_an_hour_and_run_the_asset_downstream(tmp_path: P
 
 def test_python_examples_of_the_page_run(tmp_path: Path, hour: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each example by itself, in a project with the feed `orders`, with one hour landed."""
-    for engine in ("LocalEngine", "SparkEngine"):
-        monkeypatch.setattr(open_ports, engine, lambda *_: InlineEngine())
+    monkeypatch.setattr(local_engine, "LocalEngine", lambda *_: InlineEngine())
+    monkeypatch.setattr(engine, "SparkEngine", lambda *_: InlineEngine())
     project = shutil.copytree(EXAMPLES / "dagster_project", tmp_path / "dagster_project")
     monkeypatch.chdir(project)
     (project / "us").mkdir()

@@ -14,8 +14,9 @@ from kafka import KafkaAdminClient, KafkaProducer
 import sluice
 import sluice.dagster
 from sluice.pipelines.util.units import show_window
-from sluice.resources import open_ports
+from sluice.resources import local_engine
 from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.spark import engine
 from tests.integration.conftest import Call
 from tests.integration.support import FeedProject, InlineEngine
 from tests.integration.test_lives import find_hour
@@ -136,8 +137,8 @@ def test_a_renamed_feed_goes_on_with_its_rows_offsets_and_history(project: FeedP
 def test_dagster_lands_a_renamed_feed_and_reports_its_history(
     project: FeedProject, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(open_ports, "SparkEngine", lambda *_: InlineEngine())
-    monkeypatch.setattr(open_ports, "LocalEngine", lambda *_: InlineEngine())
+    monkeypatch.setattr(engine, "SparkEngine", lambda *_: InlineEngine())
+    monkeypatch.setattr(local_engine, "LocalEngine", lambda *_: InlineEngine())
     write_feed(project)
     produce(project, range(100), find_hour(3))
     produce(project, range(100, 140), find_hour(2))
