@@ -21,6 +21,7 @@ from rich.console import RenderableType
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.app.parameters import flag, option
 from sluice.cli.terminal.output import facts, good, heading, indent, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, size
 from sluice.pipelines.errors import FeedError, UnknownTopic, UsageError
@@ -56,36 +57,36 @@ class InitOptions:
 
     bootstrap: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Kafka's addresses.", show_default="$KAFKA_BOOTSTRAP, or asked for"),
+        option("--bootstrap", "HOST:PORT", "Kafka's addresses.", show_default="$KAFKA_BOOTSTRAP, or asked for"),
     ] = None
     topic: Annotated[
         str | None,
-        typer.Option(
-            metavar="TOPIC", help="What to read.", show_default="asked for", autocompletion=completers.complete_topics
+        option(
+            "--topic", "TOPIC", "What to read.", show_default="asked for", autocompletion=completers.complete_topics
         ),
     ] = None
-    local: Annotated[
-        bool, typer.Option("--local", help="Start a local Kafka here, with sample events in the topic `orders`.")
-    ] = False
+    local: Annotated[bool, flag("--local", "Start a local Kafka here, with sample events in the topic `orders`.")] = (
+        False
+    )
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--kafka",
-            metavar="KEY=VALUE",
-            help="Another key of the feed's `kafka:` section, such as sasl_plain_password='${PASSWORD}'; repeatable.",
-            show_default=False,
+            "KEY=VALUE",
+            "Another key of the feed's `kafka:` section, such as sasl_plain_password='${PASSWORD}'; repeatable.",
         ),
     ] = None
     registry: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="URL",
-            help="The registry of the schemas that values name; or another KEY=VALUE of the section; repeatable.",
+        option(
+            "--registry",
+            "URL",
+            "The registry of the schemas that values name; or another KEY=VALUE of the section; repeatable.",
             show_default="$SCHEMA_REGISTRY_URL",
         ),
     ] = None
-    group: Annotated[str, typer.Option(metavar="GROUP", help="The consumer group.", show_default="sluice-FEED")] = ""
-    raw: Annotated[bool, typer.Option("--raw", help="Land bytes as they are, without a schema.")] = False
+    group: Annotated[str, option("--group", "GROUP", "The consumer group.", show_default="sluice-FEED")] = ""
+    raw: Annotated[bool, flag("--raw", "Land bytes as they are, without a schema.")] = False
 
 
 def init(
@@ -142,7 +143,7 @@ def init(
                 reading = probe.model_copy(update={"topics": TopicFilter(names=(chosen,))})
                 sample = _read_sample(reading, cluster, chosen)
         with session.terminal.working("comparing the records"):
-            proposal, writers = propose(sample.records, raw=options.raw), None
+            proposal, schemas, writers = propose(sample.records, raw=options.raw), dict[Path, str](), None
         registry = dict(_pair(s, "--registry") for s in options.registry or ())
         number = None if options.raw else sample.schema_number
         if number is not None and not (registry or _environ(root).keys() & {REGISTRY, LOCAL_REGISTRY}):
@@ -150,16 +151,15 @@ def init(
         elif number is not None:
             with session.terminal.working("querying the schema registry"):
                 request = replace(_request_schema(root, chosen, registry), schema_file=root / "schemas" / name)
-                proposal, writers = propose_by_registry(request, sample, number, open_lake(probe))
+                proposal, schemas, writers = propose_by_registry(request, sample, number, open_lake(probe))
         engine, today = load_fleet(root, _environ(root)).engine, time.strftime("%Y-%m-%d", time.gmtime())
         settings = FileSettings(section, registry, options.group, engine, today)
-        created = _create_feed(root, path, feed_text(sample, proposal, settings))
+        created = _create_feed(root, path, {**schemas, path: feed_text(sample, proposal, settings)})
         with session.terminal.working("landing the sample in memory"):
             fit = fit_sample(created, sample.batches, writers) if created.columns or created.split else None
             warning = list_overridden(created)
         text = feed_text(sample, proposal, settings, fit)
         path.write_text(text)
-        schemas = [root / output.schema_file for output in proposal.outputs if output.schema_file]
         written = [path, *schemas, *_beside(root)]
     lines = [*_view(sample, proposal, fit), *_view_limit(created, fit), *([warn(warning)] if warning else [])]
     session.terminal.show(heading(f"Feed {name}"), *lines, *_view_next(name, root, written))
@@ -207,20 +207,20 @@ def _kafka_section(session: Session, root: Path, options: InitOptions) -> dict[s
     return {"bootstrap": address} | section
 
 
-def _pair(text: str, option: str) -> tuple[str, str]:
+def _pair(text: str, source: str) -> tuple[str, str]:
     from sluice.pipelines.feed.kafka_section import SECRETS
 
     key, equals, value = text.partition("=")
-    if option == "--registry" and "://" in key:
+    if source == "--registry" and "://" in key:
         return "url", text
     if not equals or not key:
-        such = "security_protocol=SSL" if option == "--kafka" else "username=reader"
-        raise UsageError(f"{option} {key} has no value", remedy=f"write KEY=VALUE, such as {such}")
+        such = "security_protocol=SSL" if source == "--kafka" else "username=reader"
+        raise UsageError(f"{source} {key} has no value", remedy=f"write KEY=VALUE, such as {such}")
     key = key.strip()
     if key in {*SECRETS, "password", "token"} and not value.startswith("${") and (key != "proxy_url" or "@" in value):
         raise UsageError(
-            f"{option} {key} would be written to the feed file as it is",
-            remedy=f"set a variable, and write {option} {key}='${{VARIABLE}}', or '${{file:/run/secrets/NAME}}'",
+            f"{source} {key} would be written to the feed file as it is",
+            remedy=f"set a variable, and write {source} {key}='${{VARIABLE}}', or '${{file:/run/secrets/NAME}}'",
         )
     return key, value
 
@@ -358,15 +358,18 @@ def _read_sample(feed: Feed, cluster: Cluster, topic: str) -> TopicSample:
 # -- writing
 
 
-def _create_feed(root: Path, path: Path, text: str) -> Feed:
-    """Write the feed file and read it back. Raises FeedError; then nothing was written."""
+def _create_feed(root: Path, path: Path, texts: Mapping[Path, str]) -> Feed:
+    """Write the feed file with its schema files, and read it back. Raises FeedError; then nothing was written."""
     from sluice.pipelines.feed.load import load_feed
 
-    path.write_text(text)
+    for file, text in texts.items():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
     try:
         return load_feed(path, _environ(root))
     except FeedError:
-        path.unlink()
+        for file in texts:
+            file.unlink()
         raise
 
 

@@ -19,7 +19,7 @@ from sluice.pipelines.operating.propose_feed import (
 from sluice.pipelines.quarantine.limit import show_share
 from sluice.pipelines.schema.inference import MOST_STRAYS
 from sluice.pipelines.schema.schema import Field, Kind, parse_schema
-from sluice.pipelines.util.units import DAY, HOUR, escape_unprintable, many, show_instant
+from sluice.pipelines.util.units import DAY, HOUR, escape_unprintable, join_first, many, show_instant
 
 MANY_RECORDS = 100_000_000
 """From here on a first run would read for a long time: a look-back is proposed instead of everything."""
@@ -102,27 +102,23 @@ def section_text(name: str, settings: Mapping[str, str]) -> str:
 
 def list_fields(names: Sequence[str]) -> str:
     """The first names of fields, quoted and on one line, and the number of the others."""
-    return _list_first([json.dumps(name[:_MOST_NAME]) for name in names], _MOST_NAMES)
+    return join_first((json.dumps(name[:_MOST_NAME]) for name in names), _MOST_NAMES)
 
 
 def list_rest(proposal: FeedProposal) -> str:
     """The records without an output by their values, on one line."""
     values = ((n, json.dumps(v[:_MOST_NAME]) if v else "without a value") for v, n in proposal.rest.items())
-    return _list_first([f"{number:,} {value}" for number, value in values], _MOST_NAMES)
+    return join_first((f"{number:,} {value}" for number, value in values), _MOST_NAMES)
 
 
 def list_misfits(fit: Fit) -> str:
     """The first records that do not fit, as partition and offset, with the reasons."""
-    return escape_unprintable(_list_first([str(misfit) for misfit in fit.other_misfits], _MOST_MISFITS))
+    return escape_unprintable(join_first(fit.other_misfits, _MOST_MISFITS))
 
 
 def list_strays(output: OutputProposal) -> str:
-    listed = _list_first(output.strays, _MOST_MISFITS)
+    listed = join_first(output.strays, _MOST_MISFITS)
     return f"{many(len(output.strays), 'record')} of another shape, in _extra or quarantine: {listed}"
-
-
-def _list_first(texts: Sequence[str], number: int) -> str:
-    return ", ".join(texts[:number]) + (f" and {len(texts) - number:,} more" if len(texts) > number else "")
 
 
 def _split(proposal: FeedProposal) -> Iterator[str]:

@@ -138,12 +138,12 @@ def read_key_fields(request: SchemaAsked) -> tuple[str, ...]:
         return ()
 
 
-def pull_schema(request: SchemaAsked, schema: RegisteredSchema | None = None) -> tuple[RegisteredSchema, Reader]:
-    """Write the registry's schema, or the given one, into the schema_file. Returns it, and its reader.
+def pull_schema(request: SchemaAsked) -> tuple[RegisteredSchema, Reader]:
+    """Write the registry's schema into the schema_file. Returns it, and its reader.
 
     If it makes no columns, it is written only if there is no file yet, for editing. Then, raises Failed.
     """
-    newest, file = schema or find_registered(request), request.schema_file
+    newest, file = find_registered(request), request.schema_file
     try:
         reader = reader_of(newest, request)
     except Failed as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient, topic_record_subject_name_strategy
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, topic_record_subject_name_strategy
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -169,3 +169,16 @@ def test_unknown_numbers_of_schemas_are_an_error_with_remedies(
     assert code == 1
     assert "has no schema 65535" in json.dumps(document)
     assert propose(project, call, "--raw")[0] == 0
+
+
+def test_schema_without_columns_is_an_error_and_leaves_no_file(
+    project: FeedProject, registry: LocalRegistry, call: Call
+) -> None:
+    node = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}
+    with SchemaRegistryClient({"url": registry.url, "timeout": 20}) as client:
+        number = client.register_schema(f"{project.topic}-value", Schema(json.dumps(node), "AVRO"))
+    send(project, [b"\0" + number.to_bytes(4, "big") + b"\0"] * 10)
+    code, document = propose(project, call, "--registry", registry.url)
+    assert code == 1
+    assert "makes no columns" in json.dumps(document)
+    assert [path for path in project.root.rglob("*") if path.is_file()] == []
