@@ -72,7 +72,11 @@ def status(
         others = {} if feed else _without_files(session)
     broken = {} if feed else session.files.broken
     screen = session.terminal
-    views = _format_detail(statuses[0], screen) if feed else _format_overview(statuses, screen, everything=everything)
+    views = (
+        _format_detail(statuses[0], screen)
+        if feed
+        else _format_overview(statuses, screen, len(session.files.retired), everything=everything)
+    )
     screen.show(
         *views,
         *(line for e in broken.values() for line in format_error(e)),
@@ -94,14 +98,14 @@ def _without_files(session: Session) -> dict[str, list[str]]:
 
 
 def _format_overview(
-    statuses: list[FeedStatus], terminal: CommandOutput, *, everything: bool = False
+    statuses: list[FeedStatus], terminal: CommandOutput, retired: int, *, everything: bool = False
 ) -> list[RenderableType]:
     """Returns the findings by kind, then a row for each feed, worst first.
 
     What does not fit the screen is counted, healthy feeds first, unless `everything` is requested.
     """
     if not statuses:
-        return [Text("no feeds")]
+        return [Text(f"no feeds but {many(retired, 'retired one')}: sluice feeds list" if retired else "no feeds")]
     findings = list(_list_kinds(statuses, terminal))
     ordered = sorted(statuses, key=_rank)
     room = len(ordered) if everything else max(_FEWEST, terminal.height - len(findings) - _AROUND)

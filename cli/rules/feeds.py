@@ -224,7 +224,7 @@ def move_topic(
         heading(f"Move of {topic} from {move.source} to {move.target}", f"rows of {move.source} stay"),
         *(Text(f"  {at.key}: from offset {at.offset} on") for at in move.seam[:SHOWN]),
         *([Text(f"  … {many(len(move.seam) - SHOWN, 'more partition')}")] if move.seam[SHOWN:] else []),
-        *(Text(f"  {'change' if path.exists() else 'new'}: {path}") for path in move.files),
+        *(Text(f"  {'new' if path in move.new else 'change'}: {path}") for path in move.files),
         Text(f"  group {move.group} keeps its offsets of {topic}: monitors of that group show a lag there"),
         good(f"moved; reload Dagster's code location; next: sluice run {move.target}")
         if yes

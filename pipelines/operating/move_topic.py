@@ -14,7 +14,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sluice.pipelines.batch.survey import open_ledger
@@ -62,7 +62,8 @@ def plan_move(topic: str, source: Feed, target: Feed, ports: Ports, files: Mappi
     if not (seam := _list_seam(state, topic, target.stored)):
         seam = tuple(KeyOffset(key=k, offset=state.frontier(k)) for k in _find_leaving(ledger, state, topic, source))
     _check_log(source.name, topic, seam, partitions)
-    return TopicMove(topic, source.name, target.name, source.group, seam, files, feed=target)
+    new = tuple(path for path in files if not path.exists())
+    return TopicMove(topic, source.name, target.name, source.group, seam, files, new, feed=target)
 
 
 def carry_out(move: TopicMove, source: Feed, of_source: Ports, of_target: Ports) -> TopicMove:
@@ -71,7 +72,7 @@ def carry_out(move: TopicMove, source: Feed, of_source: Ports, of_target: Ports)
     arrive(open_ledger(move.feed, of_target), move.feed, source, move.topic, seam, of_target)
     for path, text in move.files.items():
         replace_file(path, text)
-    return TopicMove(move.topic, move.source, move.target, move.group, seam, move.files, move.new, feed=move.feed)
+    return replace(move, seam=seam)
 
 
 def leave(ledger: Ledger, source: Feed, topic: str, target: str) -> tuple[KeyOffset, ...]:

@@ -169,7 +169,8 @@ def _drop_replaced(lake: Lake, files: Sequence[StandingFile]) -> list[StandingFi
             if n.batch > file.batch
             and any(a.key == b.key and a.range.meets(b.range) for a, _ in n.ranges for b, _ in file.ranges)
         }
-        if newer and any(file.read_offsets(lake) & n.read_offsets(lake) for n in newer.values()):
+        own = file.read_offsets(lake) if newer else set()
+        if any(own & n.read_offsets(lake) for n in newer.values()):
             continue
         out.append(file)
         for key in near:

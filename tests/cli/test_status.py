@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,7 @@ from sluice.pipelines.status.outlook import Outlook
 from sluice.pipelines.status.window_state import Standing, WindowStanding
 from sluice.testing.engine import owner
 from tests.assets.world import CATCH_UP, HOUR, P0, P1, World, at_hour, in_hour
-from tests.cli.conftest import Invoke
+from tests.cli.conftest import FEED, Invoke, Sluice
 
 DAY = 24 * HOUR
 
@@ -40,6 +41,13 @@ def test_status_reports_lag_in_time_rates_and_catch_up_time(world: World, invoke
     assert "150 offsets behind, the oldest 5 h old" in result.text
     assert "of landing" in result.text
     assert "5 h" in invoke(status.status).text
+
+
+def test_project_of_retired_feeds_is_not_empty(tmp_path: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "feeds").mkdir()
+    (tmp_path / "feeds" / "orders.yaml").write_text(f"retired: true\n{FEED}")
+    assert "no feeds but 1 retired one: sluice feeds list" in sluice("status").out
 
 
 def test_unreadable_topic_settings_are_reported_with_the_grant_command(world: World, invoke: Invoke) -> None:
