@@ -86,9 +86,10 @@ def run_benchmarks(
     snappy, zstd; typed has lz4), the records (small: 50 B, large: 10 KB, nested: structs and lists, escapes: escapes
     in every record and keys in another order) or the layout (partitions: 200, skewed: 90 % in one of four, brokers:
     three). avro, protobuf and json_schema have the same fields in these formats, with schema ids. rows is typed with a
-    header as a column, with its hash, and split in three. dlt has its own, with fewer records. `flat` is Sluice alone,
-    over topics of up to 10,000,000 records (or --records) and 1 to 200 partitions. `all` runs all of these. Sluice's
-    parts are measured alone as well, on the same bytes: checksums, codec, decoding, JSON, contract and Parquet.
+    header as a column, with its hash, and split in three. kinds is a mixed topic, landed in one dataset or split by
+    kind. dlt has its own, with fewer records. `flat` is Sluice alone, over topics of up to 10,000,000 records (or
+    --records) and 1 to 200 partitions. `all` runs all of these. Sluice's parts are measured alone as well, on the
+    same bytes: checksums, codec, decoding, JSON, contract and Parquet.
 
     `lake` compares lakes in stores (emulated here) with a local one and counts requests. `cluster` compares a local
     Spark with a standalone one of two workers. `start` measures the phases of a run in a new process, a small

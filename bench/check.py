@@ -37,7 +37,7 @@ _SENT = f"""
 _LANDED = f"""
     SELECT {{partition}} AS partition, {{offset}} AS "offset", {{key}} AS key, {{value}} AS value,
         epoch_ms({{time}}) AS stamp, coalesce({{headers}}, [])::{_HEADERS} AS headers
-    FROM read_parquet($files) WHERE {{topic}} = $topic AND {{time_type}} = 0
+    FROM read_parquet($files, union_by_name = true) WHERE {{topic}} = $topic AND {{time_type}} = 0
 """
 Schema = Sequence[tuple[str, str]]
 

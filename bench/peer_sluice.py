@@ -20,6 +20,7 @@ from typing import Any
 
 from bench.formats import FORMATS, SCHEMA_ID
 from bench.stand import PeerTask, Ready, serve
+from bench.workloads import KINDS, OF_ALL_KINDS
 from sluice import __version__
 from sluice.cli.terminal.process import fast_imports
 from sluice.pipelines.batch.land import land
@@ -85,13 +86,17 @@ _MORE_COLUMNS = {rows: {"sent": "string header trace"} for rows in ("placed", "p
 
 
 def _with_outputs(task: PeerTask, settings: dict[str, Any], out: Path) -> Feed:
-    """A feed with three outputs, chosen by a field of the orders."""
+    """A feed with three outputs: the kinds of mixed events with their own columns, or orders by a field."""
     into: dict[str, Any] = {"web": {}, "stores": {"values": ["store", "app"]}, "phone": {}}
-    typed, context = {"format": "json", "schema": task.schema}, {"root": out.parent}
-    feed = Feed.model_validate(settings | {"split": {"by": {"field": "channel"}, "into": into}}, context=context)
-    outputs = [Feed.model_validate(settings | typed, context=context) for _ in into]
-    own = (o.model_copy(update={"output": name}) for name, o in zip(into, outputs, strict=True))
-    return feed.model_copy(update={"outputs": tuple(own)})
+    columns, field = dict.fromkeys(into, task.schema), "channel"
+    if "kind" in task.schema:
+        columns, field = {kind: OF_ALL_KINDS | own for kind, own in KINDS.items()}, "kind"
+        into = {kind: {} for kind in columns}
+    context = {"root": out.parent}
+    feed = Feed.model_validate(settings | {"split": {"by": {"field": field}, "into": into}}, context=context)
+    typed = {kind: settings | {"format": "json", "schema": schema} for kind, schema in columns.items()}
+    outputs = (Feed.model_validate(t, context=context).model_copy(update={"output": kind}) for kind, t in typed.items())
+    return feed.model_copy(update={"outputs": tuple(outputs)})
 
 
 def _with_schema(task: PeerTask, settings: dict[str, Any], out: Path) -> Feed:

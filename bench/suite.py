@@ -92,6 +92,12 @@ _OTHERS = (
         (SLUICE, SLUICE_PLACED, SLUICE_PROTECTED, SLUICE_SPLIT),
     ),
     Race(
+        "kinds",
+        "events of three kinds in one dataset of all their fields, or split into three of their own",
+        workloads.MIXED_EVENTS,
+        (SLUICE, SLUICE_SPLIT),
+    ),
+    Race(
         "dlt",
         "Kafka's columns into Parquet; dlt's are without headers",
         workloads.FEW_ORDERS,

@@ -320,6 +320,31 @@ NESTED = Workload(
     ),
 )
 ROWS_ORDERS = replace(TYPED_ORDERS, name="rows-orders", records=OTHER_RECORDS)
+OF_ALL_KINDS = {"kind": "string", "order_id": "string", "ts": "timestamp"}
+KINDS = {
+    "order": {"customer": "string", "amount": "decimal(12,2)", "items": "int32"},
+    "payment": {"currency": "string", "paid": "decimal(12,2)", "channel": "string"},
+    "shipment": {"country": "string", "boxes": "int32", "status": "string"},
+}
+"""Events of a mixed topic, by the value of their field `kind`, and the columns that no other kind has."""
+_EVENT = '{"kind":"%s","order_id":"<order>","ts":"<time>",%s}'
+_EVENTS = (
+    _EVENT % ("order", '"customer":"<customer>","amount":<whole>.<cents>,"items":<items>'),
+    _EVENT % ("payment", '"currency":"<currency>","paid":<whole>.<cents>,"channel":"<channel>"'),
+    _EVENT % ("shipment", '"country":"<country>","boxes":<items>,"status":"<status>"'),
+)
+MIXED_EVENTS = Workload(
+    name="mixed-events",
+    about="JSON events of three kinds, in any order, of about 130 bytes",
+    shape=RecordShape(
+        _CUSTOMER,
+        "CASE (r >> 50) % 3 {} END".format(
+            " ".join(f"WHEN {n} THEN {_fill_template(event, **_FIELDS)}" for n, event in enumerate(_EVENTS))
+        ),
+    ),
+    records=OTHER_RECORDS,
+    schema=tuple((OF_ALL_KINDS | KINDS["order"] | KINDS["payment"] | KINDS["shipment"]).items()),
+)
 ESCAPES = replace(
     TYPED_ORDERS,
     name="escapes",
