@@ -334,6 +334,15 @@ def test_lookup_without_transactions_adds_at_most_two_requests_per_leader(
     }
 
 
+def test_boundary_is_not_looked_for_behind_the_end_of_the_log() -> None:
+    """A broker answers a fetch there after half a second."""
+    brokers = make_brokers(make_plain_log(10), 3, 1)
+    cluster = brokers.build_cluster()
+    hits = cluster.offsets_at(dict.fromkeys(brokers.logs, CLOCK + 5), max_skew=300_000)
+    assert {hit and (hit.offset, hit.timestamp) for hit in hits.values()} == {(5, CLOCK + 5)}
+    assert brokers.requests["Fetch"] == 1
+
+
 @pytest.mark.parametrize("by_partition", [False, True])
 def test_brokers_before_kafka_3_5_are_treated_as_untiered(monkeypatch: pytest.MonkeyPatch, by_partition: bool) -> None:
     brokers, versions = make_brokers(make_plain_log(20_000), 20, 1), []
