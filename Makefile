@@ -63,6 +63,9 @@ drills: setup    ## an operator's year on a real Kafka: one process after anothe
 readers: setup build/readers/spark41 build/readers/chdb  ## each type, reader and filter over landed rows; HOW=write updates the docs
 	SLUICE_TEST_READERS=$(HOW) SLUICE_TEST_SPARK_TABLES=$(CURDIR)/build/readers/spark41/bin/python \
 		SLUICE_TEST_CHDB=$(CURDIR)/build/readers/chdb/bin/python .venv/bin/python -m pytest -v -n 0 tests/readers $(ARGS)
+	SLUICE_TEST_SPARK_TABLES=$(CURDIR)/build/readers/spark41/bin/python SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python \
+		-m pytest -v -n 0 -m "faults or soak or slow" tests/integration/test_tables_spark.py \
+		tests/integration/test_tables_rest.py tests/faults/test_tables_current.py $(ARGS)
 
 build/readers/spark41: $(READY)
 	rm -rf $@ && .venv/bin/python -m venv $@ && $@/bin/pip install -q pyspark==4.1.1 pyarrow==26.0.1 && touch $@

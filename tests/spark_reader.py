@@ -17,8 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 PACKAGES = {
-    "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0,org.xerial:sqlite-jdbc:3.49.1.0",
+    "iceberg": f"{_ICEBERG},org.xerial:sqlite-jdbc:3.49.1.0",
+    "rest": f"{_ICEBERG},org.apache.iceberg:iceberg-aws-bundle:1.12.0",
     "delta": "io.delta:delta-spark_4.1_2.13:4.1.0",
 }
 PYTHON = "SLUICE_TEST_SPARK_TABLES"
@@ -77,17 +79,25 @@ class Session:
 
 
 def open_session(kind: str, warehouse: str) -> Any:
-    """Returns a session that reads tables of the kind; for any other kind, only files."""
+    """Returns a session that reads tables of the kind; for any other kind, only files.
+
+    For "rest", the folder's `rest.json` has the properties of an Iceberg catalog.
+    """
     from pyspark.sql import SparkSession
 
+    iceberg = {
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        "spark.sql.catalog.sluice": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.sluice.cache-enabled": "false",  # it keeps a table's snapshot for 30 s
+    }
+    own = json.loads(Path(warehouse, "rest.json").read_text()) if kind == "rest" else {}
     catalog = {
-        "iceberg": {
-            "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-            "spark.sql.catalog.sluice": "org.apache.iceberg.spark.SparkCatalog",
+        "rest": iceberg | {f"spark.sql.catalog.sluice.{name}": value for name, value in own.items()},
+        "iceberg": iceberg
+        | {
             "spark.sql.catalog.sluice.catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
             "spark.sql.catalog.sluice.uri": f"jdbc:sqlite:{warehouse}/catalog.db",
             "spark.sql.catalog.sluice.warehouse": warehouse,
-            "spark.sql.catalog.sluice.cache-enabled": "false",  # it keeps a table's snapshot for 30 s
         },
         "delta": {
             "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

@@ -27,8 +27,8 @@ from tests.checker.invariants import Settings, check
 from tests.checker.lake import Folder
 from tests.faults.erasers import erase_person, erase_until_killed
 from tests.faults.writers import merge
+from tests.integration.canaries import read_everything
 from tests.integration.support import FeedProject, open_feed_ledger, open_inline_ports, run
-from tests.integration.test_protection import read_everything
 
 pytestmark = pytest.mark.faults
 BROKERS = 1

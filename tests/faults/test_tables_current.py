@@ -1,11 +1,13 @@
 """A table of current rows over a real Kafka, while runs, repeated landings, compactions and publishers are killed at
 random. After each round, every new snapshot has the rows of a dictionary that is folded from Kafka's records up to the
-snapshot's mark. PyIceberg or deltalake reads it, and DuckDB reads its files.
+snapshot's mark. PyIceberg or deltalake reads it, DuckDB reads its files, and where `make readers` names its Python,
+Spark reads it with a filter.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.operating.feed_tables import compare_tables
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.open_ports import open_tables
+from tests import spark_reader
 from tests.faults.account import SEED
 from tests.faults.writers import bring_up, land, land_again, merge, start_writer
 from tests.integration.support import FeedProject, consume_topic, open_feed_ledger, open_inline_ports
@@ -48,8 +51,11 @@ def test_current_rows_match_a_dictionary_while_writers_are_killed(
         window="{length: 1m, grace: 0s}",
     )
     reader: Reader = IcebergReader("db.orders_now", catalog)
+    table = "sluice.db.orders_now"
     if kind == "delta":
-        reader = DeltaReader(f"{tmp_path}/.sluice/lake/tables/orders_current")
+        reader = DeltaReader(path := f"{tmp_path}/.sluice/lake/tables/orders_current")
+        table = f"delta.`{path}`"
+    spark = spark_reader.Session(kind, tmp_path) if spark_reader.PYTHON in os.environ else None
     rows, ends = dict[int, int](), Counter[tuple[str, str]]()
     (tmp_path / "ended").mkdir()
     for _ in range(ROUNDS):
@@ -62,14 +68,16 @@ def test_current_rows_match_a_dictionary_while_writers_are_killed(
                 process.kill()
                 process.join()
                 ends[writer, "killed"] += 1
-        _check(project, feed, reader)
+        _check(project, feed, reader, spark, table)
     ends.update((note.name.partition("-")[0], note.read_text()) for note in (tmp_path / "ended").iterdir())
     assert all(any(how == "killed" for writer, how in ends if writer == name) for name in ("land", "bring_up"))
     unexpected = ("TableRefused", "TableDiffers", "EntriesLost")
     assert [how for _, how in ends if how.startswith(unexpected)] == []
     for write in (land, land_again, merge, bring_up):
         write(feed)
-    _check(project, feed, reader)
+    _check(project, feed, reader, spark, table)
+    if spark:
+        spark.__exit__()
     assert dict(reader.read_rows(reader.list_snapshots()[-1], COLUMNS)) == rows
     with open_inline_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
         assert all(compared.right for _, compared in compare_tables(feed, ports, tables))
@@ -93,7 +101,7 @@ def _produce(project: FeedProject, chance: random.Random, rows: dict[int, int]) 
     producer.close()
 
 
-def _check(project: FeedProject, feed: Feed, reader: Reader) -> None:
+def _check(project: FeedProject, feed: Feed, reader: Reader, spark: spark_reader.Session | None, table: str) -> None:
     """Assert that the newest snapshot has the rows of all records that had landed before its mark."""
     with open_inline_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
         assert tables.current
@@ -117,3 +125,6 @@ def _check(project: FeedProject, feed: Feed, reader: Reader) -> None:
     assert dict(rows) == expected
     assert len(rows) == len(expected)
     assert read_by_duckdb(reader.list_files(head.snapshot), COLUMNS) == rows
+    if spark:
+        some = spark.read_rows(f"SELECT id, amount FROM {table} VERSION AS OF {head.snapshot} WHERE id >= {KEYS // 2}")
+        assert sorted(some) == sorted((i, amount) for i, amount in expected.items() if i >= KEYS // 2)

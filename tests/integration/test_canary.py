@@ -25,6 +25,7 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.clouds import CloudStore, sign_token
+from tests.integration.canaries import find_canaries, read_everything
 from tests.resources.kafka.tools import open_producer
 from tests.stores import Store
 
@@ -285,7 +286,7 @@ def test_no_output_contains_a_secret(project: Path, tmp_path: Path) -> None:
 
     outputs = [("stdout", process.stdout), ("stderr", process.stderr)]
     contents = [*_read_everything(project, scratch), *outputs, *(("/proc/0/cmdline", line) for line in command_lines)]
-    assert [name for name, data in contents if _has_canary(data)] == []
+    assert find_canaries(contents, _encode_forms()) == set()
     for kind, text in KNOWN_CONTENT.items():
         assert any(kind in name and text in data for name, data in contents), f"the search did not read {kind}"
 
@@ -298,7 +299,7 @@ def test_search_detects_a_canary(tmp_path: Path) -> None:
     (tmp_path / "b").write_text(json.dumps({"a": secret}))
     (tmp_path / "c").write_text(base64.b64encode(secret.encode()).decode())
     (tmp_path / "d").write_text(quote(secret, safe=""))
-    assert sum(_has_canary(data) for _, data in _read_files(tmp_path)) == 4
+    assert len(find_canaries(read_everything(tmp_path), _encode_forms())) == 4
 
 
 # -- search
@@ -325,43 +326,15 @@ def _record_command_lines() -> Iterator[set[bytes]]:
         watcher.join()
 
 
-def _has_canary(data: bytes) -> bool:
-    return any(form in data for secret in (*CANARIES.values(), *IN_FILES.values()) for form in _encode_forms(secret))
-
-
-def _encode_forms(secret: str) -> Iterator[bytes]:
-    yield from (text.encode() for text in (secret, quote(secret), quote(secret, safe=""), json.dumps(secret)[1:-1]))
-    yield base64.b64encode(secret.encode())
+def _encode_forms() -> Iterator[bytes]:
+    for secret in (*CANARIES.values(), *IN_FILES.values()):
+        yield from (text.encode() for text in (secret, quote(secret), quote(secret, safe=""), json.dumps(secret)[1:-1]))
+        yield base64.b64encode(secret.encode())
 
 
 def _read_everything(project: Path, scratch: Path) -> Iterator[tuple[str, bytes]]:
     """Read all that the commands wrote: the project with Dagster's home and logs, the lake, and scratch files."""
-    yield from (file for file in _read_files(project) if Path(file[0]).parent != project / SECRETS)
-    yield from _read_files(scratch)
+    yield from (file for file in read_everything(project) if Path(file[0]).parent != project / SECRETS)
+    yield from read_everything(scratch)
     lake = open_lake(load_feed(project / "feeds" / "orders.yaml", CANARIES))
     yield from ((path, lake.get(path) or b"") for path in lake.list(""))
-
-
-def _read_files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        data = path.read_bytes()
-        yield str(path), data
-        if data.startswith(b"SQLite format 3"):
-            yield from _read_cells(path)
-
-
-def _read_cells(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Decompress the compressed cells of a database."""
-    with sqlite3.connect(path) as db:
-        for (name,) in db.execute("select name from sqlite_master where type = 'table'").fetchall():
-            for row in db.execute(f'select * from "{name}"'):
-                for cell in row:
-                    if isinstance(cell, bytes) and (inflated := _inflate(cell)):
-                        yield f"{path} {name}", inflated
-
-
-def _inflate(cell: bytes) -> bytes:
-    try:
-        return zlib.decompress(cell)
-    except zlib.error:
-        return b""

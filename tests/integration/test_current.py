@@ -33,6 +33,7 @@ from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_registry import LocalRegistry
 from sluice.resources.open_ports import open_tables
 from sluice.resources.project import Project
+from tests.integration.canaries import read_everything
 from tests.integration.conftest import Call
 from tests.integration.support import (
     FeedProject,
@@ -44,7 +45,6 @@ from tests.integration.support import (
     run,
 )
 from tests.integration.test_avro import send, serialize_orders
-from tests.integration.test_protection import read_everything
 from tests.integration.test_protobuf import serialize_orders as serialize_messages
 from tests.pipelines.records.protobuf.rows import NOWHERE, make_message_class
 from tests.table_readers import DeltaReader, IcebergReader, Row, read_by_duckdb

@@ -21,9 +21,9 @@ from kafka import KafkaProducer
 from sluice.pipelines.maintenance.erasure import decide
 from sluice.pipelines.operating.record_search import Criteria, search
 from sluice.resources.local.local_kafka import LocalKafka
+from tests.integration.canaries import Canaries, find_canaries, read_everything
 from tests.integration.conftest import Call
 from tests.integration.support import FeedProject, open_feed_ledger, open_inline_ports
-from tests.integration.test_protection import Canaries, find_canaries, read_everything
 
 STAMP, WINDOWS = 1_700_000_000_000, ("2023-11-14T22", "2023-11-14T23")
 SCHEMA = {"id": "int64 not null", "email": "string", "tags": "map<string, string>"}

@@ -8,20 +8,16 @@ republish, reports, rescans, tables, Dagster's record of the run, and the output
 from __future__ import annotations
 
 import base64
-import contextlib
-import gzip
 import hashlib
 import hmac
-import io
 import json
 import os
 import re
-import secrets
 import sqlite3
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +29,7 @@ from kafka import KafkaProducer
 from sluice.pipelines.feed.feed import Feed
 from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
+from tests.integration.canaries import Canaries, find_canaries, read_everything
 from tests.integration.conftest import Call
 from tests.integration.support import FeedProject, consume_topic, list_files, query_files, rescan_feed, run
 
@@ -98,48 +95,6 @@ def hash_text(text: str) -> str:
     return hmac.new(KEY.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
-class Canaries:
-    """Makes unique texts, and remembers them."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def take(self) -> str:
-        self.texts.append(f"canary{secrets.token_hex(8)}")
-        return self.texts[-1]
-
-    def make_value(self, **other: Any) -> bytes:
-        """A record's value with a canary in each protected field, and unknown fields at several depths."""
-        own = {
-            "id": 1,
-            "email": f"{self.take()}@example.com",
-            "user": {"ip": self.take(), "name": self.take(), "ssn": self.take(), "more": {"SSN": self.take()}},
-            "card": f"{self.take()}1234",
-            "lines": [{"sku": "a", "ssn": self.take()}, {"sku": "b", "other": [{"ssn": {"deep": self.take()}}]}],
-            "tags": {"ssn": self.take(), "token": self.take(), "color": "red"},
-            "payload": {"a": [{"ssn": self.take(), "token": [self.take(), {"x": self.take()}]}]},
-            "plain": "visible-text",
-            "unknown": {"ssn": self.take(), "token": self.take(), "kept": "visible-extra"},
-            "ssn": self.take(),
-        }
-        return json.dumps(own | other).replace('"SSN"', '"\\u0053SN"').encode()
-
-    def make_headers(self) -> list[tuple[str, bytes]]:
-        secret = [("auth", self.take().encode()), ("X-User", self.take().encode())]
-        return [*secret, ("trace", b"visible-header")]
-
-    def make_key(self) -> bytes:
-        return self.take().encode()
-
-    def list_forms(self) -> Iterator[bytes]:
-        """How a canary may be written: as text, in hex, and in base64 at each of its three beginnings."""
-        for text in self.texts:
-            yield from (text.encode(), text.encode().hex().encode(), text.encode().hex().upper().encode())
-            for before in (b"", b"x", b"xx"):
-                encoded = base64.b64encode(before + text.encode() + b"xx")
-                yield encoded[4 : 4 * (len(text) // 3)]
-
-
 @pytest.fixture
 def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> FeedProject:
     return FeedProject(tmp_path, kafka, fresh_topic(partitions=2))
@@ -183,60 +138,6 @@ def build_records(canaries: Canaries) -> list[Record]:
     values += [canaries.make_value(email=canaries.take()) for _ in range(2)]  # these break the contract
     values += [b"\xff" + canaries.make_value(), canaries.make_value(number=canaries.take())]
     return [(canaries.make_key(), value, canaries.make_headers()) for value in values]
-
-
-def read_everything(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Each file with all that is compressed in it: columns of Parquet, cells of databases, documents."""
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        data = path.read_bytes()
-        yield str(path), data
-        for inflate in (gzip.decompress, zlib.decompress, lambda d: pa.decompress(d, 1 << 24, "zstd").to_pybytes()):
-            try:
-                yield f"{path} inflated", inflate(data)
-            except Exception:  # noqa: BLE001 - it is not compressed like this
-                continue
-        if data.startswith(b"PAR1"):
-            yield f"{path} rows", read_parquet(data)
-        if data.startswith(b"Obj\x01"):
-            yield f"{path} entries", read_avro(data)
-        if data.startswith(b"SQLite format 3"):
-            yield from read_cells(path)
-
-
-def read_parquet(data: bytes) -> bytes:
-    """All cells of the file, its metadata and its statistics."""
-    file = pq.ParquetFile(io.BytesIO(data))
-    texts = [repr(file.metadata.to_dict()), repr(file.schema), repr(file.read().to_pylist())]
-    return "\n".join(texts).encode()
-
-
-def read_avro(data: bytes) -> bytes:
-    """The inflated blocks of an Avro file. Each ends with the marker at the file's end, and begins with two numbers."""
-    out = []
-    for block in data.split(data[-16:]):
-        for first in range(2, min(len(block), 20)):
-            with contextlib.suppress(zlib.error):
-                out.append(zlib.decompress(block[first:], -zlib.MAX_WBITS))
-                break
-    return b"\n".join(out)
-
-
-def read_cells(path: Path) -> Iterator[tuple[str, bytes]]:
-    with sqlite3.connect(path) as db:
-        for (name,) in db.execute("select name from sqlite_master where type = 'table'").fetchall():
-            for row in db.execute(f'select * from "{name}"'):
-                for cell in row:
-                    data = cell.encode() if isinstance(cell, str) else cell if isinstance(cell, bytes) else b""
-                    yield f"{path} {name}", data
-                    if data.startswith(b"x"):
-                        try:
-                            yield f"{path} {name}", zlib.decompress(data)
-                        except zlib.error:
-                            continue
-
-
-def find_canaries(contents: list[tuple[str, bytes]], forms: list[bytes]) -> set[str]:
-    return {f"{name}: {form!r}" for name, data in contents for form in forms if form in data}
 
 
 @pytest.mark.slow

@@ -21,9 +21,10 @@ from sluice.assets.instance.instance import open_instance
 from sluice.pipelines.feed.feed import Feed
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
+from tests.integration.canaries import read_everything
 from tests.integration.conftest import Call
 from tests.integration.support import FeedProject, rescan_feed
-from tests.integration.test_protection import hash_text, read_everything
+from tests.integration.test_protection import hash_text
 from tests.integration.test_protection import produce as produce_records
 from tests.integration.test_protection import write_feed as write_protected_feed
 from tests.integration.test_split import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
@@ -19,7 +20,7 @@ from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.resources.lake import open_store
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.open_ports import open_table, open_tables
-from tests import rest_catalog
+from tests import rest_catalog, spark_reader
 from tests.integration.support import FeedProject, run
 from tests.integration.test_current import Customers, build_change, build_row
 from tests.pipelines.landed_world import HOUR, START, A, B, World, split_offsets
@@ -185,3 +186,10 @@ def test_history_and_current_rows_in_the_reference_catalog(
         marks = [int(s.summary.additional_properties["sluice.mark"]) for s in table.metadata.snapshots]
         assert marks == sorted(set(marks))
         assert table.io.properties["s3.session-token"] == rest_catalog.VENDED
+        if spark_reader.PYTHON in os.environ:
+            own = access | {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": s3_store.settings.region}
+            (tmp_path / "rest.json").write_text(json.dumps(own))
+            with spark_reader.Session("rest", tmp_path) as spark:
+                changed = "SELECT kafka_offset, op FROM sluice.db.customers WHERE op <> 'c' AND kafka_offset >= 2"
+                assert sorted(spark.read_rows(changed)) == [(2, "u"), (3, "d")]
+                assert spark.read_rows("SELECT id, name FROM sluice.db.customers_now WHERE id < 9") == [(1, "Ada L.")]

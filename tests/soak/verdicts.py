@@ -23,7 +23,7 @@ from tests.checker.invariants import NAMES, Settings, Verdict, check
 from tests.checker.lake import Folder, fetch_s3
 from tests.checker.ledger import fold_entries
 from tests.faults.kinds import list_letters, list_quarantined
-from tests.integration.test_protection import read_everything
+from tests.integration.canaries import read_everything
 from tests.resources.kafka.tools import is_stable, wait_until
 from tests.soak.commands import Commands
 from tests.soak.faults import SKEW
