@@ -126,5 +126,7 @@ def _check(project: FeedProject, feed: Feed, reader: Reader, spark: spark_reader
     assert len(rows) == len(expected)
     assert read_by_duckdb(reader.list_files(head.snapshot), COLUMNS) == rows
     if spark:
-        some = spark.read_rows(f"SELECT id, amount FROM {table} VERSION AS OF {head.snapshot} WHERE id >= {KEYS // 2}")
-        assert sorted(some) == sorted((i, amount) for i, amount in expected.items() if i >= KEYS // 2)
+        filtered = spark.read_rows(
+            f"SELECT id, amount FROM {table} VERSION AS OF {head.snapshot} WHERE id >= {KEYS // 2}"
+        )
+        assert sorted(filtered) == sorted((i, amount) for i, amount in expected.items() if i >= KEYS // 2)
