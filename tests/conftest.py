@@ -1,8 +1,8 @@
 """Real clusters for the integration tests, and topics that no two tests share.
 
 The fixtures `kafka`, `kafka3`, `secured` and `zookeeper` mark a test with `kafka`; a cluster starts when the first test
-requests it and is deleted at the end with its data. All workers share `kafka`. The others, which tests stop and change,
-last for a module: an idle broker takes more than a CPU second a minute.
+requests it and is deleted at the end with its data. All workers share `kafka`, `registry` and `s3_store`. The other
+clusters, which tests stop and change, last for a module: an idle broker takes more than a CPU second a minute.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from sluice.pipelines.model.receipts import ENGINE, EngineKind
 from sluice.pipelines.records.compiled import library
 from sluice.resources.kafka.connection.zero_copy_transport import ClosingClient
 from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local.local_registry import LocalRegistry
 from tests.clouds import CloudStore, run_azurite, run_google
-from tests.shared_kafka import share_kafka
-from tests.stores import Store, open_store
+from tests.shared_servers import SharedServers, share_servers
+from tests.stores import Store, share_store
 from tests.zookeepers import LocalZooKeeper
 
 # An xdist worker's main module has neither file nor spec. Spark mistakes that for one of its doctests, and ends
@@ -124,11 +125,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
-    """One broker for all workers: leave its topics and groups alone unless they are yours."""
+def shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServers]:
     own = tmp_path_factory.getbasetemp()
-    with share_kafka((own.parent if _WORKER else own) / "shared") as cluster:
-        yield cluster
+    with share_servers((own.parent if _WORKER else own) / "shared") as servers:
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def kafka(shared_servers: SharedServers) -> LocalKafka:
+    """One broker for all workers: leave its topics and groups alone unless they are yours."""
+    root = shared_servers.folder / "kafka"
+
+    def attach() -> LocalKafka | None:
+        return cluster if (root / "cluster.json").exists() and (cluster := LocalKafka.attach(root)).running else None
+
+    return shared_servers.start("kafka", lambda: LocalKafka(root, keep=False), attach)
+
+
+@pytest.fixture(scope="session")
+def registry(shared_servers: SharedServers) -> LocalRegistry:
+    """A real registry for all workers: each test uses its own subjects."""
+    server = LocalRegistry(shared_servers.folder / "registry", keep=False)
+    return shared_servers.start("registry", lambda: server, lambda: server if server.running else None)
 
 
 @pytest.fixture(scope="module")
@@ -155,10 +173,9 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalZooKeep
 
 
 @pytest.fixture(scope="session")
-def s3_store() -> Iterator[Store]:
-    """A bucket for the whole session; each lake in it has a unique prefix."""
-    with open_store() as bucket:
-        yield bucket
+def s3_store(shared_servers: SharedServers) -> Store:
+    """A bucket for all workers; each lake in it has a unique prefix."""
+    return share_store(shared_servers)
 
 
 @pytest.fixture(scope="session")

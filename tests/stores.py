@@ -17,6 +17,7 @@ import boto3
 
 from sluice.pipelines.feed.stores import S3Settings
 from sluice.resources.local.local_s3 import LocalS3
+from tests.shared_servers import SharedServers
 
 
 @dataclass(frozen=True)
@@ -70,4 +71,28 @@ def open_store() -> Iterator[Store]:
         yield Store(bucket, S3Settings.model_validate(settings), local=False)
         return
     with LocalS3() as server:
-        yield Store(server.lake.removeprefix("s3://"), server.settings.model_copy(update={"retries": 3}), local=True)
+        yield _build_local_store(server.endpoint)
+
+
+def _build_local_store(endpoint: str) -> Store:
+    server = LocalS3()
+    server.endpoint = endpoint
+    return Store(server.lake.removeprefix("s3://"), server.settings.model_copy(update={"retries": 3}), local=True)
+
+
+def share_store(servers: SharedServers) -> Store:
+    """Return the store of all workers."""
+    address = servers.folder / "s3"
+
+    @contextmanager
+    def run() -> Iterator[Store]:
+        with open_store() as store:
+            if store.local:
+                address.write_text(store.settings.endpoint or "")
+            yield store
+            address.unlink(missing_ok=True)
+
+    def attach() -> Store | None:
+        return _build_local_store(address.read_text()) if address.exists() else None
+
+    return servers.start("s3", run, attach)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sluice.cli.main import main
-from sluice.resources.local.local_registry import LocalRegistry
 
 if TYPE_CHECKING:
     from tests.integration.support import FeedProject
@@ -39,13 +38,6 @@ def lake(request: pytest.FixtureRequest) -> Lines:
         return dict
     lines: Lines = request.getfixturevalue(f"{request.param}_store").build_feed_settings
     return lines
-
-
-@pytest.fixture(scope="session")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRegistry]:
-    """A real registry, shared by all tests of a process: each test uses its own subjects."""
-    with LocalRegistry(tmp_path_factory.mktemp("registry"), keep=False) as local_registry:
-        yield local_registry
 
 
 @pytest.fixture
