@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -66,6 +67,13 @@ class World:
 
     def reopen_ledger(self) -> Ledger:
         return Ledger(self.lake, "orders", lambda: self.now, "test", "c")
+
+    def fork(self) -> Self:
+        """Return a copy with a lake, a ledger and a liveness of its own, in the same state."""
+        other = copy.copy(self)
+        other.lake, other.liveness = MemoryLake(self.lake.files), MemoryLiveness(set(self.liveness.dead))
+        other.ledger = other.reopen_ledger()
+        return other
 
     @property
     def ports(self) -> Ports:

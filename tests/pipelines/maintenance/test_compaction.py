@@ -383,11 +383,12 @@ def test_batch_abandoned_meanwhile_publishes_nothing(world: World, monkeypatch: 
 @pytest.mark.slow
 @pytest.mark.parametrize("shares", [False, True])
 def test_a_crash_at_any_write_leaves_every_row_exactly_once(shares: bool, tmp_path: Path) -> None:
+    landed = World(tmp_path, shares=shares)
+    landed.land(*split_offsets(A, 50), *split_offsets(B, 100), bad=1)
+    before = _sort_rows(landed.read_rows())
     crashed, at = 0, 0
     while crashed == at:
-        world = World(tmp_path / str(at), shares=shares)
-        world.land(*split_offsets(A, 50), *split_offsets(B, 100), bad=1)
-        before = _sort_rows(world.read_rows())
+        world = landed.fork()
         with contextlib.suppress(Died), crash_after(world.lake, at):
             world.compact()
             at -= 1

@@ -301,11 +301,12 @@ def test_batch_planned_just_before_the_retire_entry_is_detected(world: World) ->
 
 
 def test_expiry_that_crashes_at_any_write_is_completed_later(tmp_path: Path) -> None:
+    landed = World(tmp_path)
+    landed.land(*split_offsets(A, 50), *split_offsets(B, 50), bad=1)
+    files = landed.list_files()
     at, ended = 0, False
     while not ended:
-        world = World(tmp_path / str(at))
-        world.land(*split_offsets(A, 50), *split_offsets(B, 50), bad=1)
-        files = world.list_files()
+        world = landed.fork()
         with contextlib.suppress(Died), crash_after(world.lake, at):
             expire_by_hand(world)
             ended = True

@@ -635,13 +635,13 @@ def test_ranges_reserved_by_another_batch_are_skipped_and_reported(world: Typed)
 
 @pytest.mark.slow
 def test_a_crash_at_any_write_leaves_every_record_exactly_once(tmp_path: Path) -> None:
+    landed = Typed(tmp_path)
+    landed.land((A, 0, 100), (A, 100, 200), *split_offsets(B, 100))
+    landed.write_feed(WIDER)
+    before, files = {kind: sorted(landed.list_positions(kind)) for kind in PartKind}, landed.list_files()
     crashed, at = 0, 0
     while crashed == at:
-        world = Typed(tmp_path / str(at))
-        world.land((A, 0, 100), (A, 100, 200), *split_offsets(B, 100))
-        world.write_feed(WIDER)
-        before = {kind: sorted(world.list_positions(kind)) for kind in PartKind}
-        files = world.list_files()
+        world = landed.fork()
         with contextlib.suppress(Died), crash_after(world.lake, at):
             world.replay(Filter(windows=frozenset({START})))
             at -= 1

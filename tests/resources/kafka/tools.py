@@ -183,11 +183,12 @@ def open_admin(cluster: LocalKafka) -> Iterator[KafkaAdminClient]:
 
 
 def wait_until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Wait until the condition is true, and return its value."""
-    deadline = time.monotonic() + seconds
+    """Wait until the condition is true, and return its value. Checks of it take at most half of the time."""
+    deadline, began = time.monotonic() + seconds, time.monotonic()
     while not (value := true()):
         assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.05)
+        time.sleep(max(0.05, time.monotonic() - began))
+        began = time.monotonic()
     return value
 
 
