@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaAdminClient, KafkaProducer
 
 from sluice.pipelines.audit.explain_offset import explain
 from sluice.pipelines.errors import SluiceError
@@ -207,17 +208,29 @@ def read_peaks(root: int, peaks: dict[int, int]) -> None:
         del peaks[pid]
 
 
+@pytest.fixture(scope="module")
+def large_topic(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A topic whose partitions each have a batch that expands far beyond a task's memory, and one that just fits."""
+    project = FeedProject(tmp_path_factory.mktemp("large"), kafka, f"large-{secrets.token_hex(4)}")
+    with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
+        settings = {"num_partitions": PARTITIONS, "configs": {"retention.ms": "-1"}}
+        admin.create_topics({project.topic: settings}, wait_for_metadata=True)
+    produce(project, "zstd", [*GOOD, b"a" * (240 << 20), b"b" * LANDING, *GOOD], PARTITIONS)
+    return project.topic
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["processes", pytest.param("spark", marks=pytest.mark.spark)])
-def test_no_process_grows_above_task_memory(project: FeedProject, fresh_topic: Callable[..., str], engine: str) -> None:
-    project.topic = fresh_topic(partitions=PARTITIONS)
-    produce(project, "zstd", [*GOOD, b"a" * (240 << 20), b"b" * LANDING, *GOOD], PARTITIONS)
-    feed = project.write_feed(engine=engine, policies="{quarantine_limit: {share: 1}}")
+def test_no_process_grows_above_task_memory(tmp_path: Path, kafka: LocalKafka, large_topic: str, engine: str) -> None:
+    project = FeedProject(tmp_path, kafka, large_topic)
+    settings = {"engine": engine, "group": f"g-{large_topic}-{engine}"}
+    feed = project.write_feed(**settings, policies="{quarantine_limit: {share: 1}}")
     command = [Path(sys.executable).with_name("sluice"), "run", "orders", "--no-dagster"]
     peaks: dict[int, int] = {}
     with subprocess.Popen(command, cwd=project.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         while process.poll() is None:
             read_peaks(process.pid, peaks)
+            time.sleep(0.05)  # a peak stays until its process ends, and workers wait for the end of the run
         output = process.stdout.read() if process.stdout else b""
     assert process.returncode == 0, output.decode()
     assert len(peaks) > 1, "the workers were seen"
