@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -209,19 +209,28 @@ def _compare_peek_and_explain(topic: str, files: duckdb.DuckDBPyRelation, sluice
     assert (explained["class"], explained["record"]["offset"]) == ("landed", first)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]], ids=["once", "twice"])
-def test_ui_listens_on_loopback_shows_new_feeds_and_stops_its_processes(
-    project: Path, unused_port: Callable[[], int], signals: list[signal.Signals]
-) -> None:
-    port = unused_port()
-    (project / "feeds" / "broken.yaml").write_text("topics: [\n")  # the other feeds' pages are still served
+@contextmanager
+def run_ui(port: int, *signals: signal.Signals) -> Iterator[dict[str, Any]]:
+    """Run `sluice ui` during the block, and yield its announcement. The signals end it and all its processes."""
     with subprocess.Popen([*MAIN, "ui", "--port", str(port), "--json"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         announcement = json.loads(process.stdout.readline())
         assert announcement["address"] == f"http://127.0.0.1:{port}"
+        yield announcement
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.5)
+        process.wait()
+    assert process.returncode == (0 if signals[0] == signal.SIGINT else 128 + signal.SIGTERM)
+    assert not any(_is_session_alive(pid) for pid in announcement["pids"].values())
+
+
+@pytest.mark.slow
+def test_ui_listens_on_loopback_and_shows_new_feeds(project: Path, unused_port: Callable[[], int]) -> None:
+    (project / "feeds" / "broken.yaml").write_text("topics: [\n")  # the other feeds' pages are still served
+    query = json.dumps({"query": "{ assetNodes { assetKey { path } } }"}).encode()
+    with run_ui(unused_port(), signal.SIGINT) as announcement:
         assert [e["error"] for e in announcement["broken"]] == ["FeedError"]
-        query = json.dumps({"query": "{ assetNodes { assetKey { path } } }"}).encode()
 
         def list_assets() -> list[str]:
             graphql_request = urllib.request.Request(
@@ -233,12 +242,12 @@ def test_ui_listens_on_loopback_shows_new_feeds_and_stops_its_processes(
         assert "orders/landed" in list_assets()
         (project / "feeds" / "refunds.yaml").write_text("topics: refunds\nstart: earliest\ngroup: g-refunds\n")
         wait_until(lambda: "refunds/landed" in list_assets(), 60)
-        for number in signals:
-            process.send_signal(number)
-            time.sleep(0.5)
-        process.wait()
-    assert process.returncode == (0 if signals[0] == signal.SIGINT else 128 + signal.SIGTERM)
-    assert not any(_is_session_alive(pid) for pid in announcement["pids"].values())
+
+
+@pytest.mark.slow
+def test_ui_that_is_terminated_twice_stops_its_processes(project: Path, unused_port: Callable[[], int]) -> None:
+    with run_ui(unused_port(), signal.SIGTERM, signal.SIGTERM) as announcement:
+        assert all(_is_session_alive(pid) for pid in announcement["pids"].values())
 
 
 def _is_session_alive(pid: int) -> bool:

@@ -25,6 +25,7 @@ from kafka import KafkaProducer
 
 import sluice
 import sluice.dagster
+from sluice.pipelines.model.receipts import ENGINE, EngineKind
 from sluice.pipelines.util.units import parse_window, show_window
 from sluice.resources import local_engine
 from sluice.resources.local.local_kafka import LocalKafka
@@ -231,19 +232,17 @@ def test_dg_lists_checks_and_scaffolds_the_component(tmp_path: Path) -> None:
     project = shutil.copytree(EXAMPLES / "dg_project", tmp_path / "dg_project")
     environ = {k: v for k, v in os.environ.items() if k != "KAFKA_BOOTSTRAP"}
 
-    listed, _, _ = run_dg_one_by_one(
+    listed, *_ = run_dg_one_by_one(
         project,
         environ,
         ("list", "components"),
+        ("check", "defs"),  # before the other component: both show the same folder
         ("scaffold", "defs", "sluice.dagster.FeedsComponent", "more", "--topic", "shop.refunds"),
         ("check", "yaml"),
     )
     assert "sluice.dagster.FeedsComponent" in listed
     assert (project / "feeds" / "shop_refunds.yaml").exists()
-    definition = project / "src/shop/defs/more/defs.yaml"
-    assert "FeedsComponent" in definition.read_text()
-    definition.unlink()  # it shows the same folder as the other component
-    run_dg(project, environ, "check", "defs")
+    assert "FeedsComponent" in (project / "src/shop/defs/more/defs.yaml").read_text()
 
 
 @pytest.mark.spark
@@ -267,10 +266,12 @@ def list_steps(topic: str) -> list[list[str]]:
     return steps
 
 
-@pytest.mark.spark
 @pytest.mark.slow
-def test_steps_of_the_page_land_an_hour_and_run_the_asset_downstream(tmp_path: Path, hour: str) -> None:
+def test_steps_of_the_page_land_an_hour_and_run_the_asset_downstream(
+    tmp_path: Path, hour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From a project of `dg` without feeds to the revenue of an hour, by the commands and code of docs/dagster.md."""
+    monkeypatch.setenv(ENGINE, EngineKind.PROCESSES)
     topic, project = os.environ["ORDERS_TOPIC"], shutil.copytree(EXAMPLES / "dg_project", tmp_path / "dg_project")
     for own in (project / "feeds", project / "src/shop/defs/ingest"):
         shutil.rmtree(own)
