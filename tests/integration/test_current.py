@@ -49,8 +49,6 @@ from tests.integration.test_protobuf import serialize_orders as serialize_messag
 from tests.pipelines.records.protobuf.rows import NOWHERE, make_message_class
 from tests.table_readers import DeltaReader, IcebergReader, Row, read_by_duckdb
 
-pytestmark = pytest.mark.usefixtures("default_engine")
-
 COLUMNS = ("id", "name", "balance")
 SCHEMA = '{id: int64, name: string, balance: "decimal(18,2) from text"}'
 

@@ -22,7 +22,7 @@ from tests.integration.conftest import Call
 from tests.integration.support import FeedProject, InlineEngine
 from tests.integration.test_lives import find_hour
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("default_engine")]
+pytestmark = pytest.mark.kafka
 CONTRACT = {"expectations": [{"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "id"}}]}
 COMMANDS = """
     audit sales --strict --hashes

@@ -13,7 +13,7 @@ from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Call
 from tests.integration.support import FeedProject, list_files, produce_values
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("default_engine")]
+pytestmark = pytest.mark.kafka
 
 
 @pytest.fixture

@@ -23,8 +23,6 @@ from tests.integration.test_protection import write_feed as write_protected_feed
 from tests.integration.test_republish import REPUBLISH, group_by_partition, run_until_killed, wait_for_records
 from tests.integration.test_split import LENIENT, SPLIT, choose_by_header, expect, produce, write_split_feed
 
-pytestmark = pytest.mark.usefixtures("default_engine")
-
 WINDOWS = ("--from", "2023-11-14T22:00", "--to", "2023-11-14T22:30")
 AS_BEFORE = ("--keep-partitions", "--keep-timestamps", "--yes", "--json")
 

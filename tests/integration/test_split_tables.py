@@ -42,8 +42,6 @@ from tests.integration.test_split import (
 )
 from tests.table_readers import DeltaReader, IcebergReader, Reader, read_by_duckdb
 
-pytestmark = pytest.mark.usefixtures("default_engine")
-
 PLACE = ("kafka_partition", "kafka_offset")
 HOURS = ("--from", "2023-11-14T22:00", "--to", "2023-11-14T23:00")
 
@@ -116,7 +114,7 @@ def test_each_output_has_its_table(project: FeedProject, call: Call) -> None:
         assert code == 0, printed
     produce(project, 200, 1_700_010_000_000)
     write_split_feed(project, rule, **settings | {"limits": "{}"})
-    code, printed = call("run", "github", "--no-dagster", "--engine", "processes")
+    code, printed = call("run", "github", "--no-dagster")
     assert code == 0, printed
     tables.check()
     code, printed = call("table", "status", "github", "--json")
@@ -168,7 +166,7 @@ def test_tables_have_protected_values_only(project: FeedProject, monkeypatch: py
     settings = {"schema": "", "protect": json.dumps(rules), "policies": LENIENT}
     split = {"by": {"field": "kind"}, "into": into}
     write_protected_feed(project, monkeypatch, "github", split=json.dumps(split), **settings)
-    assert call("run", "github", "--engine", "processes")[0] == 0
+    assert call("run", "github")[0] == 0
     for output in into:
         reader = DeltaReader(f"{project.root}/.sluice/lake/data/github/{output}")
         snapshot = reader.list_snapshots()[-1]
@@ -362,7 +360,7 @@ def test_problems_of_tables_name_the_output(project: FeedProject, call: Call) ->
 def test_each_table_is_an_asset_of_its_output(project: FeedProject, call: Call) -> None:
     produce(project, 300, int(time.time() * 1000) - 3_600_000)
     write_split_feed(project, add_tables(project.root), policies=LENIENT)
-    code, printed = call("run", "github", "--engine", "processes")
+    code, printed = call("run", "github")
     assert code == 0, printed
     feed = Project(project.root).feed("github")
     with open_instance(Project(project.root)) as instance:

@@ -20,8 +20,6 @@ from tests.pipelines.landed_world import HOUR, START, A, B, World, split_offsets
 from tests.stores import Store
 from tests.table_readers import get_delta_access, get_iceberg_access
 
-pytestmark = pytest.mark.usefixtures("default_engine")
-
 
 def test_iceberg_table_on_s3_with_postgresql_catalog_has_each_row_once(s3_store: Store, tmp_path: Path) -> None:
     pytest.importorskip("pyiceberg")

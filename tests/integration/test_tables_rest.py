@@ -131,7 +131,6 @@ def test_a_table_in_a_rest_catalog(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("default_engine")
 def test_history_and_current_rows_in_the_reference_catalog(
     kafka: LocalKafka,
     fresh_topic: Callable[..., str],
