@@ -43,6 +43,7 @@ quick: loops     ## lint, types and quick unit tests, for use while you work; AR
 pytest: setup    ## the tests, on two cores; ARGS="-k ledger" are options of pytest
 	@infra/postgres.sh
 	@infra/prometheus.sh
+	@infra/compile_tests.sh
 	.venv/bin/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
 		-o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true $(ARGS)
 
