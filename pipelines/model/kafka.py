@@ -301,6 +301,11 @@ class FetchLimits:
     ahead_bytes: int = 32 << 20
     leaders_only: bool = False
 
+    @property
+    def kept_bytes(self) -> int:
+        """The share of `ahead_bytes` for bytes of answers that later ranges of their partitions begin with."""
+        return self.ahead_bytes // 4
+
     def free_bytes(self, memory: int) -> int:
         """Returns the bytes for rows in a task with this memory."""
         return memory - RESERVED_BYTES - self.ahead_bytes - self.request_bytes

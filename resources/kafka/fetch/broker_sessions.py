@@ -282,13 +282,16 @@ class Sources:
         self.isolation = isolation
         self.limits = limits
         self.rack = rack
-        self.budget = ByteBudget(wire, limits.ahead_bytes)
+        self.budget = ByteBudget(wire, limits.ahead_bytes - limits.kept_bytes)
         self.answers = 0
         """The number of answers with data, which orders readers by their last data."""
+        self.checked: dict[str, int] = {}
+        """The number of answers, by topic, when its id was requested last."""
         self._lanes: dict[tuple[int, str], BrokerSession] = {}
         self._known: dict[str, ClusterView] = {}
         self._layouts: Together[str, ClusterView] = Together(wire, self._ask_layouts)
         self._epochs: dict[int, Together[tuple[Leadership, int], int]] = {}
+        self._epoch_ends: dict[tuple[Leadership, int], int] = {}
 
     def lane(self, node: int, rack: str) -> BrokerSession:
         if (node, rack) not in self._lanes:
@@ -312,11 +315,17 @@ class Sources:
             raise messages.missing(leadership)
         return leadership
 
-    async def epoch_end(self, leadership: Leadership, epoch: int) -> int:
-        """Return the end of `epoch` in the leader's log, −1 if it does not know."""
-        if leadership.leader not in self._epochs:
-            self._epochs[leadership.leader] = Together(self.wire, self._ask_epochs)
-        return await self._epochs[leadership.leader].of((leadership, epoch))
+    async def epoch_end(self, leadership: Leadership, epoch: int, minimum: int) -> int:
+        """Return the end of `epoch` in the leader's log, −1 if it does not know.
+
+        It is not requested again if it was at least `minimum`: a log becomes shorter only in a later leader epoch.
+        """
+        key = leadership, epoch
+        if self._epoch_ends.get(key, -1) < minimum:
+            if leadership.leader not in self._epochs:
+                self._epochs[leadership.leader] = Together(self.wire, self._ask_epochs)
+            self._epoch_ends[key] = await self._epochs[leadership.leader].of(key)
+        return self._epoch_ends[key]
 
     async def bounds(self, leadership: Leadership) -> tuple[int, int]:
         """Return log start and high watermark."""
@@ -341,7 +350,9 @@ class Sources:
         return config is None or not config.only_deletes
 
     async def _ask_layouts(self, topics: Sequence[str]) -> Mapping[str, ClusterView]:
-        return dict.fromkeys(topics, await self.wire.layout(topics))
+        answers, layout = self.answers, await self.wire.layout(topics)
+        self.checked |= dict.fromkeys(topics, answers)
+        return dict.fromkeys(topics, layout)
 
     async def _ask_epochs(self, requests: Sequence[tuple[Leadership, int]]) -> Mapping[tuple[Leadership, int], int]:
         leader = requests[0][0].leader

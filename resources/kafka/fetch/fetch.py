@@ -2,7 +2,8 @@
 
 Promises: ranges start in order, `active_ranges` at once, those of one partition one after another; the bytes buffered
 ahead of the consumer stay within `ahead_bytes`, except for one answer when nothing else is buffered (a record batch
-comes whole, whatever its size). Bytes of a range come in order and without gap; offsets without a batch are passed over
+comes whole, whatever its size). A quarter of these are of answers that reach into a partition's next range, which is
+read from them. Bytes of a range come in order and without gap; offsets without a batch are passed over
 only when the leader confirms that there is none; each leader epoch is checked before it is read from (KIP-320), the
 topic id before the first and after the last fetch. Each range ends with either one `last` or one FetchFailed. Closing
 ends thread and connections.
@@ -15,7 +16,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kafka.errors import (
     KafkaError,
@@ -29,7 +30,7 @@ from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import BrokerTraffic, TaskTraffic
 from sluice.pipelines.ports import Fetched, FetchFailed
-from sluice.pipelines.records.kafka_batches.decode import next_position
+from sluice.pipelines.records.kafka_batches.decode import find_batches, next_position
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Patience, Wire
 from sluice.resources.kafka.fetch.broker_sessions import Sources, TrafficCounter, find_local_starts
@@ -88,6 +89,16 @@ class _End:
     pass
 
 
+class Rest(NamedTuple):
+    """Record batches of an answer, its number and the leader that was asked. Of answers with aborted transactions there
+    is none: which batches these cover is known only from the first batch on. `is_copy`: they hold no other memory."""
+
+    leadership: Leadership
+    answer: int
+    records: memoryview
+    is_copy: bool = False
+
+
 class _Stream:
     """One thread's readers on one side, one consumer on the other, a queue between them."""
 
@@ -95,6 +106,17 @@ class _Stream:
         self._sources = sources
         self._patience = patience
         self._waiting = list(enumerate(ranges))
+        self._rests: dict[TopicPartition, Rest] = {}
+        self._adjacent: dict[int, tuple[OffsetRange | None, int]] = {}
+        """By index, the partition's next range, if it begins where this one ends, and estimated bytes from there on."""
+        later: dict[TopicPartition, int] = {}
+        for index in reversed(range(len(ranges))):
+            piece, at = ranges[index], later.get(ranges[index].tp)
+            if at is not None and ranges[at].start == piece.end:
+                self._adjacent[index] = ranges[at], ranges[at].estimated_bytes + self._adjacent.get(at, (None, 0))[1]
+            later[piece.tp] = index
+        # Half of the room: the batch at an answer's end comes whole.
+        self._share = sources.limits.kept_bytes // (2 * max(len(later), 1))
         self._active: set[TopicPartition] = set()
         self._given_up: set[TopicPartition] = set()
         self._answers_then = -1
@@ -162,9 +184,14 @@ class _Stream:
             self._queue.put(_End())
 
     async def _read(self, index: int, piece: OffsetRange) -> None:
-        reader = RangeReader(self._sources, index, piece, self._queue.put, self._patience_with(piece.tp))
+        following, later_bytes = self._adjacent.get(index, (None, 0))
+        patience, ahead = self._patience_with(piece.tp), min(later_bytes, self._share)
+        reader = RangeReader(self._sources, index, piece, self._queue.put, patience, ahead)
+        reader.rest = self._rests.pop(piece.tp, None)
         try:
             await reader.run()
+            if reader.rest and following:
+                self._keep(reader.rest, following)
         except SluiceError as error:
             self._queue.put(FetchFailed(index, error))
         except (KafkaError, OSError, ValueError) as error:
@@ -174,6 +201,14 @@ class _Stream:
             self._queue.put(FetchFailed(index, self._explain(error, piece, reader.position)))
         self._active.remove(piece.tp)
         self._admit()
+
+    def _keep(self, rest: Rest, piece: OffsetRange) -> None:
+        """Keep the batches for the next range, if there is room. Copy them out of an answer of several partitions."""
+        batches, _ = find_batches(rest.records, piece.start)
+        total = sum(len(other.records) for other in self._rests.values())
+        if len(batches) and total + len(batches) <= self._sources.limits.kept_bytes:
+            own = batches if rest.is_copy else memoryview(bytes(batches))
+            self._rests[piece.tp] = rest._replace(records=own, is_copy=True)
 
     def _patience_with(self, tp: TopicPartition) -> float:
         """Return the patience for a range: 0 if waiting just failed, or each range of a dead leader would take its
@@ -196,11 +231,20 @@ E = TypeVar("E", bound=SluiceError)
 
 class RangeReader:
     """Reads one range. `index`: its position in the stream; `emit`: takes its bytes; `patience`: seconds without
-    progress."""
+    progress; `ahead`: bytes to fetch beyond its end, for the next ranges."""
 
     def __init__(
-        self, sources: Sources, index: int, piece: OffsetRange, emit: Callable[[Fetched], None], patience: float
+        self,
+        sources: Sources,
+        index: int,
+        piece: OffsetRange,
+        emit: Callable[[Fetched], None],
+        patience: float,
+        ahead: int = 0,
     ) -> None:
+        self.rest: Rest | None = None
+        """The batches of the last answer: before the first request, of an earlier range's."""
+        self._beyond = max(ahead, _LEAST_BYTES)
         self._sources = sources
         self._index = index
         self._range = piece
@@ -258,9 +302,11 @@ class RangeReader:
     async def _confirm(self) -> None:
         """Check the topic id once more: a fetch by name (before Kafka 3.1) cannot detect a recreated topic.
 
-        The bytes read count under one id only.
+        The bytes read count under one id only. It need not be requested again if it was since the last of them came.
         """
-        self._same_topic(await self._sources.place(self._range.tp, fresh=True))
+        checked = self._sources.checked.get(self._range.topic, 0)
+        fresh = self.rest is None or checked < self.rest.answer
+        self._same_topic(await self._sources.place(self._range.tp, fresh=fresh))
 
     def _same_topic(self, leadership: Leadership) -> None:
         if leadership.topic_id != self._range.key.topic_id:
@@ -276,7 +322,7 @@ class RangeReader:
     async def _not_truncated(self, leadership: Leadership) -> None:
         """Check that the range's leader epoch does not end before the range does: the log must still hold it."""
         epoch = self._range.leader_epoch if self._range.leader_epoch >= 0 else leadership.leader_epoch
-        end = await self._sources.epoch_end(leadership, epoch)
+        end = await self._sources.epoch_end(leadership, epoch, self._range.end)
         if 0 <= end < self._range.end:
             raise self._truncation(f"leader epoch {epoch} ends at {end}", end)
 
@@ -297,6 +343,13 @@ class RangeReader:
     # -- reading
 
     async def _step(self, leadership: Leadership) -> None:
+        if self.rest and self.rest.leadership == leadership:
+            batches, position = find_batches(self.rest.records, self._position, self._range.end)
+            if position > self._position:
+                self._sources.budget.change(len(batches))  # the consumer releases them
+                self._advance(batches, (), position, self.rest.answer)
+                return
+        self.rest = None
         node = leadership.leader if self._replica is None else self._replica
         lane = self._sources.lane(node, "" if self._leader_only else self._sources.rack)
         part, first = await lane.fetch(FetchAsk(leadership, self._position, self._appetite()), self._fed)
@@ -309,16 +362,18 @@ class RangeReader:
             self._sources.budget.change(-len(part.records))  # the consumer never gets them
             raise
         if position > self._position:
-            self._advance(part, position)
+            number = self._sources.next_answer()
+            self.rest = None if part.aborted else Rest(leadership, number, part.records)
+            self._advance(part.records, part.aborted, position, number)
         else:
             self._sources.budget.change(-len(part.records))
             await self._nothing_new(leadership, part, first)
 
-    def _advance(self, part: FetchPart, position: int) -> None:
-        self._emit(Fetched(self._index, part.records, part.aborted, position, last=False))
+    def _advance(self, records: memoryview, aborted: tuple[tuple[int, int], ...], position: int, answer: int) -> None:
+        self._emit(Fetched(self._index, records, aborted, position, last=False))
         self._position = position
-        self._seen_bytes += len(part.records)
-        self._fed = self._sources.next_answer()
+        self._seen_bytes += len(records)
+        self._fed = answer
         self._empty_answers = self._unknown_answers = 0
         self._patience.progress()
 
@@ -330,7 +385,7 @@ class RangeReader:
         if not size or not span:
             return limit
         rest = (self._range.end - self._position) * size // span
-        return min(limit, rest + rest // 16 + _LEAST_BYTES)
+        return min(limit, rest + rest // 16 + self._beyond)
 
     async def _nothing_new(self, leadership: Leadership, part: FetchPart, first: bool) -> None:
         """Handle an answer without a batch.

@@ -139,6 +139,58 @@ def test_ranges_can_begin_and_end_at_any_offset(kafka, fresh_topic):
     }
 
 
+def test_adjacent_ranges_are_read_from_one_answer(kafka, fresh_topic):
+    topic = fresh_topic(partitions=2)
+    for partition in range(2):
+        produce(kafka, topic, 2000, partition)
+    states = describe(kafka, topic)
+    pieces = [build_range(s, at, at + 50) for at in range(0, 2000, 50) for s in states]
+    with closing(KafkaFetcher(make_address(kafka), Isolation.READ_COMMITTED)) as fetcher:
+        records = unpack_records(fetcher.stream(pieces, FetchLimits()), pieces)
+        (broker,) = fetcher.traffic().brokers
+    assert {i: [r[0] for r in got] for i, got in records.items()} == {
+        i: list(range(piece.start, piece.end)) for i, piece in enumerate(pieces)
+    }
+    assert broker.requests <= 4
+
+
+def test_adjacent_ranges_cut_transactions_anywhere(kafka, fresh_topic):
+    """Those of aborted ones are fetched for each range: an answer names the transactions from its first batch on."""
+    topic = fresh_topic()
+    for commit in (True, False, True, False, True):
+        produce(kafka, topic, 9)
+        with open_transaction(kafka, topic, 20) as producer:
+            producer.commit_transaction() if commit else producer.abort_transaction()
+    (state,) = describe(kafka, topic)
+    cuts = [*range(0, state.last_stable_offset, 6), state.last_stable_offset]
+    pieces = [build_range(state, a, b) for a, b in pairwise(cuts)]
+    records = unpack_records(fetch(kafka, pieces), pieces)
+    expected = consume_records(kafka, build_range(state, 0, state.last_stable_offset))
+    assert [r for i in range(len(pieces)) for r in records[i]] == expected
+
+
+@pytest.mark.parametrize(("epochs", "answers"), [((5, 5), 1), ((5, 6), 2)])
+def test_range_is_read_from_an_earlier_answer_only_in_its_leader_epoch(monkeypatch, epochs, answers):
+    data = log(LogBatch((LogRecord(b"k", b"v"),)), LogBatch((LogRecord(b"k", b"w"),))).data
+    requests = []
+
+    async def send(wire, node, request, seconds=None):
+        requests.append(request)
+        part = messages.FetchPart(None, 2, 2, -1, (), memoryview(data))
+        return messages.FetchAnswer(0, None, len(data), {("A" * 22, 0): part})
+
+    async def settle(reader):
+        return messages.Leadership(reader._range.tp, "A" * 22, 1, epochs[reader._range.start], None)
+
+    _answer_by(monkeypatch, send)
+    monkeypatch.setattr(RangeReader, "_settle", settle)
+    pieces = [OffsetRange("t", 0, "A" * 22, n, n + 1) for n in range(2)]
+    with closing(KafkaFetcher(KafkaAddress("127.0.0.1:1"), Isolation.READ_COMMITTED)) as fetcher:
+        records = unpack_records(fetcher.stream(pieces, SMALL), pieces)
+    assert [r[2] for n in range(2) for r in records[n]] == [b"v", b"w"]
+    assert len(requests) == answers
+
+
 def test_batch_larger_than_every_limit_arrives_complete(kafka, fresh_topic):
     topic = fresh_topic(partitions=3, config={"max.message.bytes": "9000000"})
     for partition in range(3):
@@ -263,7 +315,7 @@ def test_only_first_range_waits_while_brokers_are_unreachable(monkeypatch):
     patience_by_topic = []
 
     class Stub:
-        def __init__(self, sources, index, piece, emit, patience):
+        def __init__(self, sources, index, piece, emit, patience, *_):
             patience_by_topic.append((piece.topic, patience))
             self.position, self._sources, self._answers = piece.start, sources, piece.topic == "healthy"
 

@@ -148,6 +148,20 @@ def next_position(
     return position
 
 
+def find_batches(records: memoryview, start: int, end: int = 1 << 62) -> tuple[memoryview, int]:
+    """The batches of a response from that of offset `start` on, up to `end`, and the position after them. None of
+    responses with older formats.
+    """
+    frames, _, _ = read_frames(read_only(records), LogPlace(None, None))
+    lasts = frames[:, loops.LAST]
+    first, last = np.searchsorted(lasts, (start, end - 1)).tolist()
+    if first == len(frames) or bool(np.any(frames[:, loops.KIND] != loops.BATCH)):
+        return records[:0], start
+    last = min(last, len(frames) - 1)
+    begin = int(frames[first - 1, loops.STOP]) if first else 0
+    return records[begin : int(frames[last, loops.STOP])], int(lasts[last]) + 1
+
+
 _XERIAL = b"\x82SNAPPY\0"
 _XERIAL_HEADER = 16
 _LZ4_MAGIC = 0x184D2204
