@@ -166,11 +166,12 @@ class PartitionLog:
     start: int = 0
     high: int = 0
     by_broker: bool = False
+    records_of_both: int = 0
+    """The number of records in `rows` and `samples`."""
 
     @property
     def size(self) -> int:
-        rows = sum(len(r.offsets) for r in self.rows.values()) + sum(len(s.offsets) for s in self.samples.values())
-        return len(self.batches) + len(self.records) + rows
+        return len(self.batches) + len(self.records) + self.records_of_both
 
     def learn(self, position: int, records: memoryview) -> None:
         """Add the headers of `records`, which start at `position`. Raises Unreadable."""
@@ -307,6 +308,7 @@ class StampSearch:
             is_last = not length or end >= heard.high_watermark
             if len(sample.offsets) == VOTERS or is_last or read >= SAMPLE_BYTES or log.by_broker:
                 log.samples[position] = sample
+                log.records_of_both += len(sample.offsets)
         return log.samples[position]
 
     def _find(self) -> Finding:
@@ -362,6 +364,7 @@ class StampSearch:
             except (CorruptBatch, UnsupportedBatch):  # landing reports it, with the remedy
                 self._low = batch.base
                 raise _NotReadOn from None
+            self._seen.records_of_both += len(self._seen.rows[batch.base].offsets)
         return self._seen.rows[batch.base]
 
     def _reaches(self, batch: Header) -> bool:
