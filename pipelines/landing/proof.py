@@ -232,7 +232,7 @@ def _check_shared(claim: Claim, receipts: Sequence[tuple[Receipt, Part]], lake: 
             if footer.num_rows != rows:
                 raise _build_proof_error(s, f"{staged} has {footer.num_rows} rows, its receipts say {rows}")
             _check_metadata(s, part, footer, build_shared_metadata(claim.feed, claim.batch, claim.plan_hash, ranges))
-            _check_rows(staged, ranges, file.read(columns=columns))
+            _check_rows(staged, ranges, file.read(columns=columns, use_threads=False))
     except PartUnreadable as e:
         raise _build_proof_error(s, e.message) from None
 

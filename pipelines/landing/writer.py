@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from inspect import signature
 from typing import Any, BinaryIO, NamedTuple
 
@@ -40,7 +41,9 @@ PAGE_BYTES = 1 << 17
 MESSAGE_PAGE_BYTES = 1 << 16
 """The same in files of undecoded messages, which are 1.2 % smaller for it. Typed ones would be 0.5 % larger."""
 SAMPLE_ROWS = 4096
-"""The number of rows that decide a column's encoding. With fewer than a quarter of them, a text column stays plain."""
+"""The number of rows that decide a column's encoding."""
+FEW_ROWS = SAMPLE_ROWS // 4
+"""With fewer rows, texts stay plain and numbers are deltas."""
 REPEATS = 0.75
 """Up to this share of distinct values in the sample, a dictionary saves time and room. A sample of 5,000 customers,
 drawn evenly, has a share of 0.68, and takes half the time."""
@@ -62,27 +65,36 @@ def choose_options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
     The choice follows from the schema, the settings and the rows alone: equal rows give equal bytes. Numbers and times
     get statistics, except times in milliseconds (`lake.parquet.Bounds`). They are written as deltas, or plain if they
     stay the same, as a partition does. Texts and bytes are written by dictionary if they repeat, as
-    differences from the value before if these are small, and plain otherwise.
+    differences from the value before if these are small, and plain otherwise. Of few rows, the schema decides alone.
     """
     schema, row_bytes = rows.schema, rows.nbytes // rows.num_rows
+    options = _choose_by_schema(schema, settings)
+    page_bytes, numbers = options["data_page_size"], options["column_encoding"]
+    # A page's size is checked once per batch of rows: with large rows it would take the complete row group.
+    options = options | {"write_batch_size": min(max(page_bytes // max(row_bytes, 1), 1), 4096)}
+    if rows.num_rows >= FEW_ROWS:
+        repeating = [f.name for f in schema if _is_repetitive(rows.column(f.name))]
+        deltas = {name: encoding for name, encoding in numbers.items() if _has_changes(rows.column(name))}
+        texts = [f.name for f in schema if _is_text(f.type) and f.name not in repeating]
+        fronts = {name: "DELTA_BYTE_ARRAY" for name in texts if _shares_beginnings(rows.column(name))}
+        options |= {"use_dictionary": repeating, "column_encoding": deltas | fronts}
+    blooms = {path: {"ndv": rows.num_rows, "fpp": BLOOM_FPP} for path in _list_paths(schema, settings.bloom_filters)}
+    return options | ({"bloom_filter_options": blooms} if blooms and _HAS_BLOOM_FILTERS else {})
+
+
+@lru_cache(maxsize=64)
+def _choose_by_schema(schema: pa.Schema, settings: LandingSettings) -> dict[str, Any]:
+    """The options of a file of few rows, and for others those that do not depend on rows."""
     unbounded = in_milliseconds(schema)
     numbers = [f.name for f in schema if _is_number(f.type)]
-    repeating = [f.name for f in schema if _is_repetitive(rows.column(f.name))]
-    deltas = {name: "DELTA_BINARY_PACKED" for name in numbers if _has_changes(rows.column(name))}
-    texts = [f.name for f in schema if _is_text(f.type) and f.name not in repeating]
-    fronts = {name: "DELTA_BYTE_ARRAY" for name in texts if _shares_beginnings(rows.column(name))}
     message = schema.field("value").type if "value" in schema.names else None
-    page_bytes = MESSAGE_PAGE_BYTES if message == pa.binary() else PAGE_BYTES
-    blooms = {path: {"ndv": rows.num_rows, "fpp": BLOOM_FPP} for path in _list_paths(schema, settings.bloom_filters)}
-    return ({"bloom_filter_options": blooms} if blooms and _HAS_BLOOM_FILTERS else {}) | {
+    return {
         "compression": settings.compression.value,
         "compression_level": settings.compression_level,
-        "use_dictionary": repeating,
-        "column_encoding": deltas | fronts,
+        "use_dictionary": [f.name for f in schema if pa.types.is_dictionary(f.type)],
+        "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
         "write_statistics": [name for name in numbers if name not in unbounded],
-        # A page's size is checked once per batch of rows: with large rows it would take the complete row group.
-        "write_batch_size": min(max(page_bytes // max(row_bytes, 1), 1), 4096),
-        "data_page_size": page_bytes,
+        "data_page_size": MESSAGE_PAGE_BYTES if message == pa.binary() else PAGE_BYTES,
         # Readers that check it notice a changed bit in a page: the file's hash is for audits.
         "write_page_checksum": True,
         # Readers that filter by offset or time skip pages. Costs 0.1 % of the size, and no time.
@@ -108,7 +120,7 @@ def _is_repetitive(column: pa.ChunkedArray) -> bool:
     if not _is_text(column.type):
         return bool(pa.types.is_dictionary(column.type))
     sample = column.slice(0, SAMPLE_ROWS)
-    if len(sample) < SAMPLE_ROWS // 4 or sample.nbytes > SAMPLE_BYTES:
+    if sample.nbytes > SAMPLE_BYTES:
         return False
     different = len(sample.unique())
     return different <= REPEATS * len(sample) and different * sample.nbytes <= DICTIONARY_BYTES * len(sample)
@@ -117,7 +129,7 @@ def _is_repetitive(column: pa.ChunkedArray) -> bool:
 def _shares_beginnings(column: pa.ChunkedArray) -> bool:
     """Returns whether texts share their beginnings with the ones before, as numbered names do."""
     sample = column.slice(0, NEIGHBOURS)
-    if len(column) < SAMPLE_ROWS // 4 or sample.nbytes > SAMPLE_BYTES:  # files of 100 rows are 4 % larger with it
+    if sample.nbytes > SAMPLE_BYTES:
         return False
     texts = [text for text in sample.combine_chunks().view(pa.binary()).to_pylist() if text]
     if not texts:
@@ -151,6 +163,8 @@ FORMAT_VERSION = "1"
 ROW_GROUP_BYTES = 16 << 20
 """The most bytes of rows in memory that become one row group."""
 MAX_FOLDERS = 48
+BUFFER_BYTES = 256 << 10
+"""Bytes of a file that are written and hashed at once."""
 
 
 class PartRole(NamedTuple):
@@ -260,11 +274,11 @@ class PartWriter:
         if not self._pending:
             return
         begun = time.perf_counter_ns()
-        rows, self._pending = pa.Table.from_batches(self._pending, self._schema), []
-        self._pending_rows = self.pending_bytes = 0
+        rows, size = pa.Table.from_batches(self._pending, self._schema), self.pending_bytes
+        self._pending, self._pending_rows, self.pending_bytes = [], 0, 0
         for folder, folder_rows in self._by_folder(rows):
             self._add(folder, folder_rows)
-        if rows.nbytes > 2 * self._row_group_bytes:
+        if size > 2 * self._row_group_bytes:
             # The memory of a huge value is not retained for the next one: there may be none.
             pa.default_memory_pool().release_unused()
         self._ns += time.perf_counter_ns() - begun
@@ -455,7 +469,9 @@ class _PartFile:
         self._block: AbstractContextManager[BinaryIO] = lake.create(self.staged)
         self.sink, self._open, self._times = _HashingSink(self._block.__enter__()), True, TimeBounds(schema)
         with self._whole_or_nothing():
-            self._writer = pq.ParquetWriter(self.sink, schema, **options)
+            # Parquet writes each page by itself, and each write of a few bytes takes as long as one of many.
+            self._buffer = pa.BufferedOutputStream(pa.PythonFile(self.sink, "w"), BUFFER_BYTES)
+            self._writer = pq.ParquetWriter(self._buffer, schema, **options)
 
     def about(self, metadata: dict[str, str]) -> None:
         """Set the metadata of the file's footer. Call it before `finish`."""
@@ -465,6 +481,7 @@ class _PartFile:
     def add(self, rows: pa.Table) -> None:
         with self._whole_or_nothing():
             self._writer.write_table(rows, row_group_size=rows.num_rows)
+            self._buffer.flush()
             self._times.add(rows)
         self._rows += rows.num_rows
 
@@ -472,6 +489,7 @@ class _PartFile:
         self.about(self._times.metadata())
         with self._whole_or_nothing():
             self._writer.close()
+            self._buffer.flush()
         self._open = False
         self._block.__exit__(None, None, None)
         sink = self.sink

@@ -103,9 +103,8 @@ class LocalLake:
         return [*won]
 
     def put(self, path: str, data: bytes) -> None:
-        target = self._place(path)
-        with _translating_errors(path):
-            _move(_write(target, data), target)
+        with _translating_errors(path), self.create(path) as file:
+            file.write(data)
 
     def get(self, path: str) -> bytes | None:
         target = self._inside(path)
@@ -322,18 +321,6 @@ def _make_folder(folder: Path) -> None:
     with suppress(FileExistsError):
         folder.mkdir()
     _sync(folder.parent)
-
-
-def _write(target: Path, data: bytes) -> Path:
-    """Write `data`, durably, to a temporary file in the folder of `target`."""
-    temporary, file = _temporary(target)
-    try:
-        file.write(data)
-        _finish(file)
-    except BaseException:
-        _discard(temporary, file)
-        raise
-    return temporary
 
 
 def _finish(file: BinaryIO) -> None:
