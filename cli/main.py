@@ -26,7 +26,7 @@ from sluice.pipelines.util import extras
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
-    first = ["docs"] if words[:1] == ["--version"] else words[:1]  # any command will do
+    first = words[:1] if words and words[0] not in ("--version", "--help", "-h") else ["docs"]  # any command will do
     return run_app(build_app(*([] if completers.prepare() else first)), "sluice", arguments)
 
 

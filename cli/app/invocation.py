@@ -365,17 +365,14 @@ class CommandGroup(TyperGroup):
     """A group of commands. Its help shows the first sentence of each in full, on any terminal."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        self._section(formatter, "Commands", self._shown(ctx))
-
-    def _shown(self, ctx: Any) -> dict[str, Any]:
-        return {name: c for name in self.list_commands(ctx) if (c := self.get_command(ctx, name)) and not c.hidden}
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        texts = {name: c.get_short_help_str(200) for name, c in commands if c and not c.hidden}
+        self._section(formatter, "Commands", texts)
 
     @staticmethod
-    def _section(formatter: Any, title: str, commands: dict[str, Any], widest: int = 0) -> None:
-        rows = [(name.ljust(widest), c.get_short_help_str(200)) for name, c in commands.items()]
-        if rows:
-            with formatter.section(title):
-                formatter.write_dl(rows)
+    def _section(formatter: Any, title: str, texts: Mapping[str, str], widest: int = 0) -> None:
+        with formatter.section(title):
+            formatter.write_dl([(name.ljust(widest), text) for name, text in texts.items()])
 
 
 def make_group(text: str, *examples: str) -> typer.Typer:

@@ -9,31 +9,71 @@ import typer
 
 from sluice.cli.app.invocation import CommandGroup
 
-SECTIONS = {
-    "Daily": ("init", "run", "status", "check", "audit", "ui"),
-    "Inspect": ("plan", "files", "table", "dbt", "wait", "explain", "peek", "report", "doctor", "metrics"),
-    "Data rules": ("feeds", "contract", "quarantine", "schema"),
-    "Maintain": ("accept", "repair", "unstick", "compact", "expire", "hold", "erase", "prune"),
-    "Kafka": ("offsets", "groups", "acls", "republish", "kafka", "produce"),
-    "More": ("docs", "demo", "completion", "pack"),
+MENU = {
+    "Daily": {
+        "init": "Write a feed file for a topic, from a sample of its records.",
+        "run": "Land pending offsets, publish them, and commit.",
+        "status": "Show the progress of the feeds, those with problems first.",
+        "check": "Show whether a window is complete, and why it has duplicates.",
+        "audit": "Prove that every offset is accounted for.",
+        "ui": "Open Dagster's UI on this project, until Ctrl-C.",
+    },
+    "Inspect": {
+        "plan": "Preview a run: offsets, tasks and brokers.",
+        "files": "List the files of a window.",
+        "table": "Update and check a feed's Iceberg or Delta table.",
+        "dbt": "Describe feeds for dbt.",
+        "wait": "Wait until a window is complete, or all windows of a day.",
+        "explain": "Show where a record landed, or why it did not.",
+        "peek": "Show records in Kafka.",
+        "report": "Print the address of a page: of a window, of a batch or of all feeds.",
+        "doctor": "Check the machine, the project, Kafka, the lake and Spark, and report problems with their remedies.",
+        "metrics": "Export metrics of the feeds for Prometheus.",
+    },
+    "Data rules": {
+        "feeds": "List and check the feeds of this project.",
+        "contract": "Propose or try a contract: the rules for a feed's rows.",
+        "quarantine": "Count, show and land records that did not fit the schema or the contract.",
+        "schema": "Show, fetch and compare the schemas of feeds and of their registries.",
+    },
+    "Maintain": {
+        "accept": "Accept an event in Kafka or the ledger that stops runs.",
+        "repair": "Clean up after dead runs.",
+        "unstick": "Mark dead runs as failed in Dagster.",
+        "compact": "Merge the small files of complete windows.",
+        "expire": "Retire the rows of old windows, and remove their files.",
+        "hold": "Keep windows from being expired or erased, such as for a lawsuit; without --reason, list the holds.",
+        "erase": "Erase records: from landed files, quarantine, tables with their older snapshots, and reports.",
+        "prune": "Remove the logs of old runs from Dagster's history.",
+    },
+    "Kafka": {
+        "offsets": "Show, move, save and restore the committed offsets of a feed's group.",
+        "groups": "Show the consumer groups of a feed's Kafka.",
+        "acls": "Print the Kafka ACLs that a feed needs, and the commands that grant them.",
+        "republish": "Send landed rows back to Kafka, each once and in order.",
+        "kafka": "Start and stop a local Apache Kafka (KRaft) for this project.",
+        "produce": "Send sample order events into a feed's topics.",
+    },
+    "More": {
+        "docs": "Read a page of the documentation of this release.",
+        "demo": "Land an hour of events from a local Kafka, then the rest, and audit it.",
+        "completion": "Print a script for tab completion of commands, feeds, windows and topics.",
+        "pack": "Build the archive of Python packages that Spark's executors need.",
+    },
 }
-"""Commands by section. Any other command is shown in the last section."""
+"""Commands by section, with the first sentence of their help: `sluice --help` imports none of them."""
 
 
 class Menu(CommandGroup):
     """The group of all commands. Its help lists them in sections."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        commands = self._shown(ctx)
-        listed = {name for names in SECTIONS.values() for name in names}
-        last = [*SECTIONS][-1]
-        sections = SECTIONS | {last: (*SECTIONS[last], *(name for name in commands if name not in listed))}
-        widest = max(map(len, commands), default=0)
-        for title, names in sections.items():
-            self._section(formatter, title, {name: commands[name] for name in names if name in commands}, widest)
+        widest = max(len(name) for texts in MENU.values() for name in texts)
+        for title, texts in MENU.items():
+            self._section(formatter, title, texts, widest)
 
 
-_FOLDERS = dict(zip(SECTIONS, ("daily", "inspect", "rules", "maintain", "kafka", "more"), strict=True))
+_FOLDERS = dict(zip(MENU, ("daily", "inspect", "rules", "maintain", "kafka", "more"), strict=True))
 _MODULES = {"kafka": ("local",), "offsets": ("offsets", "offsets_migrate")}
 """The modules of commands that are not in a module of their name."""
 
@@ -71,7 +111,7 @@ def build_app(*names: str) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
     app.callback()(_common)
-    folders = {command: _FOLDERS[title] for title, commands in SECTIONS.items() for command in commands}
+    folders = {command: _FOLDERS[title] for title, commands in MENU.items() for command in commands}
     for name in names if names and {*names} <= {*folders} else folders:
         for module in _MODULES.get(name, (name,)):
             importlib.import_module(f"sluice.cli.{folders[name]}.{module}").register(app)

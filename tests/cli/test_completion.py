@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from sluice.assets.specs.feed_files import open_real_lake
+from sluice.cli.app.menu import MENU, build_app
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.tip import Facts, Tip
 from sluice.pipelines.util.units import HOUR, show_window
@@ -114,13 +116,13 @@ def test_each_shell_has_its_completion_script(shell: str, sluice: Sluice) -> Non
 
 
 def test_menu_lists_every_command_once_and_daily_commands_first(sluice: Sluice) -> None:
-    from sluice.cli.app.menu import SECTIONS
-
     menu = sluice("--help").out
     assert menu.index("Daily:") < menu.index("  init ") < menu.index("  ui ") < menu.index("Inspect:")
-    listed = [name for names in SECTIONS.values() for name in names]
-    assert len(listed) == len({*listed})
-    assert all(f"\n  {name} " in menu for name in listed)
+    commands = typer.main.get_command(build_app()).commands
+    texts = {name: c.get_short_help_str(200) for name, c in commands.items() if not c.hidden}
+    assert texts == {name: text for section in MENU.values() for name, text in section.items()}
+    assert len(texts) == sum(map(len, MENU.values()))
+    assert all(menu.count(f"\n  {name} ") == 1 for name in texts)
 
 
 def test_help_of_command_groups_is_not_truncated(sluice: Sluice) -> None:
