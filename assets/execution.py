@@ -14,16 +14,17 @@ from typing import Any
 
 import dagster as dg
 
-from sluice.assets.factory import FeedTopics, catch_up_job, feed_definitions, land_job, run_config
+from sluice.assets.factory import FeedTopics, feed_definitions
 from sluice.assets.instance.instance import bury_dead_runs, holding, open_instance, prepare_home
 from sluice.assets.instance.internals import execute_job
 from sluice.assets.instance.storage import kept_open
+from sluice.assets.jobs.catch_up_job import catch_up_job
 from sluice.assets.jobs.fleet_job import Fleet, many_job
 from sluice.assets.jobs.report_assets import report_definitions, report_key
-from sluice.assets.runs.run_config import fleet_config
-from sluice.assets.runs.run_session import OpenPorts, RunSession, open_real_ports
+from sluice.assets.runs.run_config import catch_up_config, fleet_config
+from sluice.assets.runs.run_session import FEED_TAG, OpenPorts, RunSession, open_real_ports
 from sluice.assets.specs.asset_specs import AssetSpecs, now, partitions_of
-from sluice.assets.specs.feed_files import Recalled, read_feeds, recall, topics_of
+from sluice.assets.specs.feed_files import read_feeds, recall, topics_of
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.errors import Failed, SluiceError
 from sluice.pipelines.feed.feed import SHARED, Feed
@@ -46,8 +47,8 @@ def run_feeds(
 ) -> Mapping[str, RunResult]:
     """Land and commit the request of each feed. Returns the result of each, by its name.
 
-    One feed runs by its own job: `land_<feed>` for a window, `catch_up_<feed>` for everything else. Several feeds run
-    side by side, in one run of Dagster for all with the same Spark; any error of one is its own. `skip` needs one feed.
+    A window of one feed is a run of its assets, everything else one of the job `catch_up`. Several feeds run side by
+    side, in one run of Dagster for all with the same Spark; any error of one is its own. `skip` needs one feed.
 
     Raises FeedError for a missing feed before anything runs, KeyboardInterrupt, and, for one feed, errors that are not
     Sluice's. During the run of one feed, descriptors 1 and 2 belong to the run's log in Dagster: a reporter that draws
@@ -66,9 +67,9 @@ def _run_one(
     feed, result = RunSession(project).feed(name), RunResult(name, run_id)
     with _hold_instance(project, run_id) as (instance, cancel):
         session = RunSession(project, open_ports, report=report, on_interrupt=cancel, result=result)
-        job, how = _build_job(feed, session, request, skip)
+        job, config, tags = _build_job(feed, session, request, skip)
         with _cancel_on_interrupt(instance, run_id):
-            events = execute_job(project, instance, job, run_id, **how)
+            events = execute_job(project, instance, job, run_id, config | _SILENT, tags)
             result.error = _get_error(run_id, result, events)
     return result
 
@@ -83,7 +84,7 @@ def _run_many(
         fleet = Fleet(RunSession(project, open_ports, on_interrupt=cancel, files=files), report_of=report_of)
         with _cancel_on_interrupt(instance, run_id):
             job, config = many_job(fleet), fleet_config(SHARED, requests) | _SILENT
-            events = execute_job(project, instance, job, run_id, config)
+            events = execute_job(project, instance, job, run_id, config, {})
             if fleet.result.interrupted or _is_interrupted(events):
                 raise KeyboardInterrupt
     # The error of a run that broke is that of feeds that it did not finish, or of all if no feed's error explains it.
@@ -143,7 +144,8 @@ def run_report(project: Project, name: str, window: int, open_ports: OpenPorts =
         job = dg.Definitions.merge(report_definitions([report], windows, session), own).resolve_job_def(
             f"report_{name}"
         )
-        events = execute_job(project, instance, job, run_id, _SILENT, feed.window.name(window))
+        tags = job.get_tags_for_partition_key(feed.window.name(window), None)
+        events = execute_job(project, instance, job, run_id, _SILENT, tags)
     if (error := _get_error(run_id, outcome, events)) is not None:
         raise error
     landed = (e for e in events if e.event_type is dg.DagsterEventType.ASSET_MATERIALIZATION)
@@ -153,24 +155,22 @@ def run_report(project: Project, name: str, window: int, open_ports: OpenPorts =
 
 def _build_job(
     feed: Feed, session: RunSession, request: Request, skip: Skip | None
-) -> tuple[dg.JobDefinition, dict[str, Any]]:
-    """The job as the code location has it, with this run's session, and how to run it for the request.
+) -> tuple[dg.JobDefinition, dict[str, Any], dict[str, str]]:
+    """The job as the code location has it, with this run's session; its configuration and tags for the request.
 
     A window that is not a partition of the feed goes to the job that lands anything, which reports the problem.
     """
-    one_window = request == Request(RequestKind.WINDOW, window=request.window)
-    recalled = recall(feed, session.open_lake(feed)) if one_window else Recalled()
-    windows = partitions_of(feed, recalled.first_window, now())
-    own = dg.Definitions(executor=dg.in_process_executor)
-    definitions = dg.Definitions.merge(
-        feed_definitions(feed, AssetSpecs.of(feed), FeedTopics(topics_of(feed, recalled)), windows, session), own
-    )
-    window = None if request.window is None else feed.window.name(request.window)
-    if one_window and windows.has_partition_key(window or ""):
-        return definitions.resolve_job_def(land_job(feed.name)), {"partition": window, "config": _SILENT}
-    return definitions.resolve_job_def(catch_up_job(feed.name)), {
-        "config": run_config(feed.name, request, skip) | _SILENT
-    }
+    tags = {FEED_TAG: feed.name}
+    if request.window is not None and request == Request(RequestKind.WINDOW, window=request.window):
+        recalled, specs = recall(feed, session.open_lake(feed)), AssetSpecs.of(feed)
+        windows, window = partitions_of(feed, recalled.first_window, now()), feed.window.name(request.window)
+        if windows.has_partition_key(window):
+            definitions = feed_definitions(feed, specs, FeedTopics(topics_of(feed, recalled)), windows, session)
+            alone = dg.Definitions(definitions.assets, executor=dg.in_process_executor)
+            every = alone.resolve_implicit_global_asset_job_def()
+            job = every.get_subset(asset_selection={specs.landed.key, specs.committed.key})
+            return job, {}, tags | {**job.get_tags_for_partition_key(window, job.asset_selection)}
+    return catch_up_job(session), catch_up_config(feed.name, request, skip), tags
 
 
 def _get_error(run_id: str, result: RunResult, events: Sequence[dg.DagsterEvent]) -> SluiceError | None:

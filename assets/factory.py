@@ -5,9 +5,10 @@
                       <feed>/landed  →  <feed>/table      of feeds with a table
                       <feed>/table  →  <feed>/current     of feeds with a table of current rows
 
-A topic that several feeds read is one asset. `land_<feed>` lands one window. `catch_up_<feed>` lands any request and
-reports the windows that it completes. The bodies are in `steps`. They read the feed's file when they run, so that
-addresses and secrets are those of the run. A broken file appears as an asset with the error; the others load.
+A topic that several feeds read is one asset. A run of a window selects a feed's `landed` and `committed`; any other
+request is a run of a job for many feeds, whose configuration names one. A job for each feed would take longer to load
+than all else. The bodies are in `steps`. They read the feed's file when they run, so that addresses and secrets are
+those of the run. A broken file appears as an asset with the error; the others load.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of `context` itself, not as text.
@@ -24,11 +25,11 @@ from sluice.assets.checks import contract_checks, feed_checks
 from sluice.assets.checks.feed_checks import NO_GAPS, OFFSETS_COMMITTED, WINDOW_CHECKS, WINDOW_COMPLETE
 from sluice.assets.events.ledger_view import LedgerView, quarantines
 from sluice.assets.instance import internals
+from sluice.assets.jobs.catch_up_job import catch_up_job
 from sluice.assets.jobs.compaction_job import compact_job, schedule_maintenance
 from sluice.assets.jobs.fleet_job import Fleet, many_job
 from sluice.assets.jobs.report_assets import read_reports, report_definitions, report_key
 from sluice.assets.jobs.republish_job import republish_job
-from sluice.assets.runs.run_config import LandConfig, request_config
 from sluice.assets.runs.run_session import FEED_TAG, RunSession
 from sluice.assets.schedules.sensors import watch_check, watch_sensor
 from sluice.assets.schedules.window_scheduler import WINDOWS, feed_schedule, fleet_schedule
@@ -52,11 +53,9 @@ from sluice.assets.steps.input_rows import LandedRows
 from sluice.assets.steps.land_step import land_step
 from sluice.assets.steps.observe_step import observe_step
 from sluice.assets.steps.table_step import table_check
-from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.feed import OWN, SHARED, Feed
-from sluice.pipelines.model.plans import Request
-from sluice.pipelines.util.units import many, show_instant
+from sluice.pipelines.util.units import many
 from sluice.resources.project import Project
 
 Partitions = dg.TimeWindowPartitionsDefinition
@@ -64,29 +63,6 @@ FeedPartitions = Mapping[str, dg.TimeWindowPartitionsDefinition]
 
 _BACKFILL = dg.BackfillPolicy.multi_run(WINDOWS)
 """A backfill is one run for consecutive windows, up to the schedule's maximum."""
-
-_LAND_CONFIG = LandConfig.to_config_schema().as_field()
-"""Built once: otherwise Dagster would infer it for each op."""
-
-
-def run_config(feed: str, request: Request, skip: Skip | None = None) -> dict[str, Any]:
-    """Returns the configuration of `catch_up_<feed>` for a request."""
-    config = request_config(request)
-    if skip:
-        config |= {"skip_to": "latest" if skip.to is None else show_instant(skip.to), "reason": skip.reason}
-    return {"ops": {_land_op(feed): {"config": config}}}
-
-
-def land_job(feed: str) -> str:
-    return f"land_{feed}"
-
-
-def catch_up_job(feed: str) -> str:
-    return f"catch_up_{feed}"
-
-
-def _land_op(feed: str) -> str:
-    return f"{feed}__land"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +90,8 @@ def feed_definitions(
     committed = _build_committed(feed, specs, windows, session)
     observed = [_build_observation(feed.name, specs, topics, session)] if topics.readers else []
     # Assets that landing reports together with the rows: they cannot run by themselves.
-    others = [_build_reported(specs.quarantined, specs, topics.names, windows)] if quarantines(feed) else []
+    read = [specs.keys.topic(t) for t in topics.names]
+    others = [specs.quarantined.replace_attributes(deps=read, partitions_def=windows)] if quarantines(feed) else []
     split = [s.replace_attributes(deps=[specs.landed.key], partitions_def=windows) for s in specs.outputs.values()]
     for output in (d.output for d in feed.table_feeds):
         rows = specs.outputs[output].key if output else specs.landed.key
@@ -122,26 +99,19 @@ def feed_definitions(
     if feed.table and feed.table.current:
         others.append(specs.current.replace_attributes(deps=[specs.tables[""].key]))
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*observed, landed, *split, *others, committed]
+    if feed.schedule == OWN:
+        job = dg.define_asset_job(
+            f"land_{feed.name}",
+            selection=[landed, committed],
+            description=f"Land a window of {feed.name}, then commit its offsets.",
+            tags={FEED_TAG: feed.name},
+            executor_def=dg.in_process_executor,
+        )
+        return dg.Definitions(assets, [feed_schedule(feed, job.name, windows, session)], jobs=[job])
     # Feeds of a project land together, by the shared jobs.
-    if not session.steps.lone and feed.schedule != OWN:
-        return dg.Definitions(assets=assets)
-    return dg.Definitions(
-        assets=assets,
-        jobs=[_build_land_job(feed, [landed, committed]), _build_catch_up(feed, session)],
-        schedules=[feed_schedule(feed, land_job(feed.name), windows, session)]
-        if feed.schedule in (SHARED, OWN)
-        else [],
-    )
-
-
-def _build_land_job(feed: Feed, assets: Sequence[dg.AssetsDefinition]) -> dg.JobDefinition:
-    job = dg.define_asset_job(
-        land_job(feed.name),
-        selection=dg.AssetSelection.assets(*assets),
-        description=f"Land a window of {feed.name}, then commit its offsets.",
-        tags={FEED_TAG: feed.name},
-    )
-    return internals.resolve_among(job, assets)
+    if not session.steps.lone or feed.schedule != SHARED:
+        return dg.Definitions(assets)
+    return dg.Definitions(assets, [feed_schedule(feed, internals.ASSET_JOB, windows, session, [landed, committed])])
 
 
 def _build_landed(
@@ -183,11 +153,6 @@ def _build_landed(
     return asset
 
 
-def _build_reported(spec: dg.AssetSpec, specs: AssetSpecs, topics: Sequence[str], windows: Partitions) -> dg.AssetSpec:
-    """Returns an asset that landing reports together with the rows. It cannot run by itself."""
-    return spec.replace_attributes(deps=[specs.keys.topic(t) for t in topics], partitions_def=windows)
-
-
 def _build_committed(feed: Feed, specs: AssetSpecs, windows: Partitions, session: RunSession) -> dg.AssetsDefinition:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
@@ -205,41 +170,6 @@ def _build_committed(feed: Feed, specs: AssetSpecs, windows: Partitions, session
 
     asset: dg.AssetsDefinition = decorate(committed)
     return asset
-
-
-def _build_catch_up(feed: Feed, session: RunSession) -> dg.JobDefinition:
-    land, commit = _build_catch_up_ops(feed, session)
-
-    @dg.job(
-        name=catch_up_job(feed.name),
-        description=f"Land the pending offsets of {feed.name}, or given windows or offsets, then commit.",
-        tags={FEED_TAG: feed.name},
-        executor_def=dg.in_process_executor,
-    )
-    def catch_up() -> None:
-        commit(land())
-
-    return catch_up
-
-
-def _build_catch_up_ops(feed: Feed, session: RunSession) -> tuple[dg.OpDefinition, dg.OpDefinition]:
-    @dg.op(
-        name=_land_op(feed.name), config_schema=_LAND_CONFIG, pool=session.get_pool(feed.name), out=dg.Out(dg.Nothing)
-    )
-    def land(context: dg.OpExecutionContext) -> Iterator[Any]:
-        config = LandConfig(**context.op_config)
-        yield from session.steps.execute(context, land_step(context, session, feed.name, config))
-
-    @dg.op(
-        name=f"{feed.name}__commit",
-        pool=session.get_pool(feed.name),
-        ins={"landed": dg.In(dg.Nothing)},
-        out=dg.Out(dg.Nothing),
-    )
-    def commit(context: dg.OpExecutionContext) -> Iterator[Any]:
-        yield from commit_step(context, session, feed.name)
-
-    return land, commit
 
 
 def _build_observation(feed: str, specs: AssetSpecs, topics: FeedTopics, session: RunSession) -> dg.AssetsDefinition:
@@ -340,7 +270,7 @@ def build(project: Project, session: RunSession | None = None) -> dg.Definitions
 def fleets_of(files: FeedFiles, windows: FeedPartitions, session: RunSession) -> dg.Definitions:
     """Returns the jobs over the feeds of each schedule: landing and compaction with their schedules, republishing.
 
-    If each feed also has jobs of its own, a schedule of one feed, or of `schedule: own`, lands by them.
+    In a code location of feeds alone, one job lands any request, and a single feed needs no shared schedule.
     """
     lone = session.steps.lone
     by_name: dict[str, list[Feed]] = {}
@@ -348,6 +278,8 @@ def fleets_of(files: FeedFiles, windows: FeedPartitions, session: RunSession) ->
         by_name.setdefault(feed.schedule, []).append(feed)
     landing = [n for n in by_name if not lone or (n != OWN and (n != SHARED or len(files.feeds) > 1))]
     others = [job(name, session.apart()) for name in by_name for job in (compact_job, republish_job)]
+    if lone and files.feeds:
+        others.append(catch_up_job(session.apart()))
     return dg.Definitions(
         jobs=[*(many_job(Fleet(session, name), name) for name in landing), *others],
         schedules=[

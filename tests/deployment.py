@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import dagster as dg
@@ -115,11 +116,11 @@ class Deployment:
     def read_logs(self) -> str:
         return "\n".join(f"== {p.name}\n{p.read_text(errors='replace')[-3000:]}" for p in self.home.glob("*.log"))
 
-    def launch(self, job: str) -> str:
+    def launch(self, job: str, config: Mapping[str, Any] = MappingProxyType({})) -> str:
         """Launch a run of the job as Dagster's pages do, and return its id."""
         params = {
             "selector": self._build_selector("jobName", job),
-            "runConfigData": {},
+            "runConfigData": dict(config),
             "executionMetadata": {"tags": []},
         }
         launched = self._ask_when_loaded("PipelineNotFoundError", _LAUNCH, params=params)

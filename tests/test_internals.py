@@ -147,7 +147,7 @@ def test_listed_modules_still_use_internals() -> None:
 
 NAMES_OF_DAGSTER = {
     # imported: `internals.PRIVATE`
-    *("AssetGraph", "DefinitionsLoadContext", "InMemoryJob", "execute_run_iterator", "ScriptDirectory"),
+    *("DefinitionsLoadContext", "InMemoryJob", "execute_run_iterator", "ScriptDirectory"),
     # methods and attributes of its storages
     *("_conn_string", "_event_to_row", "_has_asset_key_col_on_connection", "_store_asset_event"),
     *("_store_runless_asset_check_evaluation", "_update_asset_check_evaluation"),

@@ -266,14 +266,15 @@ def _bury(instance: dg.DagsterInstance, home: Path, run: str) -> bool:
     return ended
 
 
-def end_unlaunched_runs(instance: dg.DagsterInstance, job: str) -> list[str]:
-    """Mark a job's runs as failed that Dagster made and never launched, as when its daemon was killed in between:
+def end_unlaunched_runs(instance: dg.DagsterInstance, runs: dg.RunsFilter) -> list[str]:
+    """Mark a schedule's runs as failed that Dagster made and never launched, as when its daemon was killed in between:
     nothing else would launch or end them. Returns their ids.
 
     Dagster's time limit for the start of a run applies.
     """
     before = datetime.now(UTC) - timedelta(seconds=instance.run_monitoring_start_timeout_seconds or _START_SECONDS)
-    unlaunched = dg.RunsFilter(job_name=job, statuses=[dg.DagsterRunStatus.NOT_STARTED], created_before=before)
+    not_started = [dg.DagsterRunStatus.NOT_STARTED]
+    unlaunched = dg.RunsFilter(job_name=runs.job_name, tags=runs.tags, statuses=not_started, created_before=before)
     run_ids = [run.run_id for run in instance.get_runs(unlaunched)]
     return [run for run in run_ids if end_run(instance, run, "this run was made and never launched")]
 

@@ -27,8 +27,6 @@ from sluice.pipelines.util import logs
 from sluice.resources.project import Project
 
 PRIVATE = {
-    # a job among its own assets; without it, each is resolved with more work
-    "AssetGraph": "_core.definitions.assets.graph.asset_graph",
     # the checks that a location loaded, for its runs; without them, a new check needs a reload before a run
     "DefinitionsLoadContext": "_core.definitions.definitions_load_context",
     # a run with the code location to which it belongs; without these two, the UI does not offer to repeat runs of
@@ -141,13 +139,17 @@ def workspace(code: Path) -> str:
     return json.dumps({"load_from": [{"grpc_server": server}]}, indent=2) + "\n"
 
 
+ASSET_JOB = "__ASSET_JOB"
+"""Dagster's job over all assets of a code location. Its runs select some."""
+
+
 def execute_job(
     project: Project,
     instance: dg.DagsterInstance,
     job: dg.JobDefinition,
     run_id: str,
     config: Mapping[str, Any],
-    partition: str | None = None,
+    tags: Mapping[str, str],
 ) -> Sequence[dg.DagsterEvent]:
     """Run the job in this process, by its own executor. Returns the events.
 
@@ -160,16 +162,16 @@ def execute_job(
         return job.execute_in_process(
             run_config=dict(config),
             instance=instance,
-            partition_key=partition,
             raise_on_error=False,
             run_id=run_id,
+            tags=dict(tags),
         ).all_events
-    of_partition = {} if partition is None else job.get_tags_for_partition_key(partition, None)
     run = instance.create_run_for_job(
         job_def=job,
         run_id=run_id,
         run_config=config,
-        tags={**job.run_tags, **of_partition},
+        tags={**job.run_tags, **tags},
+        asset_selection=job.asset_selection,
         remote_job_origin=job_origin(project, job.name),
     )
     # Events come while the job runs: taking all of them is what carries it out.
@@ -230,19 +232,6 @@ def to_yield(
         context.instance.report_runless_asset_event(event)
     else:
         yield event
-
-
-def resolve_among(job: dg.UnresolvedAssetJobDefinition, assets: Sequence[dg.AssetsDefinition]) -> dg.JobDefinition:
-    """The job, resolved among these assets alone, run in one process.
-
-    Resolved among all of a project's assets, each job would cost as much as there are assets.
-    """
-    graph = find_private("AssetGraph")
-    if graph is None:
-        alone = dg.Definitions(assets, jobs=[job], executor=dg.in_process_executor)
-        return alone.resolve_job_def(job.name)
-    resolved: dg.JobDefinition = job.resolve(graph.from_assets(assets), dg.in_process_executor, {})
-    return resolved
 
 
 _CHECKS = "sluice/checks"

@@ -29,6 +29,7 @@ from sluice.assets.runs.run_config import (
     MORE_TAG,
     PASSES_TAG,
     PENDING,
+    FeedConfig,
     LandConfig,
     asked_of_feed,
     build_tags,
@@ -54,12 +55,6 @@ _ABOUT = (
     "Land the pending offsets of each feed, then commit, in one process with one Spark, several feeds in parallel."
     " A feed that fails stops no other."
 )
-
-
-class FeedConfig(LandConfig):
-    """One feed with its request."""
-
-    feed: str
 
 
 class FleetConfig(dg.Config):
@@ -192,8 +187,7 @@ class _Steps:
             try:
                 landing = own.steps.execute(context, land_step(context, own, name, self.configs[name]))
                 for event in chain(landing, commit_step(context, own, name)):
-                    if not isinstance(event, dg.Output):
-                        context.log_event(event)
+                    context.log_event(event)
             except Exception as error:
                 if result.failure is None:
                     raise

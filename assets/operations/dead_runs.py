@@ -17,7 +17,7 @@ import dagster as dg
 from sluice.assets.instance.instance import end_run, has_died, is_held, let_go, list_processes
 from sluice.assets.instance.internals import PARTITION_TAG, RANGE_TAGS, keeps_runs_here, optional
 from sluice.assets.runs.run_config import find_feeds
-from sluice.assets.runs.run_session import OpenPorts
+from sluice.assets.runs.run_session import FEED_TAG, OpenPorts
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
@@ -62,6 +62,13 @@ class UnderWay:
     @property
     def window(self) -> Derived[str | None]:
         return self.run.tags.get(PARTITION_TAG) or self.run.tags.get(RANGE_TAGS[0])
+
+    @property
+    def title(self) -> str:
+        """The assets of the run, or its job and feed, and its window."""
+        selected = sorted(key.to_user_string() for key in self.run.asset_selection or ())
+        words = selected or [self.job, self.run.tags.get(FEED_TAG, "")]
+        return " ".join(filter(None, [*words, self.window]))
 
     @property
     def is_dead(self) -> bool:

@@ -22,7 +22,7 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.ports import Clock
-from sluice.pipelines.util.units import show_window
+from sluice.pipelines.util.units import show_instant, show_window
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of `Config` themselves, not as text.
 
@@ -85,6 +85,24 @@ def window_start(text: str, settings: WindowSettings) -> int:
         raise UsageError(f"{text!r} {error}") from None
 
 
+class FeedConfig(LandConfig):
+    """One feed with its request."""
+
+    feed: str
+
+
+CATCH_UP, LAND = "catch_up", "land_and_commit"
+"""The job that lands any request of one feed, and its op."""
+
+
+def catch_up_config(feed: str, request: Request, skip: Skip | None = None) -> dict[str, Any]:
+    """Returns the configuration of the job `catch_up` for a request of a feed."""
+    config = {"feed": feed} | request_config(request)
+    if skip:
+        config |= {"skip_to": "latest" if skip.to is None else show_instant(skip.to), "reason": skip.reason}
+    return {"ops": {LAND: {"config": config}}}
+
+
 def request_config(request: Request) -> dict[str, Any]:
     """The fields of `LandConfig` that ask for the request."""
     offsets = [{"topic": r.topic, "partition": r.partition, "start": r.start, "end": r.end} for r in request.ranges]
@@ -128,7 +146,7 @@ def asked_of(run: dg.DagsterRun) -> Mapping[str, Mapping[str, Any]] | None:
     """Returns the request of a run over many feeds, by feed; None for other runs. Empty: all of its feeds."""
     if FLEET_TAG not in run.tags:
         return None
-    configs = (_drop_defaults(one) for one in _read_config(run).get("feeds", ()))
+    configs = (_drop_defaults(one) for one in _read_fleet(run).get("feeds", ()))
     return {str(one["feed"]): one if len(one) > 1 else _read_default(run) | one for one in configs}
 
 
@@ -143,7 +161,8 @@ def find_feeds(run: dg.DagsterRun, schedules: Mapping[str, str | None], landed: 
     if requests is not None:  # a run over all feeds of its schedule
         return {name for name, schedule in schedules.items() if schedule in (None, run.tags[FLEET_TAG])}
     selected = {landed[key] for key in run.asset_selection or () if key in landed}
-    return selected | ({run.tags.get(FEED_TAG, "")} & schedules.keys())
+    # A queued run of `catch_up` has no tag yet.
+    return selected | ({run.tags.get(FEED_TAG, ""), _read_config(run, LAND).get("feed", "")} & schedules.keys())
 
 
 def asked_of_feed(run: dg.DagsterRun, feed: str) -> Mapping[str, Any]:
@@ -154,16 +173,20 @@ def asked_of_feed(run: dg.DagsterRun, feed: str) -> Mapping[str, Any]:
 
 def _read_default(run: dg.DagsterRun) -> dict[str, Any]:
     """Returns the default request, for feeds without one of their own."""
-    return _drop_defaults({k: v for k, v in _read_config(run).items() if k != "feeds"})
+    return _drop_defaults({k: v for k, v in _read_fleet(run).items() if k != "feeds"})
 
 
 def _drop_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in config.items() if v}
 
 
-def _read_config(run: dg.DagsterRun) -> Mapping[str, Any]:
+def _read_fleet(run: dg.DagsterRun) -> Mapping[str, Any]:
+    return _read_config(run, op_name(PENDING, run.tags[FLEET_TAG]))
+
+
+def _read_config(run: dg.DagsterRun, op: str) -> Mapping[str, Any]:
     ops: Any = run.run_config.get("ops", {})
-    config: Mapping[str, Any] = ops.get(op_name(PENDING, run.tags[FLEET_TAG]), {}).get("config", {})
+    config: Mapping[str, Any] = ops.get(op, {}).get("config", {})
     return config
 
 
@@ -241,17 +264,19 @@ BETWEEN = "*/5 * * * *"
 
 class TickPolicy:
     """When the schedule of a job looks. `windows`: those of its feeds. `clock`: by which a look sees them closed, which
-    may be behind the clock of the daemon that ticks.
+    may be behind the clock of the daemon that ticks. `runs`: the schedule's, by their job and `tags`.
 
     `unread`: the feeds whose ledgers the last look could not read. The next tick reads them again. `requested`: the key
     of the run that the last look requested last, or empty. Dagster drops the requests of a tick that took more than a
     minute, or whose daemon was killed: the next tick looks again.
     """
 
-    def __init__(self, job: str, windows: Iterable[WindowSettings], clock: Clock = now) -> None:
+    def __init__(
+        self, job: str, windows: Iterable[WindowSettings], clock: Clock = now, tags: Mapping[str, str] | None = None
+    ) -> None:
         self.unread: frozenset[str] = frozenset()
         self.requested = ""
-        self._job, self._windows, self._clock = job, [*dict.fromkeys(windows)], clock
+        self.runs, self._windows, self._clock = dg.RunsFilter(job_name=job, tags=tags), [*dict.fromkeys(windows)], clock
         self._last: int | None = None
         self._newest: dg.DagsterRun | None = None
 
@@ -269,9 +294,7 @@ class TickPolicy:
         last, self._last = self._last, min(now, self._clock())
         repeated = last is None or now <= last  # Dagster did not get the answer
         closed = repeated or any(closings_until(w, last or 0) < closings_until(w, now) for w in self._windows)
-        self._newest = (
-            None if closed else next(iter(instance.get_runs(dg.RunsFilter(job_name=self._job), limit=1)), None)
-        )
+        self._newest = None if closed else next(iter(instance.get_runs(self.runs, limit=1)), None)
         if closed or _is_unfinished(self._newest) or not self._is_requested(self._newest):
             self.unread = frozenset()  # all feeds
             return True

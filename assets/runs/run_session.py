@@ -286,7 +286,8 @@ class RunSession:
     def tag_feed(self, context: dg.OpExecutionContext, feed: str) -> None:
         """Tag the run of a job over several feeds with the feed that its configuration names."""
         with internals.optional():
-            context.instance.add_run_tags(context.run.run_id, {FEED_TAG: feed})
+            if context.run.tags.get(FEED_TAG) != feed:
+                context.instance.add_run_tags(context.run.run_id, {FEED_TAG: feed})
 
     def _tag(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, error: Exception) -> None:
         """Tag the run with its error, and whether it is transient. Before, a re-executed run has its parent's tags."""

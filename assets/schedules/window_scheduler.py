@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import Any
 
 import dagster as dg
 
@@ -51,7 +52,6 @@ from sluice.assets.specs.asset_specs import REACH, closing_words
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import SHARED, Feed
-from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.util.units import join_first, many, show_window
 
@@ -77,16 +77,20 @@ RunRequests = list[dg.RunRequest]
 
 
 def feed_schedule(
-    feed: Feed, job: str, partitions: dg.TimeWindowPartitionsDefinition, session: RunSession
+    feed: Feed,
+    job: str,
+    partitions: dg.TimeWindowPartitionsDefinition,
+    session: RunSession,
+    assets: Sequence[dg.AssetsDefinition] = (),
 ) -> dg.ScheduleDefinition:
-    """Returns the schedule of one feed, which requests runs of `job`. It is off by default."""
+    """Returns the schedule of one feed, off by default. It requests runs of `job`, or only of these assets in it."""
     return _build_schedule(
         session,
-        job,
-        [feed.window],
+        f"land_{feed.name}",
+        TickPolicy(job, [feed.window], tags={FEED_TAG: feed.name}),
         f"Lands the closed windows of {feed.name} that are pending, {closing_words(feed.window)}."
         " Oldest first; a run for those in a row. While more are pending, the next run follows within minutes.",
-        lambda _: FeedScheduler(session, {feed.name: partitions}, feed.name, job),
+        lambda _: FeedScheduler(session, {feed.name: partitions}, feed.name, job, assets),
     )
 
 
@@ -98,30 +102,28 @@ def fleet_schedule(
     return _build_schedule(
         session,
         fleet_job(schedule),
-        (f.window for f in feeds),
+        TickPolicy(fleet_job(schedule), (f.window for f in feeds)),
         f"Lands in one run the pending closed windows of {which}, whenever windows have closed."
         " Those come first that Kafka deletes first. While more is pending, the next run follows within minutes.",
         lambda only: FleetScheduler(session, partitions, schedule, only),
     )
 
 
-def schedule_name(job: str) -> str:
-    """Returns the name of the schedule that requests runs of a job for windows."""
-    return f"{job}_windows"
+def schedule_name(work: str) -> str:
+    """Returns the name of the schedule that requests runs for windows, by their work."""
+    return f"{work}_windows"
 
 
 def _build_schedule(
     session: RunSession,
-    job: str,
-    windows: Iterable[WindowSettings],
+    work: str,
+    policy: TickPolicy,
     description: str,
     scheduler: Callable[[Collection[str]], WindowScheduler],
 ) -> dg.ScheduleDefinition:
-    policy = TickPolicy(job, windows)
-
     @dg.schedule(
-        name=schedule_name(job),
-        job_name=job,
+        name=schedule_name(work),
+        job_name=policy.runs.job_name,
         cron_schedule=policy.crons,
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.STOPPED,
@@ -129,7 +131,7 @@ def _build_schedule(
     )
     def request_windows(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | RunRequests:
         # Their windows are requested by the next tick, when Dagster knows that the runs ended.
-        if dead := _end_dead_runs(session, context.instance, job):
+        if dead := _end_dead_runs(session, context.instance, policy.runs):
             runs = ", ".join(run[:8] for run in dead)
             return dg.SkipReason(f"marked as failed, since its process died or never began: run {runs}")
         if not policy.is_due(context.instance, context.scheduled_execution_time):
@@ -154,8 +156,8 @@ def _build_schedule(
     return request_windows
 
 
-def _end_dead_runs(session: RunSession, instance: dg.DagsterInstance, job: str) -> list[str]:
-    """Mark runs as failed that were killed together with the code server, and the job's that were never launched:
+def _end_dead_runs(session: RunSession, instance: dg.DagsterInstance, runs: dg.RunsFilter) -> list[str]:
+    """Mark runs as failed that were killed together with the code server, and the schedule's that were never launched:
     nothing else would report their end, and their feeds would wait for them.
 
     Returns their ids. Dagster retries them before the next tick.
@@ -163,7 +165,7 @@ def _end_dead_runs(session: RunSession, instance: dg.DagsterInstance, job: str) 
     dead: list[str] = []
     with internals.optional():
         dead = bury_dead_runs(instance, home_of(session.project, instance))
-        dead += end_unlaunched_runs(instance, job)
+        dead += end_unlaunched_runs(instance, runs)
     return dead
 
 
@@ -243,9 +245,16 @@ def group_windows(
 class FeedScheduler(WindowScheduler):
     """One tick of one feed's schedule: up to `RUNS` runs of the feed's job."""
 
-    def __init__(self, session: RunSession, partitions: FeedPartitions, feed: str, job: str) -> None:
+    def __init__(
+        self,
+        session: RunSession,
+        partitions: FeedPartitions,
+        feed: str,
+        job: str,
+        assets: Sequence[dg.AssetsDefinition],
+    ) -> None:
         super().__init__(session, partitions)
-        self._feed, self._job, self._reason = feed, job, ""
+        self._feed, self._job, self._assets, self._reason = feed, job, assets, ""
 
     @property
     def pools(self) -> list[str]:
@@ -273,19 +282,27 @@ class FeedScheduler(WindowScheduler):
         """Returns the job's runs of these windows, for each window the newest first."""
         for at in range(0, len(pending), _CHUNK):
             keys = [feed.window.name(w) for w in pending[at : at + _CHUNK]]
-            yield from instance.get_runs(dg.RunsFilter(job_name=self._job, tags={PARTITION_TAG: keys}))
+            tags = {FEED_TAG: feed.name, PARTITION_TAG: keys}
+            yield from instance.get_runs(dg.RunsFilter(job_name=self._job, tags=tags))
 
     def _build_request(self, feed: Feed, group: Sequence[int], now: str, tags: Mapping[str, str]) -> dg.RunRequest:
         """Returns a run of the first window, which also lands the others."""
-        first = feed.window.name(group[0])
+        first, config = feed.window.name(group[0]), dict[str, Any]()
+        tags = {FEED_TAG: feed.name, **tags}
         if not self.is_shown(feed, group[0]):  # Dagster would refuse the key, but a run knows the ledger's windows
-            tags = {**tags, PARTITION_TAG: first}
-        key = None if PARTITION_TAG in tags else first
-        if len(group) == 1:
-            return dg.RunRequest(f"{first} at {now}", partition_key=key, tags=dict(tags))
-        until = feed.window.name(feed.window.end_of(group[-1]))
-        config = {"ops": {self.session.keys(feed.name).landed.to_python_identifier(): {"config": {"until": until}}}}
-        return dg.RunRequest(f"{first} at {now}", partition_key=key, run_config=config, tags={**tags, UNTIL_TAG: until})
+            tags[PARTITION_TAG] = first
+        if len(group) > 1:
+            tags[UNTIL_TAG] = feed.window.name(feed.window.end_of(group[-1]))
+            landed = self.session.keys(feed.name).landed.to_python_identifier()
+            config = {"ops": {landed: {"config": {"until": tags[UNTIL_TAG]}}}}
+        return dg.RunRequest(
+            f"{first} at {now}",
+            run_config=config,
+            tags=tags,
+            partition_key=None if PARTITION_TAG in tags else first,
+            asset_selection=[asset.key for asset in self._assets] or None,
+            asset_check_keys=[key for asset in self._assets for key in asset.check_keys] or None,
+        )
 
 
 def _find_first_of_several(run: dg.DagsterRun) -> str:

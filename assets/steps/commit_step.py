@@ -40,8 +40,6 @@ def commit_step(context: Context, session: RunSession, name: str) -> Events:
     """
     with session.hold_lock(context):
         yield from _commit_and_report(context, session, name)
-    if not isinstance(context, dg.AssetExecutionContext):
-        yield dg.Output(None)
 
 
 def _commit_and_report(context: Context, session: RunSession, name: str) -> Events:

@@ -83,7 +83,6 @@ def land_step(
         skip = config.skip() if config else None
         landed = yield from LandStep(context, session, feed, request, skip).run()
     if not isinstance(context, dg.AssetExecutionContext):
-        yield dg.Output(None)
         return
     if not landed:
         yield from internals.no_results(context, session.keys(name).landed)

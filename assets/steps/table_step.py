@@ -7,7 +7,7 @@ It never stops a run. If the catalog is unreachable, or the table was changed by
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -21,10 +21,11 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import find_output
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.model.tables import TableHead
-from sluice.pipelines.operating.feed_tables import compare_tables, sync_current_rows, sync_tables
-from sluice.pipelines.tables.check import TableComparison
-from sluice.pipelines.tables.sync import Synced
 from sluice.pipelines.util.units import many, show_instant
+
+if TYPE_CHECKING:
+    from sluice.pipelines.tables.check import TableComparison
+    from sluice.pipelines.tables.sync import Synced
 
 MATCHES_LEDGER = "matches_ledger"
 """The name of the check on a table."""
@@ -45,6 +46,7 @@ def sync_table(
 def _sync_one(
     context: dg.AssetExecutionContext | dg.OpExecutionContext, session: RunSession, dataset: Feed
 ) -> Iterator[Any]:
+    from sluice.pipelines.operating.feed_tables import sync_current_rows, sync_tables
     from sluice.resources.open_ports import open_tables
 
     key, report = session.keys(dataset.name).table(dataset.output), session.reporter(context.log)
@@ -87,6 +89,7 @@ def table_check(feed: Feed, session: RunSession) -> dg.AssetChecksDefinition:
 
 
 def _compare(session: RunSession, name: str, output: str) -> CheckResult:
+    from sluice.pipelines.operating.feed_tables import compare_tables
     from sluice.resources.open_ports import open_tables
 
     try:

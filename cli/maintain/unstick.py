@@ -131,7 +131,7 @@ def _check(runs: Sequence[UnderWay], *, force: bool) -> None:
         if not run.is_dead and not force:
             why = f"is alive: {run.verdict.why}" if run.verdict else f"may be alive: {_NO_EVIDENCE}"
             raise Refused(
-                f"run {run.id[:8]} ({_name(run)}) {why}",
+                f"run {run.id[:8]} ({run.title}) {why}",
                 remedy="cancel it in the UI or on its machine; if you know that it is dead: sluice unstick --run "
                 f"{run.id[:8]} --force (after a takeover it cannot publish)",
             )
@@ -180,8 +180,4 @@ def _format_other(run: UnderWay) -> Text:
 def _format_title(run: UnderWay) -> str:
     status = run.run.status.value.lower().replace("_", " ")
     begun = status if status == "started" else f"{status} since"
-    return f"run {run.id[:8]} ({_name(run)}), {begun} {show_instant(int(run.since) * 1000)}"
-
-
-def _name(run: UnderWay) -> str:
-    return f"{run.job} {run.window}" if run.window else run.job
+    return f"run {run.id[:8]} ({run.title}), {begun} {show_instant(int(run.since) * 1000)}"

@@ -20,7 +20,18 @@ from sluice.assets.specs.asset_specs import landed_key, quarantined_key
 from sluice.pipelines.errors import ContractBroken, QuarantineExceeded, SchemaDrifted
 from sluice.pipelines.model.plans import OffsetRange, Request
 from sluice.pipelines.model.receipts import Drift, DriftKind, Tally
-from tests.assets.world import FEED, P0, P1, World, at_hour, in_hour, read_cells, read_checks, read_windows
+from tests.assets.world import (
+    FEED,
+    P0,
+    P1,
+    World,
+    at_hour,
+    in_hour,
+    read_cells,
+    read_checks,
+    read_windows,
+    resolve_landing,
+)
 
 LANDED, QUARANTINED = landed_key("orders"), quarantined_key("orders")
 DAY = "2024-05-01T"
@@ -272,7 +283,7 @@ def test_run_has_checks_loaded_by_code_location(world: World, instance: dg.Dagst
     loaded = {"sluice/checks": json.dumps({"orders/landed": ["contract_completeness"]})}
     with scoped_reconstruction_metadata(loaded):
         assert list_check_names(world) == {"contract_completeness"}
-        job = build(world.project, world.make_session()).resolve_job_def("land_orders")
+        job = resolve_landing(build(world.project, world.make_session()))
         run = job.execute_in_process(partition_key=f"{DAY}00:00", instance=instance)
     removed = read_window_check(instance, run.run_id, "contract_completeness")
     assert removed.passed

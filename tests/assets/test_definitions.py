@@ -55,9 +55,10 @@ def test_twenty_feeds_load_without_a_socket(tmp_path: Path, monkeypatch: pytest.
     dg.Definitions.validate_loadable(defs)
     assert len(list_keys(defs)) == 20 * 3 + 1
     assert {"feed0/landed", "feed0/committed", "kafka/topic-0.v1", "kafka/shared"} <= list_keys(defs)
-    assert {f"{job}_feed{i}" for i in range(20) for job in ("land", "catch_up")} <= {
-        j.name for j in defs.resolve_all_job_defs()
-    }
+    assert {j.name for j in defs.resolve_all_job_defs()} == {
+        *("__ASSET_JOB", "catch_up", "pending_of_many_feeds", "compact_many_feeds", "republish_many_feeds")
+    }, "no job for each feed"
+    assert {f"land_feed{i}_windows" for i in range(20)} <= {s.name for s in defs.schedules or ()}
 
 
 def test_lineage_goes_from_topic_to_committed_offsets(tmp_path: Path) -> None:
@@ -70,11 +71,11 @@ def test_lineage_goes_from_topic_to_committed_offsets(tmp_path: Path) -> None:
 
 def test_jobs_run_in_process_and_schedule_is_stopped_by_default(tmp_path: Path) -> None:
     defs = build(make_project(tmp_path, orders=FEED))
-    for job in ("land_orders", "catch_up_orders"):
+    for job in ("__ASSET_JOB", "catch_up"):
         assert defs.resolve_job_def(job).executor_def is dg.in_process_executor
     schedule = defs.resolve_schedule_def("land_orders_windows")
     assert schedule.default_status == dg.DefaultScheduleStatus.STOPPED
-    assert schedule.job_name == "land_orders"
+    assert schedule.job_name == "__ASSET_JOB"
 
 
 def test_second_feed_of_a_table_is_shown_as_broken(tmp_path: Path) -> None:
@@ -82,8 +83,10 @@ def test_second_feed_of_a_table_is_shown_as_broken(tmp_path: Path) -> None:
     defs = build(make_project(tmp_path, one=FEED + table % "", other=FEED, two=FEED + table % "_windows"))
     assert {"one/table", "other/landed"} <= list_keys(defs)
     assert "`db.orders_windows` would be a table of feed `two` and of feed `one`" in get_description(defs, "two/landed")
-    assert {j.name for j in defs.resolve_all_job_defs()} >= {"land_one", "land_other"}
-    assert not any(j.name == "land_two" for j in defs.resolve_all_job_defs())
+    assert [s.name for s in defs.schedules or () if s.name.startswith("land_")] == [
+        "land_one_windows",
+        "land_other_windows",
+    ]
 
 
 def test_broken_feed_is_shown_and_other_feeds_load(tmp_path: Path) -> None:
@@ -96,7 +99,7 @@ def test_broken_feed_is_shown_and_other_feeds_load(tmp_path: Path) -> None:
     assert "clicks.yaml" in get_description(defs, "clicks/landed")
     assert "start" in get_description(defs, "refunds/landed")
     assert not defs.resolve_asset_graph().get(dg.AssetKey(["clicks", "landed"])).is_executable
-    assert not any(j.name == "land_clicks" for j in defs.resolve_all_job_defs())
+    assert [s.name for s in defs.schedules or () if s.name.startswith("land_")] == ["land_orders_windows"]
 
 
 def test_duplicate_feed_or_group_is_reported_on_later_file(tmp_path: Path) -> None:

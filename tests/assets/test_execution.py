@@ -49,6 +49,7 @@ from tests.assets.world import (
     read_checks,
     read_metadata,
     read_windows,
+    resolve_landing,
 )
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
@@ -88,7 +89,7 @@ def test_a_run_lands_records_and_commits(world: World, instance: dg.DagsterInsta
 
     run = instance.get_run_by_id(outcome.run_id)
     assert run is not None
-    assert (run.status, run.job_name) == (dg.DagsterRunStatus.SUCCESS, "catch_up_orders")
+    assert (run.status, run.job_name) == (dg.DagsterRunStatus.SUCCESS, "catch_up")
     (metadata,) = read_metadata(instance, LANDED)
     batch = outcome.landed.batches[0]
     assert metadata["rows"] == 200
@@ -152,7 +153,8 @@ def test_explicit_offsets_are_stored_in_run_config(world: World, instance: dg.Da
     outcome = world.run(request)
     run = instance.get_run_by_id(outcome.run_id)
     assert run is not None
-    config = run.run_config["ops"]["orders__land"]["config"]
+    config = run.run_config["ops"]["land_and_commit"]["config"]
+    assert config["feed"] == "orders"
     assert config["offsets"] == [{"topic": "orders", "partition": 0, "start": 40, "end": 60}]
     assert read_metadata(instance, LANDED)[0]["rows"] == 20
     # Landed above the frontier: a hole below it, named and not an error.
@@ -551,7 +553,7 @@ def test_custom_dagster_home_is_unchanged(world: World, tmp_path: Path, monkeypa
 
 def test_run_of_dead_process_is_marked_failed(world: World, instance: dg.DagsterInstance) -> None:
     home = prepare_home(world.project)
-    job = build(world.project).resolve_job_def("land_orders")
+    job = resolve_landing(build(world.project))
     dead = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
     alive = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
     (home / "attended").mkdir(exist_ok=True)

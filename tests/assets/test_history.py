@@ -10,7 +10,7 @@ from sluice.assets.factory import build
 from sluice.assets.instance import internals, storage
 from sluice.assets.specs.asset_specs import committed_key, landed_key
 from tests.assets.conftest import ON_FILES
-from tests.assets.world import World, in_hour, read_windows
+from tests.assets.world import World, in_hour, read_windows, resolve_landing
 
 SOON = timedelta(hours=1)
 
@@ -23,7 +23,7 @@ def test_old_run_logs_are_removed_and_windows_stay_green(world: World, instance:
     green = read_windows(instance, landed_key("orders")), read_windows(instance, committed_key("orders"))
     old_logs = list(storage.old_logs(instance, world.project, now + SOON))
     assert {log.run for log in old_logs} == {*ran}
-    assert all(log.bytes > 10_000 and log.job == "land_orders" for log in old_logs)
+    assert all(log.bytes > 10_000 and log.job == "__ASSET_JOB" for log in old_logs)
     for log in old_logs:
         storage.remove(instance, log)
     assert not any(path.exists() for log in old_logs for path in log.files)
@@ -37,7 +37,7 @@ def test_old_run_logs_are_removed_and_windows_stay_green(world: World, instance:
 
 @ON_FILES
 def test_unfinished_run_keeps_its_log(world: World, instance: dg.DagsterInstance) -> None:
-    job = build(world.project).resolve_job_def("land_orders")
+    job = resolve_landing(build(world.project))
     run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
     instance.report_engine_event("begins", run)
     assert list(internals.files_of_run(instance, run.run_id))

@@ -45,7 +45,7 @@ def test_each_local_day_is_a_partition_that_the_schedule_requests(
     outcome = world.run(Request(RequestKind.WINDOW, window=begin))
     run = instance.get_run_by_id(outcome.run_id)
     assert run is not None
-    assert (run.job_name, run.tags["dagster/partition"]) == ("land_orders", day)
+    assert (run.job_name, run.tags["dagster/partition"]) == ("__ASSET_JOB", day)
     landed = read_windows(instance, LANDED)
     assert {key: window["rows"] for key, window in landed.items()} == {day: 2 * hours}
     assert landed[day]["dagster/uri"] == f"memory://data/orders/kafka_window_date={day}"

@@ -19,7 +19,7 @@ from sqlalchemy.exc import OperationalError
 
 from sluice import running
 from sluice.assets.execution import run_feeds
-from sluice.assets.factory import build, land_job, windows_of
+from sluice.assets.factory import build, windows_of
 from sluice.assets.instance import internals
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.jobs import fleet_job
@@ -55,7 +55,7 @@ from sluice.running import RunResult
 from sluice.testing.group import MemoryGroup
 from tests.assets.conftest import ON_FILES
 from tests.assets.ui import open_pages
-from tests.assets.world import CATCH_UP, FEED, HOUR, MadeUpEngine, World, at_hour, in_hour
+from tests.assets.world import CATCH_UP, FEED, HOUR, MadeUpEngine, World, at_hour, in_hour, resolve_landing
 
 NAMES = ("orders", "refunds", "returns")
 MANY = run_config.fleet_job(SHARED)
@@ -698,7 +698,7 @@ def test_tick_skips_running_feeds_and_feeds_with_own_schedule(fleet: Fleet, inst
         defs.resolve_job_def(MANY), status=started, run_config=config, tags={"sluice/fleet": SHARED}
     )
     assert list_tick_requests(fleet, instance) == [dict.fromkeys(NAMES[1:], "00:00-03:00")]
-    instance.create_run_for_job(defs.resolve_job_def(land_job("refunds")), status=started, tags={FEED_TAG: "refunds"})
+    instance.create_run_for_job(resolve_landing(defs, "refunds"), status=started, tags={FEED_TAG: "refunds"})
     assert list_tick_requests(fleet, instance) == [{"returns": "00:00-03:00"}]
     (fleet.project.feeds_folder / "returns.yaml").write_text(build_feed("returns", "schedule: own\n"))
     assert "orders is left alone" in read_skip_message(fleet, instance)

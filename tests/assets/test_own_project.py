@@ -22,7 +22,7 @@ from sluice.assets.specs.feed_files import read_shapes
 from sluice.pipelines.errors import FeedError, UsageError
 from sluice.resources import project as projects
 from tests.assets.test_contracts import ROWS, agree
-from tests.assets.world import FEED, World, read_windows
+from tests.assets.world import FEED, World, read_windows, resolve_landing
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 DAY = "2024-05-01T"
@@ -82,7 +82,6 @@ def test_each_schedule_has_three_jobs_and_own_schedule_adds_feed_jobs(tmp_path: 
     assert {j.name for j in defs.jobs or ()} == {
         *(f"{work}_{name}_feeds" for work in ("pending_of", "compact", "republish") for name in ("many", "own")),
         "land_alone",
-        "catch_up_alone",
     }
     landing = {"pending_of_many_feeds_windows", "land_alone_windows"}
     assert {s.name for s in defs.schedules or ()} == landing | {"maintain_many_feeds", "maintain_own_feeds"}
@@ -165,9 +164,8 @@ class Project:
         asset: dg.AssetsDefinition = volume
         return asset
 
-    def run(self, job: str, hour: int) -> dg.ExecuteInProcessResult:
-        job_def = self.defs.resolve_job_def(job)
-        return job_def.execute_in_process(
+    def run(self, hour: int) -> dg.ExecuteInProcessResult:
+        return resolve_landing(self.defs, prefix=["raw"]).execute_in_process(
             instance=self.instance, partition_key=f"{DAY}{hour:02}:00", raise_on_error=False
         )
 
@@ -188,7 +186,7 @@ def project(world: World, instance: dg.DagsterInstance) -> Project:
 
 
 def test_runs_report_under_translated_keys(project: Project, instance: dg.DagsterInstance) -> None:
-    assert project.run("land_orders", 1).success
+    assert project.run(1).success
     landed, committed = project.orders.landed, project.orders.committed
     assert (
         read_windows(instance, landed).keys()
@@ -206,7 +204,7 @@ def test_run_uses_home_of_dagster_and_creates_no_other_home(tmp_path: Path, monk
         (tmp_path / name).mkdir()
     home, world = tmp_path / "home", World(tmp_path / "project")
     with dg.DagsterInstance.local_temp(str(home)) as instance:
-        assert Project(world, instance).run("land_orders", 1).success
+        assert Project(world, instance).run(1).success
     assert not world.project.dagster_home.exists()
     assert (home / "attended").is_dir()
 
@@ -227,7 +225,7 @@ def test_downstream_asset_reads_rows_of_complete_windows(
     assert find_due() == set()
     assert not project.make(2).success, "the window is pending"
     for hour, complete in ((2, (2, 4)), (0, (0,))):
-        assert project.run("land_orders", hour).success
+        assert project.run(hour).success
         assert find_due() == {f"{DAY}{h:02}:00" for h in complete}
         assert all(project.make(h).success for h in complete)
         assert find_due() == set()
@@ -237,12 +235,12 @@ def test_downstream_asset_reads_rows_of_complete_windows(
 def test_check_added_after_loading_is_logged_with_reload_hint(project: Project, instance: dg.DagsterInstance) -> None:
     """Dagster accepts no result of a check that it has not loaded; the run lands nevertheless."""
     agree(project.world, ROWS)
-    done = project.run("land_orders", 1)
+    done = project.run(1)
     assert done.success
     warnings = [e.message for e in instance.all_logs(done.run_id) if e.level == logging.WARNING]
     assert any("contract_volume" in m and "Reload definitions" in m for m in warnings), warnings
     (project.world.project.feeds_folder / "orders.contract.json").unlink()
-    assert project.run("land_orders", 2).success
+    assert project.run(2).success
 
 
 def test_component_wraps_landing_steps(world: World, instance: dg.DagsterInstance) -> None:
@@ -260,7 +258,7 @@ def test_component_wraps_landing_steps(world: World, instance: dg.DagsterInstanc
     specs = {n: AssetSpecs.of(f) for n, f in files.feeds.items()}
     memory = recall_all(files, specs, session)
     defs = feeds_of(files, specs, memory, windows_of(files.feeds, memory), session)
-    job = defs.resolve_job_def("land_orders")
+    job = resolve_landing(defs)
     assert job.execute_in_process(instance=instance, partition_key=f"{DAY}01:00").success
     assert calls == [f"{DAY}01:00"]
     with pytest.raises(UsageError, match="`tags` and `pool` only"):

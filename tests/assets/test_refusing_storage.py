@@ -24,7 +24,7 @@ from tests.assets.test_many_feeds import Fleet, fleet  # noqa: F401 - a fixture
 from tests.assets.test_schedule import run_tick
 from tests.assets.test_sensors import Sensor
 from tests.assets.test_ui import disconnect_kafka, find_latest_evaluation
-from tests.assets.world import CATCH_UP, P0, World, in_hour, read_windows
+from tests.assets.world import CATCH_UP, P0, World, in_hour, read_windows, resolve_landing
 
 pytestmark = ON_FILES
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
@@ -146,4 +146,4 @@ def test_feeds_land_when_all_private_names_are_missing(
     assert isinstance(results["orders"].error, KafkaUnavailable)
     with open_instance(fleet.project) as instance:
         assert "2024-05-01T05:00" in read_windows(instance, LANDED)
-    assert build(fleet.project, fleet.make_session()).resolve_job_def("land_orders").name == "land_orders"
+    assert resolve_landing(build(fleet.project, fleet.make_session())).asset_selection

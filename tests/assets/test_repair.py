@@ -16,6 +16,7 @@ from dagster._core.events import EngineEventData
 from sluice.assets.instance.instance import bury_dead_runs, holding, is_held, prepare_home, with_dagster_liveness
 from sluice.assets.operations import dead_runs
 from sluice.assets.operations.event_log_repair import reconcile
+from sluice.assets.runs.run_config import catch_up_config
 from sluice.assets.runs.run_session import FEED_TAG
 from sluice.assets.specs.asset_specs import committed_key, landed_key
 from sluice.pipelines.model.receipts import Life, Verdict
@@ -24,7 +25,7 @@ from sluice.resources.liveness import Informed, machine
 from sluice.testing.engine import MemoryLiveness, owner
 from tests.assets.conftest import ON_FILES
 from tests.assets.test_ui import create_killed_run
-from tests.assets.world import World, in_hour, list_versions, read_windows
+from tests.assets.world import CATCH_UP, World, in_hour, list_versions, read_windows
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
 Status = dg.DagsterRunStatus
@@ -240,8 +241,8 @@ def test_step_launched_by_dagster_holds_lock_of_its_run(world: World, instance: 
         return run(job, tasks)
 
     world.engine.run = check_locks_and_run  # type: ignore[method-assign]
-    job = build(world.project, world.make_session()).resolve_job_def("catch_up_orders")
-    assert job.execute_in_process(instance=instance).success
+    job = build(world.project, world.make_session()).resolve_job_def("catch_up")
+    assert job.execute_in_process(catch_up_config("orders", CATCH_UP), instance=instance).success
     assert lock_states == [True]
     assert is_held(prepare_home(world.project), instance.get_runs()[0].run_id) is None
 

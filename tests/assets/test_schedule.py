@@ -13,16 +13,16 @@ import pytest
 
 from sluice.assets.factory import build
 from sluice.assets.instance.instance import holding, home_of, open_instance
-from sluice.assets.instance.internals import RANGE_TAGS, job_origin
+from sluice.assets.instance.internals import ASSET_JOB, RANGE_TAGS, job_origin
 from sluice.assets.runs.run_config import MORE_TAG, UNTIL_TAG, TickPolicy
-from sluice.assets.runs.run_session import AGAIN_TAG, RunSession
+from sluice.assets.runs.run_session import AGAIN_TAG, FEED_TAG, RunSession
 from sluice.assets.schedules import window_scheduler
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import LakeUnavailable
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Ports
 from sluice.resources.liveness import machine
-from tests.assets.world import FEED, World, in_hour, read_windows
+from tests.assets.world import FEED, World, in_hour, read_windows, resolve_landing
 
 DAY = "2024-05-01T"
 
@@ -127,10 +127,10 @@ def test_unlaunched_run_is_marked_failed_and_window_requested_again(world: World
 
 def test_windows_of_a_run_in_a_full_queue_are_not_requested_again(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded(in_hour(3))
-    job, queued = build(world.project).resolve_job_def("land_orders"), dg.DagsterRunStatus.QUEUED
-    tags = {"dagster/partition": f"{DAY}00:00", UNTIL_TAG: f"{DAY}03:00"} | job.tags
-    origin = job_origin(world.project, "land_orders")
-    instance.add_run(dg.DagsterRun("land_orders", status=queued, remote_job_origin=origin, tags=tags))
+    queued = dg.DagsterRunStatus.QUEUED
+    tags = {"dagster/partition": f"{DAY}00:00", UNTIL_TAG: f"{DAY}03:00", FEED_TAG: "orders"}
+    origin = job_origin(world.project, ASSET_JOB)
+    instance.add_run(dg.DagsterRun(ASSET_JOB, status=queued, remote_job_origin=origin, tags=tags))
     with instance.run_storage.connect() as connection:
         connection.exec_driver_sql("UPDATE runs SET create_timestamp = '2024-05-01 00:00:00'")
     for _ in range(2):
@@ -192,7 +192,7 @@ def test_tick_checks_when_windows_close_and_after_incomplete_run(world: World, i
         world.at(hours, minutes)
         return looks.is_due(instance, world.time())
 
-    looks = TickPolicy("land_orders", [world.make_session().feed("orders").window])
+    looks = TickPolicy(ASSET_JOB, [world.make_session().feed("orders").window], tags={FEED_TAG: "orders"})
     assert looks.crons == ["10 * * * *", "*/5 * * * *"]
     assert is_due(10, 12), "this process has not looked yet"
     assert [is_due(*at) for at in ((10, 15), (11, 5), (11, 10), (11, 15))] == [False, False, True, False]
@@ -218,7 +218,7 @@ def test_clock_skew_of_code_server_does_not_delay_window_by_an_hour(world: World
         world.at(hours, minutes)
         return looks.is_due(instance, world.time())
 
-    looks = TickPolicy("land_orders", [world.make_session().feed("orders").window], lambda: world.clock.now - 2000)
+    looks = TickPolicy(ASSET_JOB, [world.make_session().feed("orders").window], lambda: world.clock.now - 2000)
     assert [is_due(*at) for at in ((10, 12), (11, 10), (11, 15), (11, 20))] == [True, True, True, False]
 
 
@@ -263,15 +263,14 @@ def create_run(
     backfill: bool = False,
     tags: dict[str, str] | None = None,
 ) -> None:
-    """Create a run with this status for a window (None: as in `tags`), of the feed's job or of a backfill."""
-    defs, key = build(world.project), landed_key("orders")
-    job = defs.resolve_implicit_job_def_def_for_assets([key]) if backfill else defs.resolve_job_def("land_orders")
-    assert job is not None
+    """Create a run with this status for a window (None: as in `tags`), of the feed's schedule or of a backfill."""
+    job = resolve_landing(build(world.project))
+    partition = {"dagster/partition": DAY + window} if window else {}
     instance.create_run_for_job(
         job,
         status=status,
-        tags=({"dagster/partition": DAY + window} if window else {}) | job.tags | (tags or {}),
-        asset_selection=frozenset({key}) if backfill else None,
+        tags=partition | ({} if backfill else {FEED_TAG: "orders"}) | (tags or {}),
+        asset_selection=job.asset_selection,
     )
 
 
@@ -319,7 +318,7 @@ def test_windows_before_loaded_partitions_are_requested_by_tag(world: World, ins
         (request,) = defs.resolve_schedule_def("land_orders_windows").evaluate_tick(context).run_requests or ()
     assert request.partition_key is None
     assert (request.tags["dagster/partition"], request.tags[UNTIL_TAG]) == (f"{DAY}00:00", f"{DAY}03:00")
-    job = build(world.project, world.make_session()).resolve_job_def("land_orders")
+    job = resolve_landing(build(world.project, world.make_session()))
     assert job.execute_in_process(instance=instance, run_config=request.run_config, tags=request.tags).success
     assert {f"{DAY}{n:02}:00" for n in range(4)} <= set(read_windows(instance, landed_key("orders")))
 

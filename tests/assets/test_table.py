@@ -14,14 +14,16 @@ from pyiceberg.catalog import load_catalog
 
 from sluice.assets.factory import build
 from sluice.assets.instance.instance import is_held, prepare_home
+from sluice.assets.runs.run_config import catch_up_config
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.assets.steps import table_step
 from sluice.pipelines.errors import KafkaUnavailable
+from sluice.pipelines.operating import feed_tables
 from sluice.pipelines.tables.check import TableComparison
 from sluice.pipelines.tables.sync import Synced
 from sluice.pipelines.util.units import show_window
 from sluice.resources.lake.local_lake import LocalLake
-from tests.assets.world import FEED, MadeUpEngine, World, at_hour, in_hour, read_checks, read_metadata
+from tests.assets.world import CATCH_UP, FEED, MadeUpEngine, World, at_hour, in_hour, read_checks, read_metadata
 
 TABLE = dg.AssetKey(["orders", "table"])
 TEXT = FEED + "table: {iceberg: {name: db.orders}}\n"
@@ -90,15 +92,16 @@ def test_run_holds_its_lock_during_table_sync(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is killed during the sync is then recognized as dead."""
-    locks, sync = list[bool | None](), table_step.sync_tables
+    locks, sync = list[bool | None](), feed_tables.sync_tables
 
     def check(*args: Any, **options: Any) -> tuple[Synced, tuple[str, ...]]:
         locks.extend(is_held(prepare_home(world.project), run.run_id) for run in instance.get_runs(limit=1))
         return sync(*args, **options)
 
-    monkeypatch.setattr(table_step, "sync_tables", check)
+    monkeypatch.setattr(feed_tables, "sync_tables", check)
     definitions = build(world.project, world.make_session())
-    assert definitions.resolve_job_def("catch_up_orders").execute_in_process(instance=instance).success
+    config = catch_up_config("orders", CATCH_UP)
+    assert definitions.resolve_job_def("catch_up").execute_in_process(config, instance=instance).success
     compact = definitions.resolve_job_def("compact_many_feeds")
     config = {"ops": {"compact_many_feeds__compact": {"config": {"feed": "orders"}}}}
     assert compact.execute_in_process(config, instance=instance).success

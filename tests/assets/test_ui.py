@@ -22,7 +22,7 @@ from sluice.pipelines.ports import Member
 from tests.assets.test_schedule import run_tick
 from tests.assets.test_sensors import Sensor
 from tests.assets.ui import WORKSPACE, Pages, open_in_process, open_pages
-from tests.assets.world import CATCH_UP, P0, World, in_hour, list_versions, read_checks
+from tests.assets.world import CATCH_UP, P0, World, in_hour, list_versions, read_checks, resolve_landing
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
 JOB = """
@@ -58,14 +58,14 @@ def test_command_line_run_is_listed_and_reexecutable_in_ui(
 ) -> None:
     catch_up, window = world.run().run_id, world.run(in_hour(0)).run_id
     with open_pages(instance, world.project, monkeypatch) as pages:
-        assert (list_runs_of_job(pages, "catch_up_orders"), list_runs_of_job(pages, "land_orders")) == (
+        assert (list_runs_of_job(pages, "catch_up"), list_runs_of_job(pages, "__ASSET_JOB")) == (
             [catch_up],
             [window],
         )
         runs = pages.ask(TIMELINE, label="__repository__@sluice")["runsOrError"]["results"]
         assert {r["runId"] for r in runs} == {catch_up, window}
         assert {r["repositoryOrigin"]["repositoryLocationName"] for r in runs} == {"sluice"}
-        for run, job in ((catch_up, "catch_up_orders"), (window, "land_orders")):
+        for run, job in ((catch_up, "catch_up"), (window, "__ASSET_JOB")):
             again = pages.ask(AGAIN, run=run, strategy="ALL_STEPS")["launchRunReexecution"]
             assert again["__typename"] == "LaunchRunSuccess", again
             assert (again["run"]["parentRunId"], again["run"]["pipelineName"]) == (run, job)
@@ -102,7 +102,7 @@ def disconnect_kafka(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def create_killed_run(world: World, instance: dg.DagsterInstance, window: str) -> None:
     """Create a run over a window whose process was killed before its first step."""
-    job = build(world.project).resolve_job_def("land_orders")
+    job = resolve_landing(build(world.project))
     tags = {"dagster/partition": window}
     run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=tags)
     (prepare_home(world.project) / "attended").mkdir(exist_ok=True)
@@ -284,4 +284,4 @@ def test_temporary_dagster_home_is_refused_with_variable_to_set(world: World, mo
         definitions.load()
     assert f"DAGSTER_HOME={world.project.dagster_home}" in raised.value.remedy
     monkeypatch.delenv("DAGSTER_verbose")  # `dagster definitions validate` needs no home
-    assert definitions.load().resolve_job_def("land_orders")
+    assert definitions.load().resolve_job_def("catch_up")

@@ -13,11 +13,11 @@ import pytest
 
 from sluice.assets.checks.feed_checks import BOUNDARIES, NO_GAPS, OFFSETS_COMMITTED, WINDOW_COMPLETE
 from sluice.assets.events import landed_metadata
-from sluice.assets.factory import build, run_config
+from sluice.assets.factory import build
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.internals import BACKFILL_TAG, RANGE_TAGS, planned_evaluations, unmaterialized_partitions
 from sluice.assets.operations.event_log_repair import reconcile
-from sluice.assets.runs.run_config import OPEN_WINDOWS_TAG, LandConfig
+from sluice.assets.runs.run_config import OPEN_WINDOWS_TAG, LandConfig, catch_up_config
 from sluice.assets.runs.run_session import AGAIN_TAG
 from sluice.assets.specs.asset_specs import committed_key, landed_key, quarantined_key
 from sluice.assets.steps import land_step
@@ -56,6 +56,7 @@ from tests.assets.world import (
     read_checks,
     read_metadata,
     read_windows,
+    resolve_landing,
 )
 
 LANDED, QUARANTINED, COMMITTED = landed_key("orders"), quarantined_key("orders"), committed_key("orders")
@@ -67,7 +68,7 @@ def test_window_run_materializes_its_partition(world: World, instance: dg.Dagste
 
     run = instance.get_run_by_id(outcome.run_id)
     assert run is not None
-    assert (run.job_name, run.tags["dagster/partition"]) == ("land_orders", f"{DAY}00:00")
+    assert (run.job_name, run.tags["dagster/partition"]) == ("__ASSET_JOB", f"{DAY}00:00")
     landed = read_windows(instance, LANDED)
     assert sorted(landed) == [f"{DAY}00:00", f"{DAY}04:00"], "the quiet hour is reported too"
     first = landed[f"{DAY}00:00"]
@@ -469,7 +470,7 @@ def test_window_in_grace_period_is_skipped_and_landed_by_schedule(
         world.at(6, minutes=11)
         (first,) = evaluate_tick(world, instance).run_requests or ()
         assert first.partition_key == f"{DAY}05:00", "the schedule asks for it once the grace period is over"
-        job = build(world.project, world.make_session()).resolve_job_def("land_orders")
+        job = resolve_landing(build(world.project, world.make_session()))
         landed = job.execute_in_process(
             instance=instance, partition_key=first.partition_key, run_config=first.run_config, tags=first.tags
         )
@@ -481,7 +482,7 @@ def test_window_in_grace_period_is_skipped_and_landed_by_schedule(
 
 def test_run_of_several_windows_skips_open_windows(world: World, instance: dg.DagsterInstance) -> None:
     world.at(6, minutes=5)
-    job = build(world.project, world.make_session()).resolve_job_def("land_orders")
+    job = resolve_landing(build(world.project, world.make_session()))
     config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}07:00"}}}}
     run = job.execute_in_process(instance=instance, partition_key=f"{DAY}03:00", run_config=config)
     assert run.success
@@ -491,10 +492,10 @@ def test_run_of_several_windows_skips_open_windows(world: World, instance: dg.Da
 
 def test_catch_up_job_names_window_in_grace_period(world: World, instance: dg.DagsterInstance) -> None:
     world.at(6, minutes=5)
-    job = build(world.project, world.make_session()).resolve_job_def("catch_up_orders")
+    job = build(world.project, world.make_session()).resolve_job_def("catch_up")
     for first, settled in ((3, {f"{DAY}03:00", f"{DAY}04:00"}), (5, set())):
         request = Request(RequestKind.WINDOW, window=at_hour(first), until=at_hour(6))
-        run = job.execute_in_process(instance=instance, run_config=run_config("orders", request))
+        run = job.execute_in_process(instance=instance, run_config=catch_up_config("orders", request))
         assert run.success
         assert f"window {DAY}05:00 is still open" in read_log(instance, run.run_id)
         assert settled <= {*read_windows(instance, LANDED)}
@@ -507,7 +508,7 @@ def test_failed_run_does_not_turn_open_window_red(
     world.at(6, minutes=5)
     monkeypatch.setattr(land_step, "now", world.clock)
     world.engine.failing = {P0}
-    job = build(world.project, world.make_session()).resolve_job_def("land_orders")
+    job = resolve_landing(build(world.project, world.make_session()))
     config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}06:00"}}}}
     job.execute_in_process(instance=instance, partition_key=f"{DAY}02:00", run_config=config, raise_on_error=False)
     assert f"{DAY}03:00" in unmaterialized_partitions(instance, LANDED)
@@ -645,7 +646,7 @@ def _interrupt_after(nth: int, patched: pytest.MonkeyPatch) -> None:
 
 
 def test_run_lands_and_shows_windows_until_its_configured_end(world: World, instance: dg.DagsterInstance) -> None:
-    job = build(world.project, world.make_session()).resolve_job_def("land_orders")
+    job = resolve_landing(build(world.project, world.make_session()))
     config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}03:00"}}}}
     assert job.execute_in_process(instance=instance, partition_key=f"{DAY}00:00", run_config=config).success
     green = {f"{DAY}{n:02}:00" for n in (0, 1, 2, 4)}  # nothing was produced in hour 4
@@ -655,7 +656,7 @@ def test_run_lands_and_shows_windows_until_its_configured_end(world: World, inst
 
 def test_requested_windows_that_did_not_land_are_red(world: World, instance: dg.DagsterInstance) -> None:
     world.engine.failing = {P0}
-    job = build(world.project, world.make_session()).resolve_job_def("land_orders")
+    job = resolve_landing(build(world.project, world.make_session()))
     config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}03:00"}}}}
     run = job.execute_in_process(
         instance=instance, partition_key=f"{DAY}00:00", run_config=config, raise_on_error=False

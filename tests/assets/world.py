@@ -17,6 +17,7 @@ import pyarrow as pa
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.execution import run_feeds
 from sluice.assets.runs.run_session import RunSession
+from sluice.assets.specs.asset_specs import committed_key, landed_key
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.errors import CorruptBatch, SluiceError
@@ -247,6 +248,15 @@ class World:
 
     def state(self) -> State:
         return self.open_ledger().read()
+
+
+def resolve_landing(definitions: dg.Definitions, feed: str = "orders", prefix: Sequence[str] = ()) -> dg.JobDefinition:
+    """Returns the job of a run of a feed's windows: two assets of Dagster's job over all assets."""
+    every = definitions.resolve_implicit_global_asset_job_def()
+    keys = [key.with_prefix(prefix) if prefix else key for key in (landed_key(feed), committed_key(feed))]
+    assets = [definitions.resolve_assets_def(key) for key in keys]
+    checks = {key for asset in assets for key in asset.check_keys}
+    return every.get_subset(asset_selection={a.key for a in assets}, asset_check_selection=checks)
 
 
 # -- events in Dagster

@@ -263,8 +263,8 @@ def test_stopped_dagster_daemon_is_reported_when_runs_are_queued(
     assert read_daemon()["health"] == "ok"
     send_heartbeats(7200)
     assert read_daemon()["health"] == "skipped"
-    origin = job_origin(Project(project), "catch_up_orders")
-    instance.add_run(dg.DagsterRun("catch_up_orders", status=dg.DagsterRunStatus.QUEUED, remote_job_origin=origin))
+    origin = job_origin(Project(project), "catch_up")
+    instance.add_run(dg.DagsterRun("catch_up", status=dg.DagsterRunStatus.QUEUED, remote_job_origin=origin))
     dead = read_daemon()
     assert dead["health"] == "failed"
     assert dead["found"] == "its last heartbeat is 2 h old, and 1 run is queued"
@@ -285,7 +285,7 @@ def test_problems_of_dagster_instance_are_reported(project: Path, sluice: Sluice
     assert (shut["health"], shut["remedy"]) == ("failed", "dagster instance concurrency set sluice_orders 1")
     instance.event_log_storage.set_concurrency_slots("sluice_orders", 1)
 
-    killed = instance.add_run(dg.DagsterRun("catch_up_orders", status=dg.DagsterRunStatus.STARTED)).run_id
+    killed = instance.add_run(dg.DagsterRun("catch_up", status=dg.DagsterRunStatus.STARTED)).run_id
     (project / ".sluice" / "dagster" / "attended").mkdir()
     (project / ".sluice" / "dagster" / "attended" / killed).touch()
     (dead,) = find_checks(sluice("doctor", "--json").document, "runs")

@@ -18,6 +18,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from sluice.assets.runs.run_config import catch_up_config
+from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.util.units import HOUR, show_window
 from tests.checker.producers import Noting
 from tests.faults.account import SEED, Account
@@ -115,7 +117,7 @@ def hold_run(stage: Stage, step: str, **tags: str) -> Iterator[tuple[str, Proces
     else:
         hold_requests(field, PARTITIONS, HELD[step])
     try:
-        run = desk.launch("catch_up_orders", **tags)
+        run = desk.launch("catch_up", catch_up_config("orders", Request(RequestKind.CATCH_UP)), **tags)
         worker = desk.find_worker(run)
         wait_until(
             lambda: desk.is_waiting(worker) if point else count_held(field, HELD[step]) or _expect_running(desk, run),

@@ -23,7 +23,6 @@ import dagster as dg
 import pytest
 from kafka import KafkaProducer
 
-from sluice.assets.factory import land_job
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.util.units import HOUR, show_window
 from sluice.resources.local.local_kafka import LocalKafka
@@ -42,15 +41,13 @@ from tests.faults.clock import shift_clock
 with shift_clock(sys.argv[1]):
     import dagster as dg
     from sluice.assets.definitions import defs
-    from sluice.assets.factory import land_job
-    from sluice.assets.schedules.window_scheduler import schedule_name
     from sluice.assets.specs.asset_specs import landed_key
     key = landed_key("orders")
     partitions = list(defs.resolve_assets_def(key).partitions_def.get_partition_keys())
 with dg.DagsterInstance.get() as instance:
     at = datetime.fromtimestamp(time.time(), UTC)
     context = dg.build_schedule_context(instance, at, repository_def=defs.get_repository_def())
-    tick = defs.resolve_schedule_def(schedule_name(land_job("orders"))).evaluate_tick(context)
+    tick = defs.resolve_schedule_def("land_orders_windows").evaluate_tick(context)
     requests = [{"config": r.run_config, "tags": r.tags} for r in tick.run_requests]
     landed = sorted(instance.get_materialized_partitions(key))
     print(json.dumps({"partitions": partitions, "landed": landed, "requests": requests}))
@@ -101,7 +98,7 @@ class Cluster:
 
     def execute(self, request: Mapping[str, Any]) -> None:
         """Run a request of the schedule."""
-        job = ("job", "execute", "-m", "sluice.assets.definitions", "-j", land_job("orders"), "-c", "request.yaml")
+        job = ("job", "execute", "-m", "sluice.assets.definitions", "-j", "land_orders", "-c", "request.yaml")
         config = json.dumps(request["config"])
         self.run("dagster", *job, "--tags", json.dumps(request["tags"]), files={"request.yaml": config})
 
@@ -128,6 +125,7 @@ def cluster(tmp_path: Path, first: int, s3_store: Store, monkeypatch: pytest.Mon
         "topics": "${ORDERS_TOPIC}",
         "group": "${ORDERS_TOPIC}",
         "start": "earliest",
+        "schedule": "own",
         "kafka": "{bootstrap: '${KAFKA_BOOTSTRAP}'}",
     } | s3_store.build_feed_settings()
     feed = "".join(f"{key}: {value}\n" for key, value in lines.items())

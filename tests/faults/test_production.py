@@ -21,7 +21,6 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sluice.assets.factory import land_job
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.internals import SCHEDULE_TAG
 from sluice.assets.schedules.window_scheduler import ACTIVE, schedule_name
@@ -89,7 +88,7 @@ class Site:
 
 
 def name_schedule(feed: str) -> str:
-    return schedule_name(land_job(feed))
+    return schedule_name(f"land_{feed}")
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ KNOWN_CONTENT = {
     ".parquet": b"sluice.plan_hash",
     "reports/": b"<table",
     "report.html": b"<table",
-    "runs.db snapshots": b"catch_up_orders",
+    "runs.db snapshots": b"catch_up",
     ".db": b"ASSET_MATERIALIZATION",
     "compute_logs": b"",
     ".err": b"",

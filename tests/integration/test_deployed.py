@@ -14,6 +14,8 @@ import dagster as dg
 import pytest
 
 from sluice.assets.instance.instance import open_instance
+from sluice.assets.runs.run_config import catch_up_config
+from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
 from tests import postgres as servers
@@ -44,7 +46,8 @@ def test_killed_queued_run_is_retried_and_the_audit_passes(
             monkeypatch.setenv(name, deployment.build_environment()[name])
         project = Project(root)
         with run_deployment(deployment, "code", "web", "daemon") as service, open_instance(project) as instance:
-            run = service.launch("catch_up_orders")
+            request = catch_up_config("orders", Request(RequestKind.CATCH_UP))
+            run = service.launch("catch_up", request)
             os.kill(wait_for_worker(instance, run), signal.SIGKILL)
             service.end("web")
             assert wait_for_end(instance, run) is dg.DagsterRunStatus.FAILURE, service.read_logs()
@@ -53,7 +56,7 @@ def test_killed_queued_run_is_retried_and_the_audit_passes(
             assert wait_for_end(instance, retry.run_id) is dg.DagsterRunStatus.SUCCESS, service.read_logs()
             service.start("web")
             wait_until(service.is_answering, 180)
-            last = service.launch("catch_up_orders")
+            last = service.launch("catch_up", request)
             assert wait_for_end(instance, last) is dg.DagsterRunStatus.SUCCESS, service.read_logs()
         audit = subprocess.run(
             [Path(sys.executable).with_name("sluice"), "audit", "orders", "--strict", "--json"],

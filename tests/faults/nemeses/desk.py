@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import dagster as dg
@@ -45,11 +46,11 @@ class Desk:
     ui: Running
     stop_file: Path
 
-    def launch(self, job: str, **tags: str) -> str:
+    def launch(self, job: str, config: Mapping[str, Any] = MappingProxyType({}), **tags: str) -> str:
         """Launch a run of the job. Returns its id."""
         selector = {"repositoryLocationName": LOCATION, "repositoryName": "__repository__", "jobName": job}
         metadata = {"tags": [{"key": k, "value": v} for k, v in tags.items()]}
-        params = {"selector": selector, "runConfigData": {}, "executionMetadata": metadata}
+        params = {"selector": selector, "runConfigData": dict(config), "executionMetadata": metadata}
         run: str = self._ask(_LAUNCH, params=params)["run"]["runId"]
         return run
 
