@@ -299,7 +299,7 @@ class _World:
         audit_cache.keep(ports.lake, self.feed.stored, report.audited, previous, report.at)
 
     def costing(self, work: Callable[[], object]) -> Asked:
-        log.loaded.cache_clear()
+        log.load_checkpoint.cache_clear()
         self.counts.clear()
         began = time.process_time()
         work()

@@ -59,14 +59,15 @@ class RecordSearch:
 
     def parse(self, dataset: Feed) -> Criteria | None:
         """Returns None if nothing is asked for. Raises UsageError."""
+        if not (self.where or self.run or self.window) and self.key is None:
+            return None
         from sluice.pipelines.operating.record_search import Criteria
 
         if self.where and self.key is not None:
             raise UsageError("--where together with --key", remedy="write the key as a condition: kafka_key = '17'")
         windows = frozenset(w for text in self.window or () for w in parsing.windows(text, dataset.window))
         keys = () if self.key is None else (self.key,)
-        criteria = Criteria(self.where or "", keys, run=self.run or "", windows=windows)
-        return None if criteria == Criteria() else criteria
+        return Criteria(self.where or "", keys, run=self.run or "", windows=windows)
 
 
 def explain(session: Session, feed: FeedName, coordinates: RecordArgument = None, *, wanted: RecordSearch) -> int:
@@ -82,7 +83,6 @@ def explain(session: Session, feed: FeedName, coordinates: RecordArgument = None
     $ sluice explain orders --where "order_id = 17"
     $ sluice explain orders --run 3f0c2a9d --window 2026-11-20T14 -n 3
     """
-    from sluice.pipelines.operating.record_search import search
     from sluice.pipelines.operating.trace_record import trace_matches, trace_record
 
     if ":" in feed:
@@ -103,6 +103,8 @@ def explain(session: Session, feed: FeedName, coordinates: RecordArgument = None
                 earlier=[_build_document(t) for t in earlier],
             )
             return 0
+        from sluice.pipelines.operating.record_search import search
+
         with session.terminal.progress() as meter:
             matches = search(dataset, ports, criteria, meter)
         traces = list(trace_matches(dataset, ports, matches, wanted.number))

@@ -428,7 +428,7 @@ def _check_landed(feed: str, state: State, rows: Rows) -> Iterator[AuditProblem]
         own = [row.range for row in rows.to_rows() if row.key == key]
         for r in (x for wide in ranges for x in subtract(wide, own)):
             text = f"{key}: {r} has landed by the ledger, and lies in no offset range that counts"
-            yield AuditProblem(1, text, "", parquet.landing_remedy(feed, f"{key}:{r.start}-{r.end}"))
+            yield AuditProblem(1, text, "", paths.landing_remedy(feed, f"{key}:{r.start}-{r.end}"))
 
 
 def _check_commits(state: State) -> Iterator[AuditProblem]:
@@ -473,7 +473,7 @@ def _check_file(lake: Lake, feed: str, claims: Sequence[tuple[Receipt, Part]], *
     missing = [AuditProblem(1, f"{description} is missing")]
     problems, way_out = (
         missing if size is None else _check_readable(lake, claims, size, hashes),
-        parquet.build_part_remedy(feed, r.offset_range),
+        paths.build_part_remedy(feed, r.offset_range),
     )
     ranges = tuple(r.offset_range for r, _ in claims)
     return [replace(p, file=part.path, remedy=way_out, ranges=ranges) for p in problems]

@@ -20,7 +20,7 @@ import pyarrow as pa
 from sluice.pipelines.audit.audit import AuditProblem, AuditReport
 from sluice.pipelines.audit.receipt_rows import NEVER, ReceiptRow
 from sluice.pipelines.errors import OffsetsLost, OversizedBatch, PartUnreadable, Terminal
-from sluice.pipelines.lake import parquet
+from sluice.pipelines.lake import parquet, paths
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
@@ -240,7 +240,7 @@ class _LogReader:
 
 def _compare_range(feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, reader: _LogReader) -> RangeComparison:
     """Compare one offset range's files, damaged or not, with its log."""
-    s, remedy = r.offset_range, parquet.build_part_remedy(feed, r.offset_range)
+    s, remedy = r.offset_range, paths.build_part_remedy(feed, r.offset_range)
     if any(m.shape.protection and m.shape.protection.lacks_keys for m in makers):
         return RangeComparison(0, None, r.counts.landed)
     try:

@@ -18,7 +18,6 @@ from sluice.pipelines.errors import BatchRefused, LogTruncated, OffsetsLost, Slu
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnLoss, PublishPolicy
 from sluice.pipelines.lake import paths, receipt_files
-from sluice.pipelines.landing.proof import find_lost_rows, prove
 from sluice.pipelines.ledger import Batch, BatchStatus, State
 from sluice.pipelines.ledger.entries import (
     OwnEntry,
@@ -38,10 +37,8 @@ from sluice.pipelines.ports import Job, Lake, Ports
 from sluice.pipelines.publishing import publish as owners
 from sluice.pipelines.publishing.manifest import read_receipts_meeting
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward, roll_forward_own
-from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.status.batch_facts import traffic_of
-from sluice.pipelines.validation.batch_expectations import check_contract
 from sluice.pipelines.validation.drift import check_drift
 
 
@@ -65,6 +62,11 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     If they refuse a batch of several windows, the windows that they allow by themselves are published, and the others
     stay pending: each is then a batch of its own.
     """
+    # Late: they need Arrow, and a run with nothing pending does not.
+    from sluice.pipelines.landing.proof import find_lost_rows, prove
+    from sluice.pipelines.quarantine.limit import check_quarantine
+    from sluice.pipelines.validation.batch_expectations import check_contract
+
     feed, ports, ledger, owner, report = run.feed, run.ports, run.ledger, run.owner, run.report
     plan, fresh = batch.plan or ledger.plan(batch.id), batch.owner.token == owner.token
     report(Progress("start workers", note=f"({ports.engine.describe()})"))

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from sluice.pipelines.errors import (
     CommitFenced,
@@ -42,8 +43,10 @@ from sluice.pipelines.ledger.tip import build_lost_error
 from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Key, TopicPartition
 from sluice.pipelines.planning.origins import skip_to
 from sluice.pipelines.ports import Cluster, Group, Membership
-from sluice.pipelines.quarantine import dead_letters as letters
 from sluice.pipelines.util.documents import Flat
+
+if TYPE_CHECKING:
+    from sluice.pipelines.quarantine.dead_letters import Letters, Outlet
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ def commit(
     ledger: Ledger,
     group: Group,
     settings: CommitSettings,
-    outlet: letters.Outlet | None = None,
+    outlet: Outlet | None = None,
     cluster: Cluster | None = None,
     changed: Collection[TopicPartition] = (),
 ) -> CommitResult:
@@ -121,7 +124,11 @@ def commit(
     if settings.mode is CommitMode.NONE or not targets:
         moved = tuple(CommittedMove(k, None, o) for k, o in targets.items())
         return CommitResult(CommitStatus.DISABLED, moved, left_out=left_out)
-    pending = outlet is not None and bool(letters.list_pending_letters(ledger, state, state.last_mark))
+    pending = False
+    if outlet:
+        from sluice.pipelines.quarantine.dead_letters import list_pending_letters  # late: it needs Arrow
+
+        pending = bool(list_pending_letters(ledger, state, state.last_mark))
     # Most runs change nothing: without joining the group, they leave no generation and no mark.
     if not pending and _is_settled(state, targets, group.fetch_committed([k.tp for k in targets])):
         same = tuple(CommittedMove(k, o, o) for k, o in targets.items())
@@ -173,7 +180,7 @@ def _commit_as(
     member: Membership,
     ledger: Ledger,
     settings: CommitSettings,
-    outlet: letters.Outlet | None,
+    outlet: Outlet | None,
     cluster: Cluster | None,
     changed: Collection[TopicPartition],
 ) -> CommitResult:
@@ -201,7 +208,11 @@ def _commit_as(
     others = _put_by_others(state, targets, before)
     # The intent comes first: a mark that is in Kafka always names an entry of the ledger.
     mark, state = _append_intent(ledger, targets)
-    post = letters.build_letters(outlet, ledger, state, newest, partitions) if outlet else None
+    post = None
+    if outlet:
+        from sluice.pipelines.quarantine.dead_letters import build_letters
+
+        post = build_letters(outlet, ledger, state, newest, partitions)
     if going or post:
         # With letters, all partitions get the mark of sent letters, so that moving one offset does not remove it.
         offsets = {k.tp: _attach_mark(state, k, o, mark) for k, o in (targets if post else going).items()}
@@ -380,7 +391,7 @@ def _send(
     member: Membership,
     settings: CommitSettings,
     offsets: Mapping[TopicPartition, CommittedOffset],
-    post: letters.Letters | None,
+    post: Letters | None,
 ) -> bool:
     """Step 4: send the transaction. Returns whether Kafka answered; an unknown outcome is decided by reading back."""
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,8 +17,6 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.lake import paths
-from sluice.pipelines.model.kafka import decode_topic
-from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part
 from sluice.pipelines.ports import Lake
 
@@ -67,7 +65,7 @@ def check_rows(footer: pq.FileMetaData, path: str, rows: int) -> None:
     """Raises PartUnreadable unless the file at `path` has this number of rows."""
     if footer.num_rows != rows:
         message = f"{path} has {footer.num_rows} rows, the ledger says {rows}"
-        raise PartUnreadable(message, remedy=find_remedy(path), path=path)
+        raise PartUnreadable(message, remedy=paths.find_remedy(path), path=path)
 
 
 def find_row_groups(footer: pq.FileMetaData, part: Part) -> tuple[list[int] | None, int]:
@@ -121,10 +119,10 @@ def wrap_read_errors(path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise PartUnreadable(f"{path} is missing", remedy=find_remedy(path), path=path, gone=True) from None
+        raise PartUnreadable(f"{path} is missing", remedy=paths.find_remedy(path), path=path, gone=True) from None
     except DAMAGE as error:
         raise PartUnreadable(
-            f"{path} cannot be read: {shorten_error(error)}", remedy=find_remedy(path), path=path
+            f"{path} cannot be read: {shorten_error(error)}", remedy=paths.find_remedy(path), path=path
         ) from None
 
 
@@ -139,31 +137,6 @@ def shorten_error(error: BaseException) -> str:
     message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     text = " ".join(message.split())[:200]
     return text if isinstance(error, OSError | pa.ArrowException) and text else f"{type(error).__name__}: {text}"
-
-
-def find_remedy(path: str) -> str:
-    """Returns the remedy for the file at `path`, as far as the path identifies it."""
-    root, _, rest = path.partition("/")
-    feed, name = rest.partition("/")[0], paths.parse_part(path)
-    if root not in paths.VISIBLE or name is None:
-        return "bring it back from a backup; one in staging is written again by the next run"
-    topic = "TOPIC"
-    with suppress(ValueError):  # a long name cannot be restored from the file's
-        topic = decode_topic(name.topic)
-    return landing_remedy(feed, f"{topic}:{name.partition}:{name.start}-{name.end}")
-
-
-def build_part_remedy(feed: str, s: OffsetRange) -> str:
-    """Returns the remedy for a published part of the offset range."""
-    return landing_remedy(feed, f"{s.topic}:{s.partition}:{s.start}-{s.end}")
-
-
-def landing_remedy(feed: str, offsets: str) -> str:
-    """Returns the command that lands these offsets again."""
-    return (
-        f"while Kafka still has its records: sluice run {feed} --offsets {offsets} --replace; else bring the file back"
-        " from a backup"
-    )
 
 
 KEY = "sluice.times"

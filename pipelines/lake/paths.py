@@ -48,10 +48,11 @@ Files from before this level stay where they are (`lake/receipt_files.py`).
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
-from sluice.pipelines.model.kafka import encode_topic
+from sluice.pipelines.model.kafka import decode_topic, encode_topic
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.util.units import DAY, HOUR, parse_duration, parse_window, show_duration, show_window
@@ -523,6 +524,31 @@ def parse_part(path: str) -> PartName | None:
         return None
     partition, start, end, batch, sequence = (int(n or 0) for n in match.groups()[1:6])
     return PartName(match[1], partition, start, end, batch, sequence, bool(match[7]))
+
+
+def find_remedy(path: str) -> str:
+    """Returns the remedy for the file at `path`, as far as the path identifies it."""
+    root, _, rest = path.partition("/")
+    feed, name = rest.partition("/")[0], parse_part(path)
+    if root not in VISIBLE or name is None:
+        return "bring it back from a backup; one in staging is written again by the next run"
+    topic = "TOPIC"
+    with suppress(ValueError):  # a long name cannot be restored from the file's
+        topic = decode_topic(name.topic)
+    return landing_remedy(feed, f"{topic}:{name.partition}:{name.start}-{name.end}")
+
+
+def build_part_remedy(feed: str, s: OffsetRange) -> str:
+    """Returns the remedy for a published part of the offset range."""
+    return landing_remedy(feed, f"{s.topic}:{s.partition}:{s.start}-{s.end}")
+
+
+def landing_remedy(feed: str, offsets: str) -> str:
+    """Returns the command that lands these offsets again."""
+    return (
+        f"while Kafka still has its records: sluice run {feed} --offsets {offsets} --replace; else bring the file back"
+        " from a backup"
+    )
 
 
 def join(*parts: str) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.pipelines.errors import ProofFailed
-from sluice.pipelines.lake import parquet
+from sluice.pipelines.lake import parquet, paths
 from sluice.pipelines.landing.proof import hash_file
 from sluice.pipelines.model.receipts import Part
 from sluice.pipelines.ports import Lake
@@ -31,7 +31,7 @@ def check_source(lake: Lake, feed: str, part: Part) -> None:
             return
     raise ProofFailed(
         f"{part.path} is not the file that the ledger names: nothing is made from it",
-        remedy=f"{parquet.find_remedy(part.path)}; see what else is: sluice audit {feed} --hashes",
+        remedy=f"{paths.find_remedy(part.path)}; see what else is: sluice audit {feed} --hashes",
     )
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import merge
 
-import numpy as np
-
 from sluice.pipelines.ledger.columns import NONE
 from sluice.pipelines.model.plans import Plan, Request, RequestKind
 from sluice.pipelines.model.receipts import Owner
@@ -125,8 +123,8 @@ class BatchHistory:
 
     def where(self, name: str, above: int) -> Iterator[Batch]:
         """Returns the batches whose column is above a number, in order."""
-        column = np.array(self.columns[COLUMNS.index(name)], np.int64)
-        return (self.at(i) for i in np.flatnonzero(column > above).tolist())
+        column = self.columns[COLUMNS.index(name)]
+        return (self.at(i) for i, value in enumerate(column) if value > above)
 
 
 class Batches(Mapping[int, Batch]):

@@ -4,34 +4,37 @@ Partitions are listed once, in a table; everything else refers to them by index.
 (finished batches, boundaries, publications by window, superseded ranges) is packed in columns: some bytes per window
 for all partitions, and about two bytes per boundary. Common data of partitions is stored once: the times of boundaries,
 and the numbers of superseding entries. A checkpoint that does not parse is ignored: an older one or the log is read.
+
+In text, a column stores differences in planes of bytes of one weight, without empty upper planes: this compresses well
+and is fast to read. The first byte is the number of planes, with the flag `_SIGNED` if a difference is negative.
+Formerly there were always eight planes, and the first byte was zlib's.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import operator
+import struct
 import zlib
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
-import numpy as np
 from pydantic import TypeAdapter
 
 from sluice.pipelines.lake.paths import FORMER_PREFIX, PREFIX, FolderPrefix
 from sluice.pipelines.ledger.batches import COLUMNS, Batch, Batches, BatchHistory
 from sluice.pipelines.ledger.columns import (
     MOST,
+    NONE,
     Pins,
     Published,
     Superseded,
-    cut,
     inflate,
-    pack,
-    unpack,
-    unpack_all,
 )
 from sluice.pipelines.ledger.entries import OriginItem
 from sluice.pipelines.ledger.fold import NO_PINS, State
@@ -46,6 +49,9 @@ again, or expire windows on hold."""
 _BATCHES: TypeAdapter[list[Batch]] = TypeAdapter(list[Batch])
 _REQUESTS: TypeAdapter[list[Request]] = TypeAdapter(list[Request])
 _HOLDS: TypeAdapter[dict[int, tuple[int | None, int | None]]] = TypeAdapter(dict[int, tuple[int | None, int | None]])
+_SIGNED, _WHOLE = 16, (1 << 64) - 1
+SHORT = 4096
+"""Columns up to this length are read without numpy, whose import takes longer."""
 _ACCOUNTED = ("landed", "lost", "skipped", "retired")
 _ERASED = ("erased", "erasing")
 
@@ -59,6 +65,8 @@ def dump_state(state: State) -> bytes:
     """Returns the JSON in a checkpoint. `load` accepts it, too."""
     # Two dozen fields are by partition. Each refers to a partition by its place in `keys`, and what grows with a feed's
     # age is packed: a checkpoint is read by each command.
+    import numpy as np
+
     keys = sorted(state.origins)
     index, times = {key: i for i, key in enumerate(keys)}, np.array(state.boundary_times, np.int64)
     past = state.batches.past
@@ -186,11 +194,72 @@ def _check_text(value: Any) -> str:
 # -- columns
 
 
+def pack(columns: Iterable[Iterable[int]]) -> list[str]:
+    """Returns each column of 64-bit numbers as text."""
+    import numpy as np
+
+    return [_pack(np.array(c if isinstance(c, array | np.ndarray) else [*c], np.int64)) for c in columns]
+
+
+def _pack(column: Any) -> str:
+    import numpy as np
+
+    steps = np.diff(column.astype("<i8"), prepend=np.int64(0))
+    signed = bool((steps < 0).any())
+    if signed:  # alternating: 0, -1, 1, -2, …
+        steps = (steps << 1) ^ (steps >> 63)
+    count = (int(steps.view("<u8").max(initial=0)).bit_length() + 7) // 8 or 1
+    planes = steps.view(np.uint8).reshape(-1, 8)[:, :count].T.tobytes()
+    return base64.b64encode(bytes([count | (_SIGNED if signed else 0)]) + zlib.compress(planes, 6)).decode()
+
+
+def unpack_all(texts: Sequence[str], count: int) -> list[Any]:
+    """Returns `count` columns."""
+    if len(texts) != count:
+        raise ValueError("not as many columns as there are")
+    return [unpack(text) for text in texts]
+
+
+def unpack(text: str, limit: int = MOST) -> Any:
+    """Returns the column: an array, or a numpy array if it is long."""
+    data = base64.b64decode(text)
+    count, signed = data[0] & ~_SIGNED, bool(data[0] & _SIGNED)
+    planes = inflate(data[1:], limit)
+    if not 0 < count <= 8 or len(planes) % count:
+        raise ValueError("not a column")
+    length = len(planes) // count
+    if length <= SHORT:
+        wide = bytearray(8 * length)
+        for i in range(count):
+            wide[i::8] = planes[i * length : (i + 1) * length]
+        numbers = struct.unpack(f"<{length}Q", wide)
+        sums = accumulate((n >> 1) ^ -(n & 1) for n in numbers) if signed else accumulate(numbers)
+        return array("q", [((n - NONE) & _WHOLE) + NONE for n in sums])
+    import numpy as np
+
+    size = 4 if count <= 4 else 8
+    steps = np.zeros(length, f"<u{size}")
+    for i, plane in enumerate(np.frombuffer(planes, np.uint8).reshape(count, -1)):
+        steps |= plane.astype(steps.dtype) << steps.dtype.type(8 * i)
+    if signed:
+        steps = (steps >> 1) ^ (~(steps & 1) + 1)
+        return np.cumsum(steps.view(f"<i{size}"), dtype=np.int64)
+    return np.cumsum(steps if size == 4 else steps.view(np.int64), dtype=np.int64)
+
+
+def cut(column: Sequence[int], counts: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Cut the column into pieces of these lengths. Raises ValueError if they do not add up to its length."""
+    ends = list(accumulate(map(operator.index, counts)))
+    if (ends[-1] if ends else 0) != len(column) or any(n < 0 for n in counts):
+        raise ValueError("not as many as announced")
+    return (column[end - n : end] for end, n in zip(ends, counts, strict=True))
+
+
 def _load_past(raw: dict[str, Any]) -> BatchHistory:
     columns = unpack_all(raw["columns"], len(COLUMNS))
     requests = _REQUESTS.validate_python(raw["requests"])
-    indexes = columns[COLUMNS.index("request")]
-    if len({len(c) for c in columns}) != 1 or len(indexes[(indexes < 0) | (indexes >= len(requests))]):
+    indexes = columns[COLUMNS.index("request")].tolist()
+    if len({len(c) for c in columns}) != 1 or not all(0 <= i < len(requests) for i in indexes):
         raise ValueError("not one value for each batch")
     return BatchHistory(map(_to_array, columns), requests)
 
@@ -200,6 +269,8 @@ def _dump_superseded(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
 
     `starts` and `ends` are usually indexes of boundaries in the partition; other offsets are stored as −1 − offset.
     """
+    import numpy as np
+
     columns = dict[int, tuple[Any, ...]]()
     for key, s in state.superseded.items():
         if key in index:
@@ -223,6 +294,8 @@ def _dump_superseded(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
 
 def _to_positions(boundary_offsets: Any, offsets: array[int]) -> Any:
     """Returns the index of each offset in the sorted boundary offsets, or −1 − offset if it is missing."""
+    import numpy as np
+
     wanted = np.array(offsets, np.int64)
     if not len(boundary_offsets):
         return -1 - wanted
@@ -238,13 +311,15 @@ def _from_positions(boundary_offsets: Any, positions: Any) -> array[int]:
 
 
 def _join(columns: Sequence[Any]) -> Any:
+    import numpy as np
+
     return np.concatenate(columns) if columns else np.empty(0, np.int64)
 
 
 def _load_superseded(raw: dict[str, Any], keys: Sequence[Key], pins: Mapping[Key, Pins]) -> dict[Key, Superseded]:
     pieces = zip(*(cut(c, raw["counts"]) for c in unpack_all(raw["columns"], 3)), strict=True)
-    once = [(_to_array(np.asarray(numbers)), np.asarray(starts), np.asarray(ends)) for numbers, starts, ends in pieces]
-    largest = [max(int(c.max(initial=-1)) for c in bounds) for _, *bounds in once]
+    once = [(_to_array(numbers), starts, ends) for numbers, starts, ends in pieces]
+    largest = [max(max(c.tolist(), default=-1) for c in bounds) for _, *bounds in once]
     out = {}
     for i, which in zip(raw["keys"], raw["like"], strict=True):
         numbers, *bounds = once[operator.index(which)]
@@ -256,8 +331,10 @@ def _load_superseded(raw: dict[str, Any], keys: Sequence[Key], pins: Mapping[Key
 
 
 def _load_bounds(boundary_offsets: array[int], starts: Any, ends: Any) -> tuple[array[int], array[int]]:
+    import numpy as np
+
     offsets = np.array(boundary_offsets, np.int64)
-    return _from_positions(offsets, starts), _from_positions(offsets, ends)
+    return _from_positions(offsets, np.asarray(starts)), _from_positions(offsets, np.asarray(ends))
 
 
 def _by_index(
@@ -288,6 +365,8 @@ def _dump_pins(pins_by_time: Mapping[int, Pins], times: Any) -> dict[str, Any]:
     consecutive from `begins` on; if this is -1, they are in the first column. `offsets` has each partition's first
     offset, and the second column the increments of all partitions in sequence.
     """
+    import numpy as np
+
     positions = [np.searchsorted(times, pins.times) for pins in pins_by_time.values()]
     begins = [int(p[0]) if int(p[-1]) - int(p[0]) == len(p) - 1 else -1 for p in positions]
     others = [p for p, begin in zip(positions, begins, strict=True) if begin < 0]
@@ -314,17 +393,21 @@ def _load_boundaries(raw: dict[str, Any], times: Any, keys: Sequence[Key]) -> di
     rows = zip(raw["keys"], counts, begins, raw["offsets"], cut(gained, counts), strict=True)
     for i, count, begin, first, column in rows:
         if begin < 0:
-            at = _to_array(times[np.asarray(next(explicit))])
+            at = array("q", [times[position] for position in next(explicit)])
         elif (at := alike.get((begin, count))) is None:  # type: ignore[assignment]
             at = alike[begin, count] = _to_array(times[begin : begin + count])
         if len(at) != count or not count:
             raise ValueError("not as many boundaries as announced")
-        offsets = np.asarray(column)
-        out[keys[i]] = Pins(at, _to_array(offsets - offsets[0] + operator.index(first)))
+        shift = operator.index(first) - int(column[0])
+        values: Any = column
+        shifted = [n + shift for n in values] if isinstance(values, array) else values + shift
+        out[keys[i]] = Pins(at, _to_array(shifted))
     return out
 
 
 def _to_array(column: Any) -> array[int]:
+    if isinstance(column, array | list):
+        return array("q", column)
     out = array("q")
-    out.frombytes(np.ascontiguousarray(column, np.int64).view(np.uint8).data)
+    out.frombytes(column.astype("q").tobytes())
     return out

@@ -1,24 +1,16 @@
-"""Columns of numbers that grow with a feed's age, stored compactly: in memory, and as text in checkpoints and audits.
+"""Columns of numbers that grow with a feed's age, stored compactly. `checkpoint` has them as text.
 
 `Pins` are the boundaries of a partition (a thousand partitions pin millions of them in a year), `Published` the windows
-of each publish entry, and `Superseded` the ranges of merged windows. In text, a column stores differences in planes of
-bytes of one weight, without empty upper planes: this compresses well and is fast to read. The first byte is the number
-of planes, with the flag `_SIGNED` if a difference is negative. Formerly there were always eight planes, and the first
-byte was zlib's.
+of each publish entry, and `Superseded` the ranges of merged windows.
 """
 
 from __future__ import annotations
 
-import base64
-import operator
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import Any, overload
-
-import numpy as np
+from typing import overload
 
 from sluice.pipelines.model.kafka import Range
 
@@ -26,53 +18,6 @@ NONE = -(1 << 63)
 """Stands for None in a column."""
 MOST = 1 << 28
 """The maximum size of a column in bytes, unless its number of values was announced."""
-_SIGNED = 16
-
-
-def pack(columns: Iterable[Iterable[int]]) -> list[str]:
-    """Returns each column of 64-bit numbers as text."""
-    return [_pack(np.array(c if isinstance(c, array | np.ndarray) else [*c], np.int64)) for c in columns]
-
-
-def _pack(column: Any) -> str:
-    steps = np.diff(column.astype("<i8"), prepend=np.int64(0))
-    signed = bool((steps < 0).any())
-    if signed:  # alternating: 0, -1, 1, -2, …
-        steps = (steps << 1) ^ (steps >> 63)
-    count = (int(steps.view("<u8").max(initial=0)).bit_length() + 7) // 8 or 1
-    planes = steps.view(np.uint8).reshape(-1, 8)[:, :count].T.tobytes()
-    return base64.b64encode(bytes([count | (_SIGNED if signed else 0)]) + zlib.compress(planes, 6)).decode()
-
-
-def unpack_all(texts: Sequence[str], count: int) -> list[Any]:
-    """Returns `count` columns as numpy arrays."""
-    if len(texts) != count:
-        raise ValueError("not as many columns as there are")
-    return [unpack(text) for text in texts]
-
-
-def unpack(text: str, limit: int = MOST) -> Any:
-    data = base64.b64decode(text)
-    count, signed = data[0] & ~_SIGNED, bool(data[0] & _SIGNED)
-    planes = inflate(data[1:], limit)
-    if not 0 < count <= 8 or len(planes) % count:
-        raise ValueError("not a column")
-    size = 4 if count <= 4 else 8
-    steps = np.zeros(len(planes) // count, f"<u{size}")
-    for i, plane in enumerate(np.frombuffer(planes, np.uint8).reshape(count, -1)):
-        steps |= plane.astype(steps.dtype) << steps.dtype.type(8 * i)
-    if signed:
-        steps = (steps >> 1) ^ (~(steps & 1) + 1)
-        return np.cumsum(steps.view(f"<i{size}"), dtype=np.int64)
-    return np.cumsum(steps if size == 4 else steps.view(np.int64), dtype=np.int64)
-
-
-def cut(column: Sequence[int], counts: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Cut the column into pieces of these lengths. Raises ValueError if they do not add up to its length."""
-    ends = list(accumulate(map(operator.index, counts)))
-    if (ends[-1] if ends else 0) != len(column) or any(n < 0 for n in counts):
-        raise ValueError("not as many as announced")
-    return (column[end - n : end] for end, n in zip(ends, counts, strict=True))
 
 
 def inflate(data: bytes, limit: int) -> bytes:
@@ -148,42 +93,36 @@ class Published(Mapping[int | None, tuple[int, ...]]):
     write to them.
     """
 
-    __slots__ = ("_sorted", "numbers", "windows")
+    __slots__ = ("_index", "numbers", "windows")
 
     def __init__(self, windows: Iterable[int] = (), numbers: Iterable[int] = ()) -> None:
         """Build it from columns, with NONE for None. Raises ValueError if their lengths differ."""
         self.windows = windows if isinstance(windows, array) else array("q", windows)
         self.numbers = numbers if isinstance(numbers, array) else array("q", numbers)
-        self._sorted: tuple[Any, Any] | None = None
+        self._index: dict[int, list[int]] | None = None
         if len(self.windows) != len(self.numbers):
             raise ValueError("not one entry for each window")
 
-    def _by_window(self) -> tuple[Any, Any]:
-        """Returns windows in order, and the entries of each, oldest first."""
-        if self._sorted is None:
-            windows = np.array(self.windows, np.int64)
-            order = np.argsort(windows, kind="stable")
-            self._sorted = windows[order], np.array(self.numbers, np.int64)[order]
-        return self._sorted
+    def _by_window(self) -> Mapping[int, list[int]]:
+        """Returns the entries of each window, oldest first."""
+        if self._index is None:
+            index = dict[int, list[int]]()
+            for window, number in zip(self.windows, self.numbers, strict=True):
+                index.setdefault(window, []).append(number)
+            self._index = index
+        return self._index
 
     def __getitem__(self, window: int | None) -> tuple[int, ...]:
-        windows, numbers = self._by_window()
-        key = NONE if window is None else window
-        first, end = np.searchsorted(windows, key), np.searchsorted(windows, key, "right")
-        if first == end:
-            raise KeyError(window)
-        return tuple(numbers[first:end].tolist())
+        return tuple(self._by_window()[NONE if window is None else window])
 
     def __iter__(self) -> Iterator[int | None]:
-        return (None if w == NONE else w for w in np.unique(self._by_window()[0]).tolist())
+        return (None if w == NONE else w for w in sorted(self._by_window()))
 
     def __len__(self) -> int:
-        return len(np.unique(self._by_window()[0]))
+        return len(self._by_window())
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Published):
-            return NotImplemented
-        return all(np.array_equal(a, b) for a, b in zip(self._by_window(), other._by_window(), strict=True))
+        return self._by_window() == other._by_window() if isinstance(other, Published) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -206,7 +145,7 @@ class Published(Mapping[int | None, tuple[int, ...]]):
         for window in windows:
             self.windows.append(NONE if window is None else window)
             self.numbers.append(number)
-        self._sorted = None
+        self._index = None
 
 
 class Superseded:
@@ -277,6 +216,8 @@ class Superseded:
     def _read_index(self) -> tuple[list[int], list[int], list[int]]:
         """Returns sorted starts, the maximum end of the ranges up to each, and the indexes of the ranges."""
         if self._index is None:
+            import numpy as np  # late: most ledgers have nothing superseded
+
             starts, ends = np.array(self.starts, np.int64), np.array(self.ends, np.int64)
             order = np.argsort(starts, kind="stable")
             reach = np.maximum.accumulate(ends[order])

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, SluiceError, Unknown
 from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import checkpoint, segments
+from sluice.pipelines.ledger import segments
 from sluice.pipelines.ledger.batches import FORGOTTEN, Batch
 from sluice.pipelines.ledger.entries import Entry, OwnEntry, PlanEntry, PublishEntry, dump, parse
 from sluice.pipelines.ledger.fold import State, number_after
@@ -169,6 +169,8 @@ class Ledger:
 
         A best effort: a reader may have no right to write.
         """
+        from sluice.pipelines.ledger import checkpoint
+
         with suppress(SluiceError):
             self.lake.put(paths.checkpoint_path(self.feed, self._state.number), checkpoint.dump(self._state))
             for old in list(self.lake.list(paths.checkpoint_folder(self.feed)))[:-CHECKPOINTS_KEPT]:
@@ -177,7 +179,7 @@ class Ledger:
     def _checkpoint(self) -> State | None:
         """Returns the state of the newest readable checkpoint."""
         for path in reversed(list(self.lake.list(paths.checkpoint_folder(self.feed)))):
-            state = loaded(self.lake.get(path) or b"")
+            state = load_checkpoint(self.lake.get(path) or b"")
             if state is not None and state.number == paths.checkpoint_number(path):
                 return state
         return None
@@ -428,8 +430,12 @@ class Ledger:
         )
 
 
-loaded = lru_cache(2)(checkpoint.load)
-"""Checkpoints by content: a process that opens a ledger again gets the same state, which is never changed."""
+@lru_cache(2)
+def load_checkpoint(data: bytes) -> State | None:
+    """Returns the state in a checkpoint. A process that opens a ledger again gets the same one, which never changes."""
+    from sluice.pipelines.ledger import checkpoint  # late: it needs numpy, and a new ledger has none
+
+    return checkpoint.load(data)
 
 
 def _may_be_replaced(state: State, path: str) -> Batch | None:

@@ -309,7 +309,9 @@ def _refused_batches(
     feed: Feed, ports: Ports, ledger: Ledger, reading: _FeedReading, dead: Sequence[Batch]
 ) -> Mapping[int, BatchRefused]:
     """The refused batches, judged as the next run would judge them. If the lake fails, its error is kept."""
-    from sluice.pipelines.quarantine.listing import refusals_of_staged
+    if not dead:
+        return {}
+    from sluice.pipelines.quarantine.listing import refusals_of_staged  # late: it needs Arrow
 
     try:
         return refusals_of_staged(feed, ledger, reading.state, ports.lake, {b.id for b in dead})

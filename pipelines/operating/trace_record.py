@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -14,9 +15,11 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.model.kafka import Key, TopicPartition
-from sluice.pipelines.operating.record_search import Matches
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.republishing.coordinates import SentRecord, whence_and_whither
+
+if TYPE_CHECKING:
+    from sluice.pipelines.operating.record_search import Matches
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from sluice.pipelines.errors import LedgerCorrupt, PartUnreadable, SluiceError, WindowIncomplete, WindowRetired
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths, receipt_files
-from sluice.pipelines.lake.parquet import find_remedy
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.account import list_unread
 from sluice.pipelines.ledger.columns import NOTHING_SUPERSEDED
@@ -393,5 +392,5 @@ def find_wrong_files(lake: Lake, parts: Iterable[Part]) -> dict[str, PartUnreada
             out[path] = None
         elif size != part.file_bytes and (size := lake.size(path)) != part.file_bytes:  # a run may have shown it
             what = "is missing" if size is None else f"has {size} bytes, the ledger says {part.file_bytes}"
-            out[path] = PartUnreadable(f"{path} {what}", remedy=find_remedy(path), path=path, gone=size is None)
+            out[path] = PartUnreadable(f"{path} {what}", remedy=paths.find_remedy(path), path=path, gone=size is None)
     return out

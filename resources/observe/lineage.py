@@ -28,7 +28,6 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.stores import place, scheme
 from sluice.pipelines.lake import paths
-from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.extras import VERSION
@@ -261,6 +260,8 @@ def _rows(feed: Feed, batches: Sequence[BatchResult]) -> Any:
     from openlineage.client.event_v2 import OutputDataset
     from openlineage.client.facet_v2 import dataset_version_dataset, schema_dataset
     from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
+
+    from sluice.pipelines.records.rows.row_format import landed_schema
 
     namespace, name = lake_name(feed)
     receipts = [r for b in batches for r in b.receipts]

@@ -21,7 +21,6 @@ from functools import cache
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
-import pyarrow as pa
 from pydantic import TypeAdapter
 
 from sluice.pipelines.feed.feed import Feed
@@ -33,11 +32,12 @@ from sluice.pipelines.model.receipts import Outcome, RangeFailure, Receipt, Task
 from sluice.pipelines.ports import Fetcher, Job, Lake
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.schema.arrays import text_array
 from sluice.resources.lake import open_lake
 from sluice.resources.registry.confluent import writers_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from sluice.pipelines.landing.task import Tools
 
 RACK = "SLUICE_RACK"
@@ -48,7 +48,6 @@ Runs = Callable[[Iterable[int]], Iterator[Row]]
 """A function that Spark calls in a Python worker."""
 SCHEMA = "kind string, body string"
 _SAID = "said"
-_ARROW = pa.schema([("kind", pa.string()), ("body", pa.string())])
 Sent = Outcome | TaskTraffic | TaskTime
 _KINDS: dict[str, Any] = {c.__name__: c for c in (Receipt, RangeFailure, TaskTraffic, TaskTime)}
 _make_adapter = cache(TypeAdapter[Sent])
@@ -178,10 +177,14 @@ def call(called: Callable[[int], str], numbers: Iterable[int], tried: int = 0) -
 
 def in_arrow(run: Runs, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run it where Spark passes and takes Arrow's batches (`mapInArrow`)."""
+    import pyarrow as pa  # late: a command that only wires a feed needs no Arrow
+
+    from sluice.pipelines.schema.arrays import text_array
+
     for batch in numbers:
         rows = list(run(batch.column(0).to_pylist()))
-        columns = [text_array([row[i] for row in rows]) for i in range(len(_ARROW))]
-        yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+        columns = [text_array([row[i] for row in rows]) for i in range(2)]
+        yield pa.RecordBatch.from_arrays(columns, names=["kind", "body"])
 
 
 def prepare(numbers: Iterable[int]) -> None:

@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from sluice.pipelines.errors import Failed, PartUnreadable, SluiceError, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
-from sluice.pipelines.lake.parquet import check_rows, find_remedy, read_batches, wrap_read_errors
+from sluice.pipelines.lake import paths
+from sluice.pipelines.lake.parquet import check_rows, read_batches, wrap_read_errors
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning import windows
@@ -270,7 +271,7 @@ class Windows:
                     source = Path(path).read_bytes()
                     if hashlib.sha256(source).hexdigest() != part.sha256:
                         message = f"{part.path} has other bytes than the ledger says"
-                        raise PartUnreadable(message, remedy=find_remedy(part.path), path=part.path)
+                        raise PartUnreadable(message, remedy=paths.find_remedy(part.path), path=part.path)
                     source = pa.BufferReader(source)
                 with pq.ParquetFile(source, filesystem=self._filesystem) as file:
                     check_rows(file.metadata, part.path, rows[part.path])

@@ -44,10 +44,8 @@ from sluice.pipelines.model.receipts import Progress, Reporter, Scheduler, find_
 from sluice.pipelines.planning.origins import advise_absent
 from sluice.pipelines.planning.windows import OpenWindows, complete_of, describe_unpinned, split_settled, windows_of
 from sluice.pipelines.ports import Ports
-from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import show_duration
-from sluice.reading import When, list_windows
 from sluice.resources.liveness import new_owner
 from sluice.resources.observe import lineage, tracing
 from sluice.resources.project import Project
@@ -55,6 +53,7 @@ from sluice.resources.spark import executors
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.project_files import FleetSettings
+    from sluice.reading import When
 
 log = logging.getLogger(logs.OURS)
 
@@ -174,7 +173,11 @@ class FeedRun:
         """Commit the frontier, without partitions whose log has `changed`. Raises as `commit` of committing."""
         feed, result = self.feed, self.result
         settings = CommitSettings(feed.commit, feed.transactional_id, feed.policies.on_group_moved)
-        outlet = Outlet.of(feed, self.ports.lake)
+        outlet = None
+        if feed.dead_letters:
+            from sluice.pipelines.quarantine.dead_letters import Outlet  # late: it needs Arrow
+
+            outlet = Outlet.of(feed, self.ports.lake)
         answer = commit(self.ledger, self.ports.group, settings, outlet, self.ports.cluster, changed)
         if answer.status is CommitStatus.UNCHANGED and result.committed is not None:
             answer = result.committed  # an earlier step of this run has committed
@@ -557,6 +560,8 @@ def make_requests(feeds: Feeds, windows: When | None, to: When | None, project: 
     names = [feeds] if isinstance(feeds, str) else list(feeds)
     if windows is None:
         return dict.fromkeys(names, Request(RequestKind.CATCH_UP))
+    from sluice.reading import list_windows
+
     settings = {name: project.feed(name).window for name in names}
     return {name: request_windows(list_windows(s, windows, to), s) for name, s in settings.items()}
 

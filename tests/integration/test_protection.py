@@ -77,10 +77,10 @@ CONTRACT = {
 KILLED = """
 import os, sys
 from pathlib import Path
-from sluice.pipelines.batch import carry_out
+from sluice.pipelines.landing import proof
 from sluice.pipelines.feed.load import load_feed
 from tests.integration.support import run
-carry_out.prove = lambda *_: os._exit(9)
+proof.prove = lambda *_: os._exit(9)
 run(load_feed(Path(sys.argv[1]), os.environ))
 """
 COMMANDS = """

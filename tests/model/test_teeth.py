@@ -49,6 +49,7 @@ import pytest
 
 from sluice.pipelines.batch import carry_out, land, survey
 from sluice.pipelines.committing import commit
+from sluice.pipelines.landing import proof
 from sluice.pipelines.ledger import Appended, Ledger, State
 from sluice.pipelines.ledger.entries import EraseEntry, dump
 from sluice.pipelines.maintenance import erasure, rewrite
@@ -88,7 +89,7 @@ def drop_floor(patch: Patch) -> None:
 
 
 def allow_fewer(patch: Patch) -> None:
-    patch.setattr(carry_out, "find_lost_rows", lambda *_: [])
+    patch.setattr(proof, "find_lost_rows", lambda *_: [])
 
 
 def lossfirst(patch: Patch) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import numpy as np
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
@@ -30,6 +29,7 @@ from sluice.resources.kafka.protocol.kafka_errors import Untrusted
 
 T = TypeVar("T")
 _HEADER_BYTES = 64  # more than any response header holds
+_SMALL = 64 << 10
 
 
 class Closing(KafkaConnectionManager):  # type: ignore[misc]
@@ -242,9 +242,17 @@ class _ResponseFrame:
         size = int.from_bytes(self._head, "big", signed=True)
         if not 4 <= size <= self._limit:
             raise kafka_errors.InvalidReceiveError(f"what answers speaks no Kafka, or sends {size:,} bytes at once")
-        # Not zeroed, unlike a bytearray: every byte is about to be written.
-        self._view, self._at, self._in_body = np.empty(size, np.uint8).data, 0, True
+        self._view, self._at, self._in_body = _make_buffer(size), 0, True
         return None
+
+
+def _make_buffer(size: int) -> memoryview:
+    if size < _SMALL:
+        return memoryview(bytearray(size))
+    import numpy as np  # late: a process that fetches no records needs none
+
+    # Not zeroed, unlike a bytearray: every byte is about to be written.
+    return np.empty(size, np.uint8).data
 
 
 class _ResponseParser:

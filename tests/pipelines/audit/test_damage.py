@@ -234,8 +234,8 @@ def test_merging_names_the_file(tmp_path: Path, damage: Damage) -> None:
 def test_truncated_name_is_not_a_separate_error() -> None:
     name = encode_topic("A" * 249)
     assert "~1" in name
-    assert "TOPIC:0:0-5" in parquet.find_remedy(f"data/orders/{name}-0-0-5-b3.parquet")
-    assert "backup" in parquet.find_remedy("_sluice/orders/staging/3/a/data/x.parquet")
+    assert "TOPIC:0:0-5" in paths.find_remedy(f"data/orders/{name}-0-0-5-b3.parquet")
+    assert "backup" in paths.find_remedy("_sluice/orders/staging/3/a/data/x.parquet")
 
 
 def test_landed_offsets_missing_from_files_are_a_finding(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State, batches, checkpoint, log
 from sluice.pipelines.ledger.batches import FORGOTTEN, Batches
-from sluice.pipelines.ledger.columns import NONE, Published, Superseded, pack, unpack_all
+from sluice.pipelines.ledger.columns import NONE, Published, Superseded
 from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
 from sluice.pipelines.model.kafka import Range
 from sluice.testing.lake import MemoryLake
@@ -156,8 +156,10 @@ def test_superseded_parts_are_listed_for_any_range() -> None:
     assert list(superseded) == pairs, "a value, never changed"
 
 
-def test_columns_round_trip() -> None:
-    """Columns of any sign and size."""
+@pytest.mark.parametrize("short", [0, checkpoint.SHORT])
+def test_columns_round_trip(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of any sign and size, with numpy and without."""
+    monkeypatch.setattr(checkpoint, "SHORT", short)
     columns = [
         [],
         [0],
@@ -169,7 +171,7 @@ def test_columns_round_trip() -> None:
         [0, 1 << 32, 1 << 33],
         [0, (1 << 32) - 1],
     ]
-    assert [c.tolist() for c in unpack_all(pack(columns), len(columns))] == columns
+    assert [c.tolist() for c in checkpoint.unpack_all(checkpoint.pack(columns), len(columns))] == columns
 
 
 def test_publications_are_listed_by_window_and_by_entry() -> None:
