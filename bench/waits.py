@@ -1,7 +1,7 @@
 """Commands, reads and the code location next to plain scripts that do the same (`bench.plain`): CPU of new processes.
 
-The feeds: `small`, an hour of 900 records; `hour`, one of 1,000,000; `month`, 720 small hours in three partitions, a
-file for each. Where a plain script exists, its answer about the rows must equal Sluice's, or nothing is reported.
+The feeds: `small`, an hour of 900 records; `hour`, one of 1,000,000; `month`, 720 small hours in three partitions.
+Where a plain script exists, its answer about the rows must equal Sluice's, or nothing is reported.
 """
 
 from __future__ import annotations

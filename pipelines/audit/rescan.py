@@ -8,10 +8,13 @@ that Kafka has deleted since: below the log start, or, in a compacted topic, any
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from threading import Event, Lock
 from typing import Any, cast
 
 import numpy as np
@@ -50,6 +53,7 @@ from sluice.pipelines.records.shape import Shape, Split
 from sluice.pipelines.records.split_format import SplitFormat
 from sluice.pipelines.schema.arrays import as_mask, find_equal, fixed_width, int64s
 from sluice.pipelines.schema.schema import Schema
+from sluice.pipelines.util.parallel import AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +97,19 @@ def rescan(
     unproven = report.list_uncompared()
     # Kafka has deleted the records of the others.
     there = [row for row in unproven if _log_holds(row, log.partitions)]
-    makers = _Makers(ledger, shape, lake)
     total, done, compared, deleted = sum(row.range.span for row in there), 0, 0, 0
     files = {p.file for p in report.problems if p.file}
     problems: list[AuditProblem] = []
     right: list[ReceiptRow] = []
-    # One stream of fetches reads the ranges of a partition, in the log's order.
-    for together in _group_by_partition(_receipts(ledger, there)):
-        with closing(_LogReader(log, [r for _, r in together])) as reader:
-            for row, r in together:
-                result = _compare_range(ledger.feed, r, makers.of(r), lake, reader)
-                compared, deleted = compared + result.records, deleted + result.deleted
-                # A missing or damaged file is a problem already, with a better text.
-                problems += [p for p in [result.problem] if p and p.file not in files]
-                # A range with records that compaction has deleted since is not proved as a whole.
-                right += [] if result.problem or result.deleted else [row]
-                done += r.offset_range.span
-                report_progress(Progress("compare", done, total))
+    with closing(_compare_all(ledger, lake, shape, log, _receipts(ledger, there))) as results:
+        for row, result in results:
+            compared, deleted = compared + result.records, deleted + result.deleted
+            # A missing or damaged file is a problem already, with a better text.
+            problems += [p for p in [result.problem] if p and p.file not in files]
+            # A range with records that compaction has deleted since is not proved as a whole.
+            right += [] if result.problem or result.deleted else [row]
+            done += row.range.span
+            report_progress(Progress("compare", done, total))
     rows = report.audited.rows
     return replace(
         report,
@@ -135,15 +135,60 @@ def _receipts(ledger: Ledger, rows: Iterable[ReceiptRow]) -> Iterator[tuple[Rece
 
 _TOGETHER = 1024
 """The most receipts that are in memory at once."""
+_PIECE_RANGES, _PIECE_OFFSETS = 128, 1 << 18
+"""The ranges of a partition that a thread compares at a time, and their offsets."""
+_LIMITS = FetchLimits(request_bytes=4 << 20, ahead_bytes=8 << 20)
+"""For each of up to eight threads."""
+
+Pair = tuple[ReceiptRow, Receipt]
 
 
-def _group_by_partition(rows: Iterator[tuple[ReceiptRow, Receipt]]) -> Iterator[list[tuple[ReceiptRow, Receipt]]]:
+def _cut(batch: Iterable[Pair]) -> Iterator[list[Pair]]:
     """Yields receipts of one partition, in log order, that one stream of fetches can read."""
-    while batch := list(islice(rows, _TOGETHER)):
-        by_key: dict[Key, list[tuple[ReceiptRow, Receipt]]] = {}
-        for row, r in batch:
-            by_key.setdefault(row.key, []).append((row, r))
-        yield from (sorted(of_key, key=lambda pair: pair[0].range.start) for of_key in by_key.values())
+    by_key: dict[Key, list[Pair]] = {}
+    for row, r in batch:
+        by_key.setdefault(row.key, []).append((row, r))
+    for of_key in by_key.values():
+        piece, offsets = list[Pair](), 0
+        for pair in sorted(of_key, key=lambda pair: pair[0].range.start):
+            if len(piece) >= _PIECE_RANGES or offsets >= _PIECE_OFFSETS:
+                yield piece
+                piece, offsets = [], 0
+            piece.append(pair)
+            offsets += pair[0].range.span
+        yield piece
+
+
+def _compare_all(
+    ledger: Ledger, lake: Lake, shape: Shape, log: CurrentLog, rows: Iterator[Pair]
+) -> Generator[tuple[ReceiptRow, RangeComparison], None, None]:
+    """Yields results by partition and offset, of `_TOGETHER` receipts at a time. Close it to end early.
+
+    Each core has a thread: decoding, reading and comparing rows let others run.
+    """
+    cores, lock, ended = min(os.cpu_count() or 1, AT_ONCE), Lock(), Event()
+    free = [_Makers(ledger, shape, lake) for _ in range(cores)]  # formats have a state: one thread has them at a time
+
+    def compare(piece: Sequence[Pair]) -> list[RangeComparison]:
+        makers, results = free.pop(), list[RangeComparison]()
+        with closing(_LogReader(log, [r for _, r in piece])) as reader:
+            for _, r in piece:
+                if ended.is_set():
+                    break
+                with lock:
+                    own = makers.of(r)
+                results.append(_compare_range(ledger.feed, r, own, lake, reader))
+        free.append(makers)
+        return results
+
+    with ThreadPoolExecutor(cores, "sluice-rescan") as pool:
+        try:
+            while batch := list(islice(rows, _TOGETHER)):
+                pieces = [*_cut(batch)]
+                for piece, results in zip(pieces, pool.map(compare, pieces), strict=True):
+                    yield from zip((row for row, _ in piece), results, strict=True)
+        finally:
+            ended.set()
 
 
 def _log_holds(row: ReceiptRow, partitions: Mapping[Key, PartitionState]) -> bool:
@@ -212,7 +257,7 @@ class _LogReader:
     def __init__(self, log: CurrentLog, receipts: Sequence[Receipt]) -> None:
         self.log = log
         self._indices = {r.offset_range: index for index, r in enumerate(receipts)}
-        self._stream = log.fetcher.stream([r.offset_range for r in receipts], FetchLimits())
+        self._stream = log.fetcher.stream([r.offset_range for r in receipts], _LIMITS)
 
     def read(self, r: Receipt) -> Iterator[tuple[OversizedBatch | None, pa.RecordBatch]]:
         """Yields the chunks of `BatchDecoder.read`; batches are oversized that were so when the receipt was written.
@@ -557,7 +602,7 @@ def _parts(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
 def _batches(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
     for part in r.parts:
         if part.kind is kind:
-            yield from parquet.read_part(lake, part, part.path, 1 << 16)
+            yield from parquet.read_part(lake, part, part.path, 1 << 16, use_threads=False)
 
 
 class _RowCursor:

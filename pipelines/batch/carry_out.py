@@ -126,7 +126,7 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     number = ledger.read().batches[batch.id].published
     # Nothing was replaced, adopted or left behind: only the new files may be hidden. Else folders are listed.
     if fresh and not (plan.replaces or failures or refused or any(r.adopted for r in receipts)):
-        roll_forward_own(ledger, ports.lake, feed.stored, batch.id, receipts)
+        roll_forward_own(ledger, ports.lake, feed.stored, batch.id)
     else:
         roll_forward(ledger, ports.lake, feed.stored)
     windows = len({f.offset_range.window for f in refused})

@@ -1,7 +1,7 @@
 """The files of receipts in staging, and files whose folder got a level by time in a newer Sluice.
 
 A receipt has a file of its own. Receipts of offset ranges that share files are in one file, because they count together
-or not at all: readers get all of them or none, and many small ranges leave few files.
+or not at all: readers get all of them or none. A task of many ranges writes all receipts of a second into one file.
 """
 
 from __future__ import annotations
@@ -14,34 +14,23 @@ from pydantic import TypeAdapter, ValidationError
 
 from sluice.pipelines.lake import paths
 from sluice.pipelines.model.plans import to_json
-from sluice.pipelines.model.receipts import Receipt, group_by_sharing
+from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.ports import Lake
 
 _ONE_OR_MANY: TypeAdapter[Receipt | tuple[Receipt, ...]] = TypeAdapter(Receipt | tuple[Receipt, ...])
 
 
-def group_by_file(feed: str, batch: int, receipts: Sequence[Receipt]) -> dict[str, list[Receipt]]:
-    """Returns the paths of the receipts' files with their receipts. Offset ranges that share files must all be
-    given.
-    """
-    out = {}
-    for group in group_by_sharing(receipts):
-        first = min(group, key=lambda r: (r.offset_range.partition, r.offset_range.start))
-        shared = any(p.shared for r in group for p in r.parts)
-        path = paths.receipts_path if shared else paths.receipt_path
-        out[path(feed, batch, first.attempt, first.offset_range)] = group
-    return out
+def build_path(feed: str, batch: int, receipts: Sequence[Receipt]) -> str:
+    """Returns the path of a file of these receipts of one attempt. Offset ranges that share files must all be given."""
+    first = min(receipts, key=lambda r: (r.offset_range.topic, r.offset_range.partition, r.offset_range.start))
+    alone = len(receipts) == 1 and not any(p.shared for p in first.parts)
+    return (paths.receipt_path if alone else paths.receipts_path)(feed, batch, first.attempt, first.offset_range)
 
 
 def put(feed: str, batch: int, receipts: Sequence[Receipt], lake: Lake) -> None:
-    """Write receipts of one attempt into staging. Raises LakeUnavailable, LakeFull."""
-    for path, group in group_by_file(feed, batch, receipts).items():
-        lake.put(path, to_json(group if paths.holds_several(path) else group[0]).encode())
-
-
-def is_file_of(path: str, feed: str, batch: int, receipts: Sequence[Receipt]) -> bool:
-    """Returns whether the path is that of these receipts' file."""
-    return [*group_by_file(feed, batch, receipts)] == [path]
+    """Write receipts of one attempt into a file in staging. Raises LakeUnavailable, LakeFull."""
+    path = build_path(feed, batch, receipts)
+    lake.put(path, to_json(receipts if paths.holds_several(path) else receipts[0]).encode())
 
 
 def read(path: str, lake: Lake) -> tuple[Receipt, ...]:

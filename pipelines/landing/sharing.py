@@ -4,7 +4,7 @@
 
 Promises: the ranges of a file and their order follow from the plan and the ranges' rows, not from the time of reading;
 so the same plan gives the same files (invariant 9). A range is in a file only if it was read to its end and its counts
-add up; a failed one is left out, and the others land. The receipts of a file are written when it is complete. Ranges
+add up; a failed one is left out, and the others land. A file has receipts when it is complete. Ranges
 that wait for an earlier one take at most `WAITING_BYTES` of memory, and the rest waits on disk.
 """
 
@@ -21,20 +21,17 @@ from typing import BinaryIO, cast
 import pyarrow as pa
 
 from sluice.pipelines.feed.sections import LandingSettings
-from sluice.pipelines.lake import receipt_files
 from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.landing.writer import PartRole, PartTarget, SharedWriter
-from sluice.pipelines.model.plans import OffsetRange
+from sluice.pipelines.model.plans import MANY_RANGES, OffsetRange
 from sluice.pipelines.model.receipts import Part, Receipt
 from sluice.pipelines.ports import Lake
 
 SMALL_BYTES = 4 << 20
 """The most bytes of rows in memory of an offset range that shares a file. One that has more gets files of its own."""
-ROWS_PER_ESTIMATE = 4
-"""The expected bytes of rows per byte of the log."""
 MANY = 4
-"""The number of small offset ranges of a window in a task from which they share a file by default. With fewer, a file
-for each costs little, and a range can be landed again on its own.
+"""The number of small offset ranges of a window in a task from which they share a file by default, unless the task has
+many. With fewer, a file for each costs little, and a range can be landed again on its own.
 """
 WAITING_BYTES = 32 << 20
 """The most bytes of rows that wait in memory for offset ranges before them."""
@@ -48,12 +45,11 @@ def may_share(ranges: Iterable[OffsetRange], settings: LandingSettings) -> list[
     """
     if settings.shared_files is False:
         return []
-    minimum = 2 if settings.shared_files else MANY
+    small = [s for s in ranges if s.is_small]
+    minimum = 2 if settings.shared_files or len(small) >= MANY_RANGES else MANY
     lots: dict[tuple[int, str, str, str], list[OffsetRange]] = {}
-    for s in ranges:
-        small = ROWS_PER_ESTIMATE * s.estimated_bytes <= SMALL_BYTES
-        if small and s.window is not None and not s.by_time:
-            lots.setdefault(_group_key(s), []).append(s)
+    for s in small:
+        lots.setdefault(_group_key(s), []).append(s)
     shareable = (
         sorted(lot, key=lambda s: (s.partition, s.start)) for _, lot in sorted(lots.items()) if len(lot) >= minimum
     )
@@ -89,20 +85,25 @@ def _copy(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 class Sharing:
     """Puts the offset ranges that `may_share` chose into files, in its order, whenever they have ended.
 
-    Each range is given by `take`, or by `leave_out` if it failed or has a file of its own. `landed` and `failed` have
-    the outcomes of those taken, once their file is whole; `finish` ends the last file.
+    Each range is given by `take`, or by `leave_out` if it failed or has a file of its own. `pop_landed` and `failed`
+    have the outcomes of those taken, once their file is whole; `finish` ends the last file.
     """
 
     def __init__(
         self, ranges: Sequence[OffsetRange], settings: LandingSettings, lake: Lake, target: PartTarget | None
     ) -> None:
-        self.landed: dict[OffsetRange, Receipt] = {}
         self.failed: dict[OffsetRange, Exception] = {}
+        self._landed: list[Receipt] = []
         self._left = deque(ranges)
         self._settings, self._lake, self._target = settings, lake, target
         self._waiting: dict[OffsetRange, UnwrittenRange | _OnDisk | None] = {}
         self._in_memory = 0
         self._file: SharedFiles | None = None
+
+    def pop_landed(self) -> list[Receipt]:
+        """Returns the receipts of the files that were completed since the last call."""
+        landed, self._landed = self._landed, []
+        return landed
 
     def take(self, unwritten: UnwrittenRange) -> None:
         """Take an offset range that was read to its end."""
@@ -178,7 +179,7 @@ class Sharing:
         if self._file is None:
             return
         try:
-            self.landed |= self._file.close()
+            self._landed += self._file.close().values()
             self._file = None
         except Exception as error:  # noqa: BLE001 - becomes the outcome of every offset range in the file
             self._give_up(error)
@@ -219,7 +220,7 @@ class SharedFiles:
                 self._writers[role].add(s, batches)
 
     def close(self) -> dict[OffsetRange, Receipt]:
-        """End the files and write the receipts of their offset ranges."""
+        """End the files. Returns the receipts of their offset ranges, which the caller writes."""
         parts: dict[OffsetRange, tuple[Part, ...]] = {}
         for writer in self._writers.values():
             for s, part in writer.close().items():
@@ -230,10 +231,8 @@ class SharedFiles:
             "write": sum(w.write_ns for w in self._writers.values()),
         }
         receipts[0] = replace(receipts[0], timings=receipts[0].timings | spent)
-        target = self._target
         for r in receipts:
             check_account(r)
-        receipt_files.put(target.feed, target.batch, receipts, self._lake)
         return {r.offset_range: r for r in receipts}
 
     def abandon(self) -> None:

@@ -3,9 +3,10 @@
     adopt finished ranges of an earlier attempt → fetch ─► decode ─► format ─► Parquet → receipt next to the parts
 
 Guarantees: each range has one outcome. A receipt is written only when the range was read to its end, its counts add up
-to its span, and its parts are whole in staging. A range that fails stops no other. A transient error is raised
-after the other ranges are done, so that the engine tries the task again; the new attempt adopts finished ranges. On
-the last try the error becomes a RangeFailure. `Assignment.memory` bounds memory for any records.
+to its span, and its parts are whole in staging; tasks of many ranges write those of a second together. A range that
+fails stops no other. A transient error is raised after the other ranges are done, so that the engine tries the task
+again; the new attempt adopts finished ranges. On the last try the error becomes a RangeFailure. `Assignment.memory`
+bounds memory for any records.
 
 Small ranges share files (`sharing`): such a range is held in memory until it was read to its end, and its receipt is
 written with those of the other ranges. One with more rows than estimated gets files of its own.
@@ -47,7 +48,7 @@ from sluice.pipelines.landing.proof import (
 from sluice.pipelines.landing.sharing import SMALL_BYTES, WAITING_BYTES, Sharing, UnwrittenRange, may_share
 from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartRole, PartTarget, PartWriter
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, Range
-from sluice.pipelines.model.plans import OffsetRange, Task
+from sluice.pipelines.model.plans import MANY_RANGES, OffsetRange, Task
 from sluice.pipelines.model.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally, group_by_sharing
 from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
@@ -64,6 +65,8 @@ from sluice.pipelines.validation.drift import Drifts
 
 CHUNK_BYTES = (1 << 20, ROW_GROUP_BYTES)
 """The least and the most bytes of rows that one offset range holds in memory, and so the bounds of a row group."""
+TOGETHER_SECONDS = 1.0
+"""A task of `MANY_RANGES` writes the receipts of this time into one file. A kill costs it that time."""
 _NOTE_SECONDS = 2.0
 """Between notes of a task's progress; a shorter task writes none."""
 SCRATCH_BYTES = 4 << 20
@@ -151,23 +154,19 @@ def adopt(ranges: Sequence[OffsetRange], work: Assignment, tools: Tools) -> dict
     earlier: list[Receipt] = []
     for path in tools.lake.list(paths.staging_folder(work.feed, work.batch)):
         there = read_receipts(path, tools.lake) if paths.parse_receipt_path(path) in wanted else ()
-        if all(wanted.get(paths.name_range(r.offset_range)) == r.offset_range for r in there) and _belong_to(
-            there, path, work
-        ):
+        if there and path == receipt_files.build_path(work.feed, work.batch, there):
             earlier += there
     adopted: dict[OffsetRange, Receipt] = {}
     for together in group_by_sharing(earlier):
-        if not any(r.offset_range in adopted for r in together) and _hold_rows(together, work, tools.lake):
+        mine = all(wanted.get(paths.name_range(r.offset_range)) == r.offset_range for r in together)
+        if mine and not any(r.offset_range in adopted for r in together) and _hold_rows(together, work, tools.lake):
             adopted |= {r.offset_range: replace(r, adopted=True) for r in together}
     return adopted
 
 
-def _belong_to(there: Sequence[Receipt], path: str, work: Assignment) -> bool:
-    same_rows = all(r.format == work.shape and not 0 < r.batch_bytes < work.batch_bytes for r in there)
-    return same_rows and receipt_files.is_file_of(path, work.feed, work.batch, there)
-
-
 def _hold_rows(together: Sequence[Receipt], work: Assignment, lake: Lake) -> bool:
+    if not all(r.format == work.shape and not 0 < r.batch_bytes < work.batch_bytes for r in together):
+        return False
     try:
         check_together(Claim(work.feed, work.batch, work.plan_hash), together, lake)
     except ProofFailed:
@@ -189,6 +188,8 @@ class _Reading:
         self._chunks, self._limits = share_memory(ranges, work, self._small)
         target = PartTarget(work.feed, work.batch, work.plan_hash, work.attempt, small[0]) if small else None
         self._sharing = Sharing(small, work.landing, tools.lake, target)
+        self._gathers, self._next_put = len(ranges) >= MANY_RANGES, time.monotonic() + TOGETHER_SECONDS
+        self._waiting: list[Receipt] = []
         self._progress_path = paths.get_progress_path(work.feed, work.batch, work.attempt)
         self._next_note, self._is_noted = time.monotonic() + _NOTE_SECONDS, False
 
@@ -209,7 +210,7 @@ class _Reading:
             for landing in self._begun.values():
                 landing.abandon()
         self._sharing.finish()
-        self.landed |= self._sharing.landed
+        self._put_receipts()
         self.failed |= self._sharing.failed
         for s in self._ranges:
             if s not in self.landed:
@@ -225,6 +226,8 @@ class _Reading:
                 s = self._ranges[got.index]
                 if s not in self.failed:
                     self._take(s, got)
+                if not self._gathers or time.monotonic() >= self._next_put:
+                    self._put_receipts()
                 if time.monotonic() >= self._next_note:
                     self._note_progress()
 
@@ -250,17 +253,29 @@ class _Reading:
             if s in self._small:
                 self._sharing.leave_out(s)
             return
-        if ended is not None:
-            del self._begun[s]
-            self._end(s, ended)
-
-    def _end(self, s: OffsetRange, ended: Receipt | UnwrittenRange) -> None:
+        if ended is None:
+            return
+        del self._begun[s]
         if isinstance(ended, UnwrittenRange):
             self._sharing.take(ended)
-            return
-        self.landed[s] = ended
-        if s in self._small:
-            self._sharing.leave_out(s)
+        else:
+            self._waiting.append(ended)
+            if s in self._small:
+                self._sharing.leave_out(s)
+
+    def _put_receipts(self) -> None:
+        """Write the receipts of offset ranges whose files are whole. Then these have landed."""
+        receipts = [*self._waiting, *self._sharing.pop_landed()]
+        self._waiting, self._next_put = [], time.monotonic() + TOGETHER_SECONDS
+        try:
+            if receipts:
+                receipt_files.put(self._work.feed, self._work.batch, receipts, self._tools.lake)
+                self.landed |= {r.offset_range: r for r in receipts}
+        except Exception as e:  # noqa: BLE001 - becomes these offset ranges' outcome, or is raised by run_task
+            self.failed |= dict.fromkeys((r.offset_range for r in receipts), e)
+            for path in {p.staged for r in receipts for p in r.parts}:
+                with suppress(Exception):
+                    self._tools.lake.remove(path)
 
 
 def share_memory(
@@ -442,7 +457,7 @@ class _Landing:
             max(self._writers.values(), key=lambda w: w.pending_bytes).flush()
 
     def _finish(self, position: int) -> Receipt | UnwrittenRange:
-        """Close the parts, check the counts, write the receipt next to the parts."""
+        """Close the parts, and check the counts."""
         parts = tuple(part for writer in self._writers.values() for part in writer.close())
         s, work = self._range, self._work
         account, timings = self._account(), self._timings()
@@ -454,7 +469,6 @@ class _Landing:
             check_classes(receipt)
             return UnwrittenRange(receipt, self._held)
         check_account(receipt)
-        receipt_files.put(work.feed, work.batch, (receipt,), self._tools.lake)
         return receipt
 
     def _account(self) -> Counts:

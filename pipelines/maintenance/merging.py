@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.feed.sections import LandingSettings
-from sluice.pipelines.lake import paths
+from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.landing.landed_rows import Rows, check_source, compare_rows, in_order, read_part_at
 from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.landing.sharing import SharedFiles, UnwrittenRange
@@ -123,6 +123,8 @@ class Merger:
                 }
                 files.add(UnwrittenRange(replace(self._receipt(m, m.parts), parts=()), rows))
             receipts = files.close()
+            # Without files, too: else no roll-forward would meet the batch, and hide the replaced parts.
+            receipt_files.put(context.feed, context.batch, [*receipts.values()], context.lake)
             for m in merges:
                 for role in list_roles(m.parts):
                     self._check_same(m, receipts[m.offset_range], role)

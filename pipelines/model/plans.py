@@ -75,6 +75,12 @@ class Request:
                 return "catch-up"
 
 
+MANY_RANGES = 32
+"""The number of a task's offset ranges from which small ones cost less together: in files, fetches and receipts."""
+SMALL_BYTES = 1 << 20
+"""The most bytes in the log of an offset range that shares a file."""
+
+
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
     """One contiguous range of offsets [start, end) that one task reads.
@@ -110,6 +116,11 @@ class OffsetRange:
     @property
     def span(self) -> int:
         return self.end - self.start
+
+    @property
+    def is_small(self) -> bool:
+        """Returns whether it may share a file with others of its window."""
+        return self.estimated_bytes <= SMALL_BYTES and self.window is not None and not self.by_time
 
     def __str__(self) -> str:
         return f"{self.topic}:{self.partition}:{self.start}-{self.end}"

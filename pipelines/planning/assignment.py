@@ -9,13 +9,14 @@ tasks instead of consumers: they assign complete partitions and ignore bytes.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 
 from sluice.pipelines.model.kafka import TopicPartition
-from sluice.pipelines.model.plans import SEVERAL, Assignor, OffsetRange, Plan, Task
+from sluice.pipelines.model.plans import MANY_RANGES, SEVERAL, Assignor, OffsetRange, Plan, Task
 
 Led = tuple[int, OffsetRange]
 """An offset range behind the id of the broker that leads its partition."""
@@ -140,7 +141,7 @@ def _by_partition(ranges: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
 
 
 def _by_leader(ranges: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
-    """A leader gets tasks by its share of the bytes; there the largest offset range goes to the emptiest task."""
+    """A leader gets tasks by its share of the bytes."""
     groups: dict[int, list[Led]] = {}
     for led in ranges:
         groups.setdefault(led[0], []).append(led)
@@ -157,12 +158,24 @@ def _count_tasks(total: int, sizing: Sizing) -> int:
 
 
 def _pack(group: Sequence[Led], count: int) -> list[list[Led]]:
+    """The largest offset range goes to the emptiest task. Many small ones then fill one task after the other in order
+    of time: those of a window share files, and those of a partition fetches.
+    """
     bins: list[tuple[int, int, list[Led]]] = [(0, i, []) for i in range(count)]
     heapify(bins)
-    for led in sorted(group, key=lambda led: (-led[1].estimated_bytes, led[1].key, led[1].start)):
+    small = [led for led in group if led[1].is_small]
+    small = small if len(small) >= count * MANY_RANGES else []
+    large = [led for led in group if not (small and led[1].is_small)]
+    for led in sorted(large, key=lambda led: (-led[1].estimated_bytes, led[1].key, led[1].start)):
         load, i, bin_ = heappop(bins)
         bin_.append(led)
         heappush(bins, (load + led[1].estimated_bytes, i, bin_))
+    rest, total = deque(sorted(small, key=lambda led: (led[1].window, led[1].key, led[1].start))), _count_bytes(group)
+    for at, (load, _, bin_) in enumerate(sorted(bins, key=lambda b: (-b[0], b[1]))):
+        while rest and (load < total / (count - at) or at == count - 1):
+            bin_.append(rest.popleft())
+            load += bin_[-1][1].estimated_bytes
+        total -= load
     return [bin_ for _, _, bin_ in sorted(bins, key=lambda b: b[1])]
 
 

@@ -141,15 +141,12 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     return _agree(ledger, lake, feed, state, staged)
 
 
-def roll_forward_own(ledger: Ledger, lake: Lake, feed: str, batch: int, receipts: Sequence[Receipt]) -> RolledForward:
-    """As `roll_forward`, of a batch that was just published, by the names in its receipts: staging is not listed.
+def roll_forward_own(ledger: Ledger, lake: Lake, feed: str, batch: int) -> RolledForward:
+    """As `roll_forward`, of a batch that was just published: no other staging is listed.
 
-    For a batch that replaces nothing, in a run that began with a roll-forward: no staged file has to go first, and what
-    attempts left there that do not count goes with the next roll-forward.
+    For a batch that replaces nothing, in a run that began with a roll-forward: no staged file has to go first.
     """
-    own = {p.staged for r in receipts for p in r.parts}
-    own |= receipt_files.group_by_file(feed, batch, receipts).keys()
-    return _agree(ledger, lake, feed, ledger.read(), {batch: sorted(own)})
+    return _agree(ledger, lake, feed, ledger.read(), {batch: [*lake.list(paths.staging_folder(feed, batch))]})
 
 
 def _agree(ledger: Ledger, lake: Lake, feed: str, state: State, staged: dict[int, list[str]]) -> RolledForward:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.pipelines.errors import KafkaUnavailable, OffsetsLost
+from sluice.pipelines.errors import KafkaUnavailable, LakeFull, OffsetsLost
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import parquet, paths, receipt_files
 from sluice.pipelines.landing import sharing, task
@@ -43,10 +43,22 @@ LOGS = {tp: make_log(tp.partition) for tp in PARTITIONS}
 
 def build_range(tp: TopicPartition, **other: Any) -> OffsetRange:
     fields = {"estimated_bytes": 500, "window": WINDOW, "folder": FOLDER} | other
-    return OffsetRange(tp.topic, tp.partition, "life", 0, LOGS[tp].end, **fields)
+    return OffsetRange(tp.topic, tp.partition, "life", **{"start": 0, "end": LOGS[tp].end} | fields)
 
 
 RANGES = [build_range(tp) for tp in PARTITIONS]
+
+
+def build_backfill(windows: int) -> list[OffsetRange]:
+    """Returns ranges of two partitions in as many windows."""
+    step = LOGS[PARTITIONS[0]].end // windows
+    return [
+        build_range(
+            tp, start=n * step, end=(n + 1) * step, window=WINDOW + n * HOUR, folder=f"date=2023-11-06/hour={n:02}"
+        )
+        for tp in PARTITIONS[:2]
+        for n in range(windows)
+    ]
 
 
 @pytest.fixture
@@ -164,6 +176,42 @@ def test_default_shares_files_for_many_ranges(lake: LocalLake, ranges: int, file
     outcomes, _ = run(lake, RANGES[:ranges], landing=LandingSettings())
     assert len({p.staged for p in list_parts(outcomes)}) == files
     assert list_proven(lake, outcomes, RANGES[:ranges]) == RANGES[:ranges]
+
+
+@pytest.mark.parametrize(("windows", "files"), [(15, 30), (16, 16)])
+def test_two_ranges_of_a_window_share_a_file_in_a_task_of_many(lake: LocalLake, windows: int, files: int) -> None:
+    ranges = build_backfill(windows)
+    outcomes, _ = run(lake, ranges, landing=LandingSettings())
+    assert len({p.staged for p in list_parts(outcomes)}) == files
+    assert list_proven(lake, outcomes, ranges) == ranges
+
+
+def test_a_task_of_many_ranges_writes_their_receipts_together(lake: LocalLake) -> None:
+    """They are adopted file by file."""
+    ranges = build_backfill(16)
+    first = list_receipts(run(lake, ranges)[0])
+    (together,) = (p for p in lake.list("_sluice/sales/staging") if paths.parse_receipt_path(p))
+    assert len(read_receipts(together, lake)) == 32
+    lake.remove(first[4].parts[0].staged)
+    again, source = run(lake, ranges, attempt="a-2")
+    lost = [r.offset_range for r in first if r.parts[0].staged == first[4].parts[0].staged]
+    assert [r.offset_range for r in list_receipts(again) if not r.adopted] == lost
+    assert set(source.read[0]) == set(lost)
+    assert list_proven(lake, again, ranges) == ranges
+
+
+def test_receipts_that_cannot_be_written_leave_no_files(lake: LocalLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = LocalLake.put
+
+    def refuse(self: LocalLake, path: str, data: bytes) -> None:
+        if paths.parse_receipt_path(path):
+            raise LakeFull("no room", remedy="make some")
+        put(self, path, data)
+
+    monkeypatch.setattr(LocalLake, "put", refuse)
+    outcomes, _ = run(lake, build_backfill(16))
+    assert [type(o) for o in outcomes] == [RangeFailure] * 32
+    assert list(lake.list("_sluice/sales/staging")) == []
 
 
 def test_feed_can_have_a_file_per_range(lake: LocalLake) -> None:

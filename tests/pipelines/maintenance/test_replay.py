@@ -106,7 +106,7 @@ class Typed(World):
             rows |= {PartRole(PartKind.QUARANTINED): [refused]} if refused else {}
             sharing.take(UnwrittenRange(Receipt(s, s.end, counts, (), "a", format=self.feed.shape.name), rows))
         sharing.finish()
-        publish(self.ledger, batch, owner("landing"), [sharing.landed[s] for s in planned], [])
+        publish(self.ledger, batch, owner("landing"), sharing.pop_landed(), [])
         roll_forward(self.ledger, self.lake, "orders")  # type: ignore[arg-type]
 
     def replay(self, selection: Filter = ALL, fix: Any = None, by: str = "replaying") -> Replayed:

@@ -102,6 +102,22 @@ def test_each_range_is_assigned_to_one_task(world: list[tuple[int, int]], assign
         assert all(n == 1 for n in Counter(tp for t in tasks for tp in {s.tp for s in t.offset_ranges}).values())
 
 
+def test_many_small_ranges_go_to_tasks_in_order_of_time() -> None:
+    """A window's ranges share a file, and a partition's are read by one fetch."""
+    small = [
+        (1, OffsetRange("t1", p, "id", 5 * w, 5 * w + 5, estimated_bytes=10, window=w))
+        for w in range(32)
+        for p in range(3)
+    ]
+    sizing = replace(SIZING, parallelism=3, task_bytes=1 << 30)
+    tasks = assign_tasks([*small, make_range(9, 1, 2 << 20)], sizing)
+    assert [len(t.offset_ranges) for t in tasks] == [1, 48, 48]
+    even = assign_tasks(small, sizing)
+    windows = [sorted({s.window or 0 for s in t.offset_ranges}) for t in even]
+    assert windows == [[*range(11)], [*range(10, 22)], [*range(21, 32)]]
+    assert [len(t.offset_ranges) for t in even] == [32, 32, 32]
+
+
 def test_comparison_reports_balance_leaders_and_moved_partitions() -> None:
     ranges = [make_range(0, 1, 80), make_range(1, 2, 10), make_range(2, 1, 10), make_range(3, 2, 80)]
     sizing = replace(SIZING, parallelism=2, task_bytes=1000)

@@ -89,20 +89,17 @@ def test_published_parts_become_visible_and_staging_is_removed() -> None:
     assert world.staged == set()
 
 
-def test_own_published_batch_becomes_visible_without_listing_staging() -> None:
-    """The next roll-forward removes the staged files of another attempt."""
+def test_own_published_batch_becomes_visible_and_other_staging_stays() -> None:
+    """Files of other attempts go with it."""
     world = World()
-    batch = world.plan(0, 10)
+    batch, other = world.plan(0, 10), world.plan(10, 20)
     chosen, _ = world.stage(batch, "a"), world.stage(batch, "b")
+    world.stage(other, "a")
     publish(world.ledger, batch, owner(), [chosen], [])
-    stale = {p for p in world.staged if "/b/" in p}
-    world.lake.requests.clear()
-    roll_forward_own(world.reopen_ledger(), world.lake, "orders", batch, [chosen])
-    assert world.lake.requests["list"] <= 2, "to open the ledger"
+    others = {p for p in world.staged if f"/staging/{other}/" in p}
+    roll_forward_own(world.reopen_ledger(), world.lake, "orders", batch)
     assert world.visible == {chosen.parts[0].path}
-    assert world.staged == stale != set()
-    world.roll()
-    assert world.staged == set()
+    assert world.staged == others != set()
 
 
 def test_damaged_file_at_the_part_path_does_not_delete_the_staged_part(tmp_path: Path) -> None:
