@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) 
     return FeedProject(tmp_path, kafka, fresh_topic(config={"max.message.bytes": str(4 << 20)}))
 
 
-def produce(project: FeedProject, codec: str, values: list[bytes] = PRODUCED, partitions: int = 1) -> None:
+def produce(project: FeedProject, codec: str, values: list[bytes] = PRODUCED, partitions: Iterable[int] = (0,)) -> None:
     """Produce the values to each partition, each value in a batch of its own."""
     producer = KafkaProducer(
         bootstrap_servers=project.kafka.bootstrap,
@@ -63,7 +63,7 @@ def produce(project: FeedProject, codec: str, values: list[bytes] = PRODUCED, pa
         max_request_size=1 << 30,
         linger_ms=0,
     )
-    for partition in range(partitions):
+    for partition in partitions:
         for n, value in enumerate(values):
             producer.send(project.topic, value, b"k", partition=partition, timestamp_ms=STAMP + n).get(60)
     producer.close()
@@ -164,7 +164,7 @@ def test_killed_run_leaves_each_offset_in_one_class(
 ) -> None:
     """Kill a run at its first staged receipt, or its second entry in the ledger, and finish its batch."""
     project.topic = fresh_topic(partitions=4, config={"max.message.bytes": str(4 << 20)})
-    produce(project, "zstd", partitions=4)
+    produce(project, "zstd", partitions=range(4))
     feed = project.write_feed(tuning=SMALL_TASK, engine="processes", policies="{quarantine_limit: {share: 1}}")
     command, folder = [Path(sys.executable).with_name("sluice"), "run", "orders", "--no-dagster"], Path(feed.lake)
     number, pattern = (1, "*/*/*.json") if stage == "staging" else (2, "*.json")
@@ -182,7 +182,7 @@ def test_killed_run_leaves_each_offset_in_one_class(
     check_audit(feed)
 
 
-PARTITIONS = 24
+PARTITIONS, EXPANDING = 24, range(0, 24, 3)
 MEMORY = 512
 """MiB: the default of `task_memory`."""
 LANDING = 34 << 20
@@ -210,12 +210,15 @@ def read_peaks(root: int, peaks: dict[int, int]) -> None:
 
 @pytest.fixture(scope="module")
 def large_topic(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A topic whose partitions each have a batch that expands far beyond a task's memory, and one that just fits."""
+    """A topic with batches that just fit into a task's memory, and some that expand far beyond it."""
     project = FeedProject(tmp_path_factory.mktemp("large"), kafka, f"large-{secrets.token_hex(4)}")
     with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
         settings = {"num_partitions": PARTITIONS, "configs": {"retention.ms": "-1"}}
         admin.create_topics({project.topic: settings}, wait_for_metadata=True)
-    produce(project, "zstd", [*GOOD, b"a" * (240 << 20), b"b" * LANDING, *GOOD], PARTITIONS)
+    fitting, too_large = b"b" * LANDING, b"a" * (240 << 20)
+    for partition in range(PARTITIONS):
+        beyond = [too_large] if partition in EXPANDING else []
+        produce(project, "zstd", [*GOOD, *beyond, fitting, *GOOD], [partition])
     return project.topic
 
 
@@ -238,4 +241,4 @@ def test_no_process_grows_above_task_memory(tmp_path: Path, kafka: LocalKafka, l
     query = "select count(*) as n, sum(octet_length(value)) as bytes from read_parquet($files)"
     (landed,) = query_files(feed, query, list_files(feed)).to_pylist()
     assert landed == {"n": 5 * PARTITIONS, "bytes": PARTITIONS * (LANDING + 2 * len(b"".join(GOOD)))}
-    assert [(r["partition"], r["offset"]) for r in read_quarantine(feed)] == [(p, 2) for p in range(PARTITIONS)]
+    assert [(r["partition"], r["offset"]) for r in read_quarantine(feed)] == [(p, 2) for p in EXPANDING]
