@@ -43,6 +43,7 @@ from sluice.pipelines.util.units import many
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.tables.delta import DeltaLakeTable
 from sluice.resources.tables.iceberg import IcebergTable, describe_files, without_history
+from sluice.resources.tables.outcomes import Outcomes
 
 SNAPSHOTS = (10, 100, 1000)
 FILES, BATCH = 10, 200
@@ -169,12 +170,13 @@ class _IcebergWorld:
         from pyiceberg.catalog import load_catalog
 
         read = load_catalog("sluice", **self._catalog, **self._warehouse).load_table("db.orders")
+        outcomes = Outcomes("table db.orders", "catalog")
         while snapshots > 0:
             with without_history(read) as transaction:
                 for _ in range(min(snapshots, STAGED)):
                     change = self.made.change(FILES)
                     with transaction.update_snapshot(snapshot_properties=dict(change.about)).merge_append() as staged:
-                        for file in describe_files(read.io, transaction.table_metadata, change.add):
+                        for file in describe_files(read.io, transaction.table_metadata, change.add, outcomes):
                             staged.append_data_file(file)
             snapshots -= STAGED
 

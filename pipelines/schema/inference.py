@@ -29,6 +29,7 @@ from sluice.pipelines.schema.schema import (
     Type,
     count_fields,
     parse_schema,
+    quote_name,
 )
 
 MOST_VALUE_BYTES = 1 << 20
@@ -61,7 +62,6 @@ _MANY_KEYS = 20
 _RARE = 0.5
 """An object has data for names if it has at least `_MANY_KEYS` names over the sample, none is in more than this share
 of its objects, and most are in a tenth of that."""
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DATA = re.compile(
     r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|\d{4}-\d\d(-\d\d.*)?|\d+|(?=.*\d)[0-9a-fA-F]{12,}"
     r"|[A-Za-z]+[-_:#/]?\d{3,}|[^@\s]+@[^@\s]+"
@@ -127,8 +127,8 @@ class GuessedField:
                 return f"map<string, {value}>"
             case "struct":
                 inner = [
-                    f"{_quote(column)}:{spell_type(self.members[member].get_type(member, share), column, (member,))}"
-                    for member, column in name_columns(self.members).items()
+                    f"{quote_name(n)}:{spell_type(self.members[member].get_type(member, share), n, (member,))}"
+                    for member, n in name_columns(self.members).items()
                 ]
                 return f"struct<{', '.join(inner)}>" if inner else "json"
             case "int64" if unit := self._find_unit(name):
@@ -422,7 +422,3 @@ def _is_text(name: str) -> bool:
 def _nameable(name: str, top: bool) -> bool:
     own = top and (name.lower().startswith(KAFKA) or name.lower() == EXTRA)
     return not own and 0 < len(name) <= MOST_NAME and name.isprintable() and not set("`.") & set(name)
-
-
-def _quote(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) else f"`{name}`"

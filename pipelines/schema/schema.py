@@ -142,7 +142,7 @@ class Type:
             case Kind.MAP:
                 return f"map<string, {self.fields[0].text}>"
             case Kind.STRUCT:
-                return f"struct<{', '.join(f'{_quote_name(f.name)}:{f.text}' for f in self.fields)}>"
+                return f"struct<{', '.join(f'{quote_name(f.name)}:{f.text}' for f in self.fields)}>"
             case kind:
                 return str(kind)
 
@@ -596,7 +596,8 @@ def path_below(parent: str, kind: Kind, name: str) -> str:
             return f"{parent}.{name}" if parent else name
 
 
-def _quote_name(name: str) -> str:
+def quote_name(name: str) -> str:
+    """The name as it stands in the text of a type."""
     return name if re.fullmatch(r"[A-Za-z_]\w*", name) else f"`{name}`"
 
 

@@ -49,7 +49,7 @@ from sluice.pipelines.util import extras
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.resources.lake import open_client
 from sluice.resources.tables.delta_types import delta_field, grown, list_bounded, says_all, stats_of
-from sluice.resources.tables.outcomes import Outcomes, readable
+from sluice.resources.tables.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
@@ -329,7 +329,7 @@ class DeltaLakeTable:
         from deltalake.transaction import AddAction
 
         path = self._path(address)
-        with readable(address), self._lake.open(f"{self._root}/{path}") as file:
+        with self._outcomes.reading(address), self._lake.open(f"{self._root}/{path}") as file:
             size, stats = stats_of(file, columns)
         return AddAction(path, size, {}, time.time_ns() // 1_000_000, changes, stats)
 

@@ -52,7 +52,7 @@ from sluice.pipelines.schema.wider import parse_type
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.resources.lake import open_client
-from sluice.resources.tables.outcomes import Outcomes, readable
+from sluice.resources.tables.outcomes import Outcomes
 from sluice.resources.web import limit_session
 
 if TYPE_CHECKING:
@@ -258,12 +258,14 @@ class IcebergTable:
             self._catalog.drop_table(self._identifier)
 
     def misread(self) -> tuple[str, ...]:
-        table = self._known
+        table, outcomes = self._known, self._outcomes
         partitioned = {number for number, spec in table.specs().items() if spec.fields}
 
         def is_misread(file: DataFile) -> bool:
+            if file.spec_id in partitioned:
+                return True
             try:
-                return file.spec_id in partitioned or is_misread_by_iceberg(_footer(table.io, file.file_path)[0])
+                return is_misread_by_iceberg(_footer(table.io, file.file_path, outcomes)[0])
             except PartUnreadable:  # an audit names it
                 return False
 
@@ -326,7 +328,7 @@ class IcebergTable:
 
     def _stage_files(self, transaction: Transaction, change: TableChange) -> None:
         table, about = self._known, {**change.about, MARK: str(change.mark)}
-        adding = describe_files(table.io, transaction.table_metadata, change.add)
+        adding = describe_files(table.io, transaction.table_metadata, change.add, self._outcomes)
         with _producer(transaction, table, change.operation, about) as staged:
             if removed := frozenset(change.remove):  # listing the table's files takes long
                 for file in (f for f in _list_live(table) if f.file_path in removed):
@@ -539,7 +541,7 @@ def _list_names(fields: Iterable[MappedField], above: str = "") -> Iterator[tupl
             yield from _list_names(field.fields, f"{above}{name}.")
 
 
-def describe_files(io: FileIO, metadata: TableMetadata, addresses: Sequence[str]) -> list[DataFile]:
+def describe_files(io: FileIO, metadata: TableMetadata, addresses: Sequence[str], outcomes: Outcomes) -> list[DataFile]:
     """The files, as a manifest names them, from their footers. Whether the table can hold a file is found once for
     each shape, which takes PyIceberg longer than all the rest."""
     from pyiceberg.io.pyarrow import (
@@ -553,7 +555,7 @@ def describe_files(io: FileIO, metadata: TableMetadata, addresses: Sequence[str]
     columns, wanted = parquet_path_to_id_mapping(schema), _statistics(metadata)
 
     def of(address: str) -> DataFile:
-        footer, size = _footer(io, address)
+        footer, size = _footer(io, address, outcomes)
         # Thousands of files have a handful of schemas: each is checked once.
         if (shape := footer.schema.to_arrow_schema().remove_metadata()) not in schemas:
             _check_pyarrow_schema_compatible(schema, shape, format_version=metadata.format_version)
@@ -575,9 +577,9 @@ def describe_files(io: FileIO, metadata: TableMetadata, addresses: Sequence[str]
     return map_parallel(of, addresses)
 
 
-def _footer(io: FileIO, address: str) -> tuple[pq.FileMetaData, int]:
+def _footer(io: FileIO, address: str, outcomes: Outcomes) -> tuple[pq.FileMetaData, int]:
     """The file's footer, and its size."""
-    with readable(address), io.new_input(address).open() as stream:
+    with outcomes.reading(address), io.new_input(address).open() as stream:
         return pq.read_metadata(stream), stream.seek(0, 2)
 
 

@@ -41,27 +41,23 @@ _MOST = 300
 """How many characters of another's message are kept."""
 
 
-@contextmanager
-def readable(address: str) -> Iterator[None]:
-    """Raise PartUnreadable where a file that is to be added is not there, or is no Parquet."""
-    feed = re.split("/(?:data|quarantine)/", address)[-1].partition("/")[0]
-    try:
-        yield
-    except FileNotFoundError:
-        raise PartUnreadable(
-            f"{address} is missing", remedy=f"see sluice audit {feed}", path=address, gone=True
-        ) from None
-    except pa.ArrowException as error:
-        raise PartUnreadable(
-            f"{address} cannot be read: {type(error).__name__}", remedy=f"see sluice audit {feed}", path=address
-        ) from None
-
-
 class Outcomes:
     """The errors about one table, which its `keeper` keeps: a catalog, or a log."""
 
     def __init__(self, table: str, keeper: str, feed: str = "FEED") -> None:
         self._table, self._keeper, self.feed = table, keeper, feed
+
+    @contextmanager
+    def reading(self, address: str) -> Iterator[None]:
+        """Raise PartUnreadable where a file that is to be added is not there, or is no Parquet."""
+        remedy = f"see sluice audit {self.feed.partition('.')[0]} --all"
+        try:
+            yield
+        except FileNotFoundError:
+            raise PartUnreadable(f"{address} is missing", remedy=remedy, path=address, gone=True) from None
+        except pa.ArrowException as error:
+            text = f"{address} cannot be read: {type(error).__name__}"
+            raise PartUnreadable(text, remedy=remedy, path=address) from None
 
     @contextmanager
     def asking(self) -> Iterator[None]:
