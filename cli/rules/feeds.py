@@ -198,8 +198,9 @@ def move_topic(
 
     The other feed begins at the offsets up to which the first one has landed, so no record is lost or lands twice.
     Landed rows stay where they are: read, files, audit and explain of the first feed show them, and its windows are
-    complete without the rest. A new feed gets the settings and contracts of the first. It is refused while offsets of
-    closed windows are pending. A command that was killed is continued by the same command.
+    complete without the rest. A new feed gets the settings and contracts of the first. Without another topic, the first
+    one is retired. It is refused while offsets of closed windows are pending. A command that was killed is continued by
+    the same command.
 
     $ sluice feeds move-topic clicks orders web
     $ sluice feeds move-topic clicks orders web --yes
@@ -225,6 +226,7 @@ def move_topic(
         *(Text(f"  {at.key}: from offset {at.offset} on") for at in move.seam[:SHOWN]),
         *([Text(f"  … {many(len(move.seam) - SHOWN, 'more partition')}")] if move.seam[SHOWN:] else []),
         *(Text(f"  {'new' if path in move.new else 'change'}: {path}") for path in move.files),
+        *([Text(f"  {move.source} has no other topic and is retired")] if first.topics.names == (topic,) else []),
         Text(f"  group {move.group} keeps its offsets of {topic}: monitors of that group show a lag there"),
         good(f"moved; reload Dagster's code location; next: sluice run {move.target}")
         if yes

@@ -73,7 +73,7 @@ def strict(ledger: Ledger, lake: Lake, feed: Feed, survey: Survey, report: Audit
     by_manifest, read = _manifests(lake, feed, state, before)
     expired = tuple(k for k in state.known() if k in state.commits and survey.committed.get(k.tp, _OTHER) is None)
     return Strict(
-        problems=(*_ids(feed.stored, state, survey), *by_ledger, *by_kafka, *by_manifest),
+        problems=(*_ids(feed, state, survey), *by_ledger, *by_kafka, *by_manifest),
         unseen=tuple(_list_unseen(report.list_uncompared(), survey.partitions)),
         committed_offsets=sum(survey.committed.get(k.tp) is not None for k in state.known() if k in survey.partitions),
         commit_entries=recorded,
@@ -96,17 +96,17 @@ _OTHER = CommittedOffset(0)
 # -- cluster, topics, ends
 
 
-def _ids(feed: str, state: State, survey: Survey) -> Iterator[AuditProblem]:
+def _ids(feed: Feed, state: State, survey: Survey) -> Iterator[AuditProblem]:
     if state.cluster and state.cluster != survey.cluster_id:
         yield AuditProblem(12, f"the ledger belongs to cluster {state.cluster}, Kafka answers as {survey.cluster_id}")
-    for r in survey.refusals:
+    for r in survey.refusals if not feed.retired else ():  # a retired feed lands nothing of these logs
         invariant = 3 if isinstance(r.error, LogTruncated) else 12
         yield AuditProblem(invariant, r.error.message, remedy=r.error.remedy)
     there = {k.tp for k in survey.partitions} | {r.tp for r in survey.refusals}
     for key in state.known():
         if key.tp not in there:
             text = f"windows wait for {key.tp}, which Kafka does not list for the feed any more"
-            yield AuditProblem(12, text, remedy=origins.advise_absent(feed))
+            yield AuditProblem(12, text, remedy=origins.advise_absent(feed.name))
 
 
 # -- committed offsets

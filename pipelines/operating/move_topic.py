@@ -24,10 +24,11 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import clashes
 from sluice.pipelines.feed.problems import raise_problems
 from sluice.pipelines.feed.topic_selection import TopicFilter
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import AcceptEntry, Entering, KeyOffset, OriginEntry, OriginItem
 from sluice.pipelines.ledger.fold import MOVED_FROM, MOVED_TO
-from sluice.pipelines.model.kafka import GONE, Key, PartitionState, TopicPartition
+from sluice.pipelines.model.kafka import GONE, Key, PartitionState
 from sluice.pipelines.operating.rename_feed import match_key, replace_file
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Ports
@@ -72,6 +73,8 @@ def carry_out(move: TopicMove, source: Feed, of_source: Ports, of_target: Ports)
     arrive(open_ledger(move.feed, of_target), move.feed, source, move.topic, seam, of_target)
     for path, text in move.files.items():
         replace_file(path, text)
+    if source.topics.names == (move.topic,):
+        of_source.lake.remove(paths.get_feed_row_path(source.stored))
     return replace(move, seam=seam)
 
 
@@ -135,7 +138,12 @@ def arrive(
                 key = state.find_unused_life(item.key)
                 entered.append(Entering(leaves=current, enters=item.model_copy(update={"opens": opens, "key": key})))
             elif (state.origins[current].why, state.origins[current].offset) != (item.why, item.offset):
-                raise _build_known_error(target, tp, state.origins[current])
+                own = f"from offset {state.origins[current].offset} on"
+                raise UsageError(
+                    f"feed {target.name} has its own account of {tp}, {own}",
+                    remedy="if it shall land no more of it: take the topic out of its file, then"
+                    f" sluice accept {target.name} gone",
+                )
         if entered:
             return AcceptEntry(event=MOVE, items=tuple(entered), reason=origins[0].why)
         return OriginEntry(items=tuple(fresh)) if fresh else None
@@ -178,13 +186,6 @@ def _check_log(source: str, topic: str, seam: Sequence[KeyOffset], partitions: S
         raise UsageError(f"Kafka lacks partitions of {topic}", remedy=f"accept that: sluice accept {source} gone")
 
 
-def _build_known_error(target: Feed, tp: TopicPartition, origin: OriginItem) -> UsageError:
-    return UsageError(
-        f"feed {target.name} has its own account of {tp}, from offset {origin.offset} on",
-        remedy=f"if it shall land no more of it: take the topic out of its file, then sluice accept {target.name} gone",
-    )
-
-
 # -- feed files
 
 
@@ -198,13 +199,16 @@ def edit_files(
 ) -> tuple[Feed, dict[Path, str]]:
     """Returns the target, and the new texts of the files: of the target, its contracts if it is new, and the source.
 
-    A `target` that is only a name becomes a feed like the source, without keys of one feed alone. `locate` returns the
-    file of a feed. Raises UsageError, FeedError.
+    A `target` that is only a name becomes a feed like the source, without keys of one feed alone. A source without
+    another topic is retired. `locate` returns the file of a feed. Raises UsageError, FeedError.
     """
     own = locate(source.name)
     text = own.read_text("utf-8")
     files = dict[Path, str]()
     if isinstance(target, str):
+        if source.topics.names == (topic,):
+            remedy = f"give the feed the other name: sluice feeds rename {source.name} {target}"
+            raise UsageError(f"{topic} is the only topic of feed {source.name}", remedy=remedy)
         draft_text = text
         for key in _OF_ONE_FEED:
             draft_text = match_key(key).sub("", draft_text)
@@ -220,7 +224,9 @@ def edit_files(
             raise_problems([(str(path), p) for p in problems])
     elif not target.topics.takes(topic):
         files[locate(target.name)] = _with_topics(locate(target.name).read_text("utf-8"), _add(target, topic))
-    if source.topics.takes(topic):
+    if source.topics.names == (topic,):
+        files[own] = f"retired: true\n{match_key('retired').sub('', text)}"
+    elif source.topics.takes(topic):
         files[own] = _with_topics(text, _remove(source, topic))
     return target, files
 
@@ -243,9 +249,6 @@ def _add(target: Feed, topic: str) -> TopicFilter:
 
 def _remove(source: Feed, topic: str) -> TopicFilter:
     topics = source.topics
-    if topics.names == (topic,):
-        remedy = f"give the feed another name: sluice feeds rename {source.name} NAME"
-        raise UsageError(f"{topic} is the only topic of feed {source.name}", remedy=remedy)
     if topics.names:
         return TopicFilter(names=tuple(n for n in topics.names if n != topic))
     return TopicFilter(include=topics.include, exclude=(*topics.exclude, re.escape(topic)))

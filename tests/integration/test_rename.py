@@ -255,15 +255,16 @@ def test_a_topic_moves_to_a_new_feed_and_back_without_loss_or_copies(
     code, text = call("run", "orders")
     assert (code != 0, f"sluice feeds move-topic {clicks} web orders" in text) == (True, True), text
     assert call("accept", "orders", "recreated", "--reason", "test")[0] != 0
+    code, text = call("feeds", "move-topic", clicks, "web", "other", "--yes")
+    assert (code, "sluice feeds rename web other" in text) == (2, True), text
     code, text = call("feeds", "move-topic", clicks, "web", "orders", "--yes")
-    assert (code, "only topic" in text) == (2, True), text
-    (web := path.with_name("web.yaml")).write_text(web.read_text().replace(clicks, f'{fresh_topic()}", "{clicks}'))
-    code, text = call("feeds", "move-topic", clicks, "web", "orders", "--yes")
-    assert code == 0, text
+    assert (code, "web has no other topic and is retired" in text) == (0, True), text
+    assert path.with_name("web.yaml").read_text().startswith("retired: true")
     write(range(200, 240), find_hour(0))
     assert call("run", "--all")[0] == 0
     check_rows()
     for feed in ("orders", "web"):
-        assert call("audit", feed, "--strict", "--rescan")[0] == 0
+        code, text = call("audit", feed, "--strict", "--rescan")
+        assert code == 0, text
     assert call("feeds", "move-topic", clicks, "web", "orders", "--yes")[0] == 0, "nothing is left to do"
     check_rows()
