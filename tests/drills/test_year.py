@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import dagster as dg
 import pytest
 from kafka import TopicPartition
+from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
 from kafka.structs import OffsetAndMetadata
 
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.rights import rights_of
 from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local.secured import USER, grant
 from tests.drills.year import Year
 
 pytestmark = pytest.mark.drills
@@ -38,6 +44,63 @@ def test_a_year(year: Year, fresh_topic: Callable[..., str]) -> None:
     year.run("doctor", code=None)
     year.check("audits of everything", BOTH)
     print(*(f"{seconds:6.1f} s  {event}" for event, seconds in year.steps), sep="\n")
+
+
+def test_a_password_is_rotated(tmp_path: Path, secured: LocalKafka, fresh_topic: Callable[..., str]) -> None:
+    year, topic = Year(tmp_path, secured), fresh_topic(cluster=secured, partitions=2)
+    year.write_feed("orders", topic)
+    grant(secured, rights_of(load_feed(tmp_path / "feeds" / "orders.yaml", {})))
+    year.produce(topic, 100)
+    year.land()
+    year.check("first run")
+    with year.connect_admin() as admin:
+        changed = UserScramCredentialUpsertion(USER, ScramMechanism.SCRAM_SHA_512, "another password")
+        assert admin.alter_user_scram_credentials([changed]) == {USER: None}
+    year.produce(topic, 50)
+    refused = year.land(code=None)
+    assert "SASL_AUTHENTICATION_FAILED" in refused, refused
+    assert secured.secured
+    (secured.secured.folder / f"{USER}.password").write_text("another password")
+    year.land()
+    year.check("the file has the new password")
+
+
+def test_brokers_restart_in_turn(tmp_path: Path, kafka3: LocalKafka, fresh_topic: Callable[..., str]) -> None:
+    year, topic = Year(tmp_path, kafka3), fresh_topic(cluster=kafka3, partitions=3)
+    year.write_feed("orders", topic)
+    year.produce(topic, 60_000, 3)
+    process = year.start_run("orders")
+    for broker in (1, 2, 3):
+        kafka3.kill_broker(broker, signal.SIGTERM)
+        year.produce(topic, 300, 3)
+        year.land(code=None)
+        kafka3.start_broker(broker)
+    process.wait()
+    year.land()
+    year.check("three brokers were restarted, one after the other")
+    year.run("audit", "orders", "--hashes", "--strict", "--rescan")
+
+
+def test_the_dagster_home_is_lost(year: Year, fresh_topic: Callable[..., str]) -> None:
+    topic = fresh_topic(partitions=2, config={"retention.ms": "-1"})
+    year.write_feed("orders", topic)
+    for hours_ago in (4, 3):
+        year.produce(topic, 40, hours_ago=hours_ago)
+    year.run("run", "orders")
+    home = year.root / ".sluice" / "dagster"
+    before = list_materialized(home)
+    assert len(before) >= 2
+    shutil.rmtree(home)
+    year.produce(topic, 40, hours_ago=2)
+    year.run("run", "orders")
+    year.follow("operating.md", "sluice repair")
+    assert list_materialized(home) >= before
+    year.check("Dagster's home is lost")
+
+
+def list_materialized(home: Path) -> set[str]:
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        return instance.get_materialized_partitions(dg.AssetKey(["orders", "landed"]))
 
 
 def grow(year: Year, topic: str, clicks: str) -> None:

@@ -46,22 +46,26 @@ class Year:
     def write_feed(self, name: str, topics: str, more: str = "") -> None:
         (self.root / "feeds").mkdir(exist_ok=True)
         schema = "format: json\nschema: {id: int64}\npolicies: {quarantine_limit: {share: 1}}\n"
-        kafka = f"kafka: {{bootstrap: '{self.kafka.bootstrap}'}}\ntopics: {topics}\nstart: earliest\n"
-        (self.root / "feeds" / f"{name}.yaml").write_text(kafka + schema + more)
+        kafka = [f"kafka: {{bootstrap: '{self.kafka.bootstrap}'}}"]
+        if self.kafka.secured:
+            kafka = self.kafka.secured.section(self.kafka.bootstrap, self.root)
+        lines = (*kafka, f"topics: {topics}", "start: earliest", schema + more)
+        (self.root / "feeds" / f"{name}.yaml").write_text("\n".join(lines))
 
-    def produce(self, topic: str, count: int, partitions: int = 2, **fields: object) -> list[int]:
+    def produce(self, topic: str, count: int, partitions: int = 2, hours_ago: int = 0, **fields: object) -> list[int]:
         """Write records with the next numbers, which are to land. Returns the numbers."""
+        at = (int(time.time()) - 3600 * hours_ago) * 1000
         numbers = [*range(self.number, self.number + count)]
         self.number += count
         more = "".join(f', "{name}": {value}' for name, value in fields.items())
-        with closing(KafkaProducer(bootstrap_servers=self.kafka.bootstrap)) as producer:
+        with closing(KafkaProducer(bootstrap_servers=self.kafka.bootstrap, **self.kafka.client())) as producer:
             for i in numbers:
-                producer.send(topic, f'{{"id": {i}{more}}}'.encode(), partition=i % partitions)
+                producer.send(topic, f'{{"id": {i}{more}}}'.encode(), partition=i % partitions, timestamp_ms=at)
         self.expected.update(numbers)
         return numbers
 
     def connect_admin(self) -> closing[KafkaAdminClient]:
-        return closing(KafkaAdminClient(bootstrap_servers=self.kafka.bootstrap))
+        return closing(KafkaAdminClient(bootstrap_servers=self.kafka.bootstrap, **self.kafka.client()))
 
     def delete_records(self, topic: str, ends: Iterable[int]) -> None:
         with self.connect_admin() as admin:
@@ -94,13 +98,16 @@ class Year:
         """Start a run, and kill its processes once it has planned a batch."""
         log = self.lake / "_sluice" / feed / "log"
         before = len([*log.glob("*.json")])
-        process = subprocess.Popen((*SLUICE, "run", feed, "--no-dagster"), **self._process(), start_new_session=True,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        process = self.start_run(feed)
         while process.poll() is None and len([*log.glob("*.json")]) < before + 2:
             time.sleep(0.005)
         assert process.poll() is None, "the run has ended before the kill"
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+    def start_run(self, feed: str) -> subprocess.Popen[str]:
+        return subprocess.Popen((*SLUICE, "run", feed, "--no-dagster"), **self._process(), start_new_session=True,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
 
     def _process(self) -> dict[str, object]:
         return {
