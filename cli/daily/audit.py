@@ -148,8 +148,9 @@ def view(proof: FeedProof, *, rescanned: bool, rounded: Sequence[str]) -> list[R
     for p in report.problems:
         out += [bad(str(p)), *([f"  → {p.remedy}"] if p.remedy else [])]
     # One command for all of them is shorter than theirs one by one.
-    if sum(bool(p.ranges) for p in report.problems) > 1:
-        out.append(f"  → all files that Kafka can replace, in one run: sluice run {report.feed} --missing-files")
+    if sum(p.by_size for p in report.problems) > 1:
+        which = "missing and cut files" if any(p.ranges and not p.by_size for p in report.problems) else "files"
+        out.append(f"  → all {which} that Kafka can replace, in one run: sluice run {report.feed} --missing-files")
     if again := sum(a.relanded for a in report.partitions):
         fixed = sum(a.fixed for a in report.partitions)
         out.append(

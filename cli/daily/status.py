@@ -107,7 +107,7 @@ def _format_overview(
     if not statuses:
         return [Text(f"no feeds but {many(retired, 'retired one')}: sluice feeds list" if retired else "no feeds")]
     findings = list(_list_kinds(statuses, terminal))
-    ordered = sorted(statuses, key=_rank)
+    ordered = sorted(statuses, key=lambda f: (-sum(x.severe for x in f.findings), -len(f.findings), f.feed))
     room = len(ordered) if everything else max(_FEWEST, terminal.height - len(findings) - _AROUND)
     names = ("feed", "windows", "lag", "behind", "uncommitted", "last batch", "")
     wide = terminal.width >= _WIDE
@@ -138,10 +138,6 @@ _NAMED = 3
 def _strip_length(terminal: CommandOutput) -> int:
     """Returns the number of windows of each feed in the overview."""
     return 24 if terminal.width >= _NARROW else 12
-
-
-def _rank(f: FeedStatus) -> tuple[int, int, str]:
-    return (-sum(x.severe for x in f.findings), -len(f.findings), f.feed)
 
 
 def _count_others(others: Sequence[FeedStatus]) -> Iterator[Text]:

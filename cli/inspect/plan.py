@@ -54,8 +54,8 @@ def plan(session: Session, feed: FeedName, options: WorkOptions, compare: Compar
         # Several requests are several runs, each planned as if it were the next one.
         previewed = [previews.preview(definition, ports, request) for request in requests]
         compared = [previews.compare(definition, ports, request) if compare else () for request in previewed]
-    if options.windows.start or len(requests) > 1:
-        session.terminal.show(*_format_briefly(feed, requests, previewed))
+    if options.windows.start or len(requests) != 1:
+        session.terminal.show(*(_format_briefly(feed, requests, previewed) if requests else []))
         plans = [PlanResult(feed, *planned) for planned in zip(requests, previewed, compared, strict=True)]
         session.terminal.print_document(feed=feed, plans=plans, open_windows=typed.open_windows)
     else:

@@ -60,7 +60,7 @@ def wait(
             if not ready:
                 break
     session.terminal.show(*map(window_text.verdict, looked))
-    error = None if ready else _build_timeout(feed, standing, limit or 0)
+    error = None if ready else _build_timeout(definition.name, standing, limit or 0)
     if error:
         session.terminal.fail(error)
     code = error.exit_code if error else 0

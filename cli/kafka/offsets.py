@@ -17,7 +17,7 @@ from sluice.cli.app.parameters import option
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun, Only, Yes
 from sluice.cli.terminal import output
-from sluice.cli.terminal.output import SHOWN_ROWS, facts, good, heading, indent, limit_rows, table, warn
+from sluice.cli.terminal.output import SHOWN_ROWS, copyable, good, heading, indent, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.util.units import many, show_instant
@@ -375,13 +375,14 @@ def _describe_stand(context: OffsetsContext, s: OffsetStanding) -> str | Text:
 
 
 def _list_remedies(context: OffsetsContext, moved: Sequence[OffsetStanding]) -> list[RenderableType]:
-    feed = context.feed.name
-    ways = [("commit the frontier anyway", f"sluice accept {feed} moved --reason …")]
-    if any((s.spot.committed or 0) > (s.spot.frontier or 0) for s in moved):
-        ways.append(("skip the offsets in between", f"sluice accept {feed} moved --adopt --reason …"))
-    ways.append(("restore the frontier", f"sluice offsets reset {feed} --to-frontier --reason …"))
+    from sluice.pipelines.committing.commit import list_remedies
+
+    feed, ends = context.feed.name, {s.spot.tp: s.spot.log_end for s in moved}
+    offsets = {s.spot.key: (s.spot.frontier or 0, s.spot.committed or 0) for s in moved}
+    ways = [*list_remedies(feed, offsets, ends), f"restore the frontier: sluice offsets reset {feed} --to-frontier"]
     text = "Landing continues, but the next commit will be refused. Choose one:"
-    return [Text(), Text(f"  {text}"), facts(*((f"  {what}", how) for what, how in ways))]
+    lines = (line for what, _, way in (w.rpartition(": ") for w in ways) for line in (f"  {what}:", copyable(way)))
+    return [Text(), Text(f"  {text}"), *lines]
 
 
 def _list_warnings(context: OffsetsContext) -> list[RenderableType]:
@@ -469,15 +470,13 @@ def _explain_moves(context: OffsetsContext, moves: Sequence[Move]) -> list[Rende
     """Describes the consequence, actual or expected."""
     from sluice.pipelines.feed.sections import CommitMode
 
-    out: list[str] = []
-    if any(m.spot.frontier is not None for m in moves):
-        name = context.feed.name
-        next_commit = ", and the next commit moves them to the frontier again"
-        out.append(
-            f"Feed {name} reads from its ledger's frontier, not from these offsets; sluice run {name} --from START "
-            f"--replace lands windows again{'' if context.feed.commit is CommitMode.NONE else next_commit}."
-        )
-    return [
-        *(_list_warnings(context) if context.feed.commit is CommitMode.NONE else []),
-        *([Text(), indent(*out)] if out else []),
-    ]
+    planned, out = [m for m in moves if m.spot.frontier is not None], list[RenderableType]()
+    if planned:
+        commits = context.feed.commit is not CommitMode.NONE
+        next_commit = ", and the next commit moves them to the frontier again" if commits else ""
+        text = f"Feed {context.feed.name} reads from its ledger's frontier, not from these offsets{next_commit}."
+        out += [Text(), indent(text)]
+    if back := [f"{m.tp}:{m.after}-{m.spot.frontier}" for m in planned if m.after < (m.spot.frontier or 0)]:
+        again = " ".join(f"--offsets {r}" for r in back)
+        out += [indent("To land them again:"), copyable(f"sluice run {context.feed.name} {again} --replace")]
+    return [*(_list_warnings(context) if context.feed.commit is CommitMode.NONE else []), *out]

@@ -276,4 +276,5 @@ def _format_sent(sent: Sent) -> Iterator[RenderableType]:
     if rows:
         yield table(["partition", "records"], limit_rows(rows), right="records")
     yield Text("  To find a record:")
-    yield copyable(f"sluice explain {plan.feed} TOPIC:PARTITION:OFFSET")
+    first = plan.sources[0]
+    yield copyable(f"sluice explain {plan.rows_name} {first.key}:{first.ranges[0].start}")

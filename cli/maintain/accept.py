@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,10 +13,10 @@ from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun, Only, Yes
 from sluice.cli.terminal import output
-from sluice.cli.terminal.output import facts, good, heading, warn
+from sluice.cli.terminal.output import copyable, facts, good, heading, warn
 from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.util.units import many
+from sluice.pipelines.util.units import join_first, many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -209,11 +210,13 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
     out: list[RenderableType] = [heading(f"{title} for {feed.name}: {done.event}", reason)]
     out += [warn(f"{r.key} {r.range} is lost: {many(r.range.span, 'offset')}") for r in done.lost]
     out += [warn(f"{r.key} {r.range} is skipped: {many(r.range.span, 'offset')}") for r in done.skipped]
-    again = f"what Kafka still has of them lands by sluice run {feed.name} --offsets"
-    out += [
-        warn(f"the rows of {r.key} {r.range} are retired: {again} {r.key}:{r.range.start}-{r.range.end} --replace")
-        for r in done.retired
-    ]
+    if done.retired:
+        out.append(warn(f"the rows of {_name_first(f'{r.key} {r.range}' for r in done.retired)} are retired"))
+    if done.again:
+        ranges = " ".join(f"--offsets {r.key}:{r.range.start}-{r.range.end}" for r in done.again)
+        out += ["  what Kafka still has of them lands by:", copyable(f"sluice run {feed.name} {ranges} --replace")]
+    elif done.retired:
+        out.append(warn("Kafka no longer has any of their records"))
     out += [
         warn(
             f"{i.enters.key} ends at {count(i.enters.offset)}: windows and commits do without it"
@@ -239,6 +242,9 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
     return [*out, facts(("ledger entry", str(done.entry)), *aside), good(f"runs can continue: sluice run {feed.name}")]
 
 
+_name_first = partial(join_first, limit=10, more=" and {:,} more ranges (--json lists all)")
+
+
 def _view_rebuilt(feed: Feed, rebuilt: Rebuilt) -> list[RenderableType]:
     """Returns the result of --from-files, and what no file tells."""
     out: list[RenderableType] = [
@@ -247,12 +253,12 @@ def _view_rebuilt(feed: Feed, rebuilt: Rebuilt) -> list[RenderableType]:
     if rebuilt.without_row:
         why = "markers, aborted, dropped or compacted records, or those of missing files: which of these is unknown"
         out.append(warn(f"{many(rebuilt.without_row, 'offset')} in their ranges have no row: {why}"))
-    out += [
-        warn(f"{h.key} {h.range} has no file, and Kafka no longer has it: the next run reports a loss")
-        for h in rebuilt.holes
-    ]
+    if rebuilt.holes:
+        offsets = many(sum(h.range.span for h in rebuilt.holes), "offset")
+        text = f"{offsets} without a file, and no longer in Kafka: the next run reports a loss of"
+        out.append(warn(f"{text} {_name_first(f'{h.key} {h.range}' for h in rebuilt.holes)}"))
     unknown = "erasures, holds, skipped offsets, moved topics, contract results and replays are unknown"
     out.append(warn(f"{unknown}: put holds on again, and erase again what Kafka still has"))
-    if feed.table:
+    if feed.table_feeds:
         out.append(warn(f"make the table again: sluice table rebuild {feed.name} --yes"))
     return out

@@ -97,7 +97,7 @@ def erase(
         if not yes:
             # With --yes, a hold is an error; the preview shows all of them with the command that ends each.
             for hold in matches.holds if matches else ():
-                release = copyable(f"sluice hold {feed} --release {hold.number} --reason …")
+                release = copyable(f"sluice hold {dataset.name} --release {hold.number} --reason …")
                 session.terminal.show(warn(f"refused while windows of them are on hold {hold}"), release)
             session.terminal.show(_format_remaining(), format_dry_run("nothing was erased; add --yes"))
             session.terminal.print_document(matches, feed=feed, applied=False)

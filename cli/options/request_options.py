@@ -108,7 +108,7 @@ class WorkOptions:
         if lost:
             first = f"{lost[0].topic}:{lost[0].partition}:{lost[0].start}-{lost[0].end}"
             text = f"{many(len(lost), 'offset range')} of missing files cannot land again: Kafka no longer has {first}"
-            remedy = f"bring the files back from a backup, or give their rows up: see sluice audit {feed.name}"
+            remedy = f"bring the files back from a backup, or give their rows up: see sluice audit {feed.name} --all"
             error = Failed(text, remedy=remedy)
             if not missing:
                 raise error

@@ -19,7 +19,7 @@ from sluice.cli.options.request_options import DryRun
 from sluice.cli.options.window_options import WindowOptions
 from sluice.cli.shared import other_batches
 from sluice.cli.shared.rewrite_summary import BusyWindow, format_window, list_busy, name, table_after
-from sluice.cli.terminal.output import bad, good, heading, limit_rows, safe, table, warn
+from sluice.cli.terminal.output import bad, copyable, good, heading, limit_rows, safe, table, warn
 from sluice.cli.terminal.record_view import build_document as record_document
 from sluice.cli.terminal.record_view import rows as record_rows
 from sluice.cli.terminal.record_view import view as record_view
@@ -328,29 +328,28 @@ def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:
         for k, n in trial.tried.most_common()
     ]
     yield table(names, limit_rows(kinds), right="tried would landed stay")
-    yield from _format_unfit(ran.feed.name, trial)
+    yield from _format_unfit(ran.feed, trial)
     yield from _format_verdict(ran)
 
 
-def _format_unfit(feed: str, trial: Trial) -> Iterator[RenderableType]:
+def _format_unfit(feed: Feed, trial: Trial) -> Iterator[RenderableType]:
     ranked = sorted(trial.why.items(), key=lambda x: -x[1][0])
     if ranked:
         yield heading("Reasons of records that still do not fit")
         kinds = [[k.stage, str(k), k.detail, count(n), first] for k, (n, first) in ranked]
         yield table(("stage", "why", "what", "records", "first"), limit_rows(kinds), right="records")
-    if first := next((first for k, (_, first) in ranked if k.is_oversized), ""):
-        tp, _, offset = first.rpartition(":")
-        yield warn(
-            "The bytes of oversized records are only in Kafka. Raise `tuning.task_memory`, then land them again:"
-            f" sluice run {feed} --replace --offsets {tp}:{offset}-{int(offset) + 1}"
-        )
+    if any(k.is_oversized for k, _ in ranked):
+        yield warn("The bytes of oversized records are in Kafka only. Raise `tuning.task_memory`, and land them again:")
     if trial.withheld:
-        records, first = trial.withheld
-        tp, _, offset = first.rpartition(":")
-        yield warn(
-            f"{many(records, 'record')} of these can land from Kafka alone: the feed protects fields, so quarantine has"
-            f" no values. Land them again: sluice run {feed} --replace --offsets {tp}:{offset}-{int(offset) + 1}"
-        )
+        why = "can land from Kafka alone: the feed protects fields, so quarantine has no values. Land them again:"
+        yield warn(f"{many(trial.withheld, 'record')} of these {why}")
+    if trial.unread:
+        windows = {s.window for s in trial.unread}
+        names = [feed.window.name(feed.window.start_of(w)) for w in sorted(w for w in windows if w is not None)]
+        options = [f"--offsets {s}" for s in trial.unread]
+        if len(options) > 10 and None not in windows:
+            options = [f"--window {name}" for name in dict.fromkeys(names)]
+        yield copyable(f"sluice run {feed.name} --replace {' '.join(options)}")
     if trial.botched:
         yield heading("Errors of the fix function")
         ranked_ = sorted(trial.botched.items(), key=lambda x: -x[1][0])
@@ -439,7 +438,7 @@ def sum_replay(ran: ReplayRun) -> ReplayResult:
         tried - landed,
         trial.left,
         trial.left_fit,
-        trial.withheld[0] if trial.withheld else 0,
+        trial.withheld,
         [TriedKind(k, n, fit[k], n - fit[k]) for k, n in trial.tried.most_common()],
         [Fault(k, *first) for k, first in trial.why.items()],
         [FixerError(what, *first) for what, first in trial.botched.items()],

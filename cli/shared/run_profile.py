@@ -121,17 +121,13 @@ def _build_broker_row(name: str, b: BrokerTraffic) -> list[str | Text]:
         name,
         count(b.requests),
         size(b.bytes),
-        *(_format_ms(b.latency.percentile_ms(share)) for share in SHARES.values()),
+        *(f"{ms:.1f}" if ms < 10 else f"{ms:,.0f}" for ms in map(b.latency.percentile_ms, SHARES.values())),
         f"{b.latency.total_us / 1e6:.2f}",
         f"{b.held_us / 1e6:.2f}",
         f"{b.throttle_ms / 1e3:.2f}",
         count(b.moved),
         count(sum(b.errors.values())),
     ]
-
-
-def _format_ms(ms: float) -> str:
-    return f"{ms:.1f}" if ms < 10 else f"{ms:,.0f}"
 
 
 def _format_topics(facts: BatchFacts) -> list[RenderableType]:

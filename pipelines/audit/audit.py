@@ -51,7 +51,7 @@ class AuditProblem:
     """One violated invariant. `invariant` is its number in docs/developers/design/invariants.md.
 
     For a problem with a file, `file` is its lake path and `remedy` the command that repairs it; `ranges` are the offset
-    ranges of a file that is missing or damaged.
+    ranges of a file that is missing or damaged. `by_size`: it is missing or has another size.
     """
 
     invariant: int
@@ -59,6 +59,7 @@ class AuditProblem:
     file: str = ""
     remedy: str = ""
     ranges: AsText[tuple[OffsetRange, ...]] = ()
+    by_size: Internal[bool] = False
 
     def __str__(self) -> str:
         return f"I{self.invariant}: {self.text}"
@@ -428,7 +429,8 @@ def _check_landed(feed: str, state: State, rows: Rows) -> Iterator[AuditProblem]
         own = [row.range for row in rows.to_rows() if row.key == key]
         for r in (x for wide in ranges for x in subtract(wide, own)):
             text = f"{key}: {r} has landed by the ledger, and lies in no offset range that counts"
-            yield AuditProblem(1, text, "", paths.landing_remedy(feed, f"{key}:{r.start}-{r.end}"))
+            again = paths.landing_remedy(feed, f"{key}:{r.start}-{r.end}")
+            yield AuditProblem(1, text, "", again if state.current.get(key.tp) == key else "")
 
 
 def _check_commits(state: State) -> Iterator[AuditProblem]:
@@ -470,7 +472,7 @@ def _check_file(lake: Lake, feed: str, claims: Sequence[tuple[Receipt, Part]], *
     if size is None and lake.size(part.staged) is not None:
         what, way_out = "not visible yet", f"the next run makes it visible: sluice run {feed}"
         return [AuditProblem(1, f"{description} is {what}", part.path, way_out)]
-    missing = [AuditProblem(1, f"{description} is missing")]
+    missing = [AuditProblem(1, f"{description} is missing", by_size=True)]
     problems, way_out = (
         missing if size is None else _check_readable(lake, claims, size, hashes),
         paths.build_part_remedy(feed, r.offset_range),
@@ -488,7 +490,7 @@ def _check_readable(lake: Lake, claims: Sequence[tuple[Receipt, Part]], size: in
     """Returns the problems of a file of `size` bytes."""
     part = claims[0][1]
     if any(p.file_bytes != size for _, p in claims):
-        return [AuditProblem(3, f"{part.path} has {size} bytes, the ledger says {part.file_bytes}")]
+        return [AuditProblem(3, f"{part.path} has {size} bytes, the ledger says {part.file_bytes}", by_size=True)]
     try:
         with parquet.wrap_read_errors(part.path):
             return list(_check_content(lake, claims, hashes=hashes))

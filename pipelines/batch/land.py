@@ -335,7 +335,9 @@ def _pin_plan(
         # Called again on each newer fold, until the entry is the next one: all answers are of that fold.
         current = _on_newer_state(snapshot, state, request)
         replaced = find_receipts_replaced(run, current, state)
-        pending, refused = planning.find_pending_ranges(request, state, current.partitions, feed.window, replaced)
+        pending, refused = planning.find_pending_ranges(
+            request, state, current.partitions, feed.window, replaced, feed.name
+        )
         losses = refuse_losses(feed, pending)
         refusals = current.refusals + refused + losses
         lost = {r.tp for r in losses}

@@ -140,7 +140,9 @@ def preview(feed: Feed, ports: Ports, request: Request) -> Preview:
     origins = [OriginEntry(items=snapshot.new_origins)] if snapshot.new_origins else []
     state, reads = _with_boundaries(call, snapshot.state.extend(origins), snapshot)
     replaced = find_receipts_replaced(call, snapshot, state)
-    pending, refused = planning.find_pending_ranges(request, state, snapshot.partitions, feed.window, replaced)
+    pending, refused = planning.find_pending_ranges(
+        request, state, snapshot.partitions, feed.window, replaced, feed.name
+    )
     plan = plan_for(call, snapshot.cluster_id, pending, state, replaced, build_sizing(feed, ports))
     losses = refuse_losses(feed, pending)
     # Conflicts are those over offsets that a run would land.

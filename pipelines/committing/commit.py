@@ -223,7 +223,10 @@ def _commit_as(
         except KafkaUnavailable as e:
             if answered:
                 raise
-            raise _build_unknown_error(e) from e
+            raise Unknown(
+                f"the response to the commit was lost, and the group's offsets cannot be read: {e.message}",
+                remedy="nothing is lost: the next run reads them and continues from there",
+            ) from e
     _record(ledger, settings, mark, targets, reported=post is None and newest <= state.last_mark)
     status = CommitStatus.COMMITTED if going or post else CommitStatus.UNCHANGED
     moved = tuple(CommittedMove(k, _get_offset(before.get(k.tp)), o) for k, o in targets.items())
@@ -406,13 +409,6 @@ def _send(
     return True
 
 
-def _build_unknown_error(silent: KafkaUnavailable) -> Unknown:
-    return Unknown(
-        f"the response to the commit was lost, and the group's offsets cannot be read: {silent.message}",
-        remedy="nothing is lost: the next run reads them and continues from there",
-    )
-
-
 def _read_back(member: Membership, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
     answers = member.fetch_committed(list(offsets))
     for tp, meant in offsets.items():
@@ -468,14 +464,14 @@ def _build_moved_error(
     first = moved[0]
     return GroupMoved(
         "the group's committed offsets were moved; " + "; ".join(map(line, moved)),
-        remedy=list_remedies(feed, {k: (state.frontier(k), offsets[k]) for k in moved}, log_ends)
+        remedy="; ".join(list_remedies(feed, {k: (state.frontier(k), offsets[k]) for k in moved}, log_ends))
         + ". `policies.on_group_moved` in the feed decides it permanently",
         topic=first.topic,
         partition=first.partition,
     )
 
 
-def list_remedies(feed: str, moved: Mapping[Key, tuple[int, int]], log_ends: Mapping[TopicPartition, int]) -> str:
+def list_remedies(feed: str, moved: Mapping[Key, tuple[int, int]], log_ends: Mapping[TopicPartition, int]) -> list[str]:
     """Returns the remedies for moved offsets. `moved` has (frontier, committed offset) of each partition.
 
     Only an offset ahead of the frontier, and within the log, skips records and can be adopted.
@@ -496,7 +492,7 @@ def list_remedies(feed: str, moved: Mapping[Key, tuple[int, int]], log_ends: Map
         ways.append(
             f"offsets that were moved back skip nothing; to land them again: sluice run {feed} {ranges} --replace"
         )
-    return "; ".join(ways)
+    return ways
 
 
 def _expect_offset(state: State, key: Key) -> int | None:

@@ -88,9 +88,8 @@ class Sorter:
         # Rows without bytes cannot be tried: records that were too large, and values of protected fields.
         for kind, records, first in kinds_of(rows.filter(pc.invert(stored))):
             count_first(self.trial.why, kind, records, f"{self._range.tp}:{first}")
-            if not kind.is_oversized:
-                before = self.trial.withheld or (0, f"{self._range.tp}:{first}")
-                self.trial.withheld = before[0] + records, before[1]
+            self.trial.unread[self._range] = None
+            self.trial.withheld += 0 if kind.is_oversized else records
         rows, tried = rows.filter(stored), tried.filter(stored)
         if not rows.num_rows:
             return NONE
@@ -230,7 +229,8 @@ def with_offsets(rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:
 class Trial:
     """The outcome of trying records. By the kind they were refused as: how many were tried and how many fit. Then why
     the others do not, with the first of each; how many the fix function left alone, how many of these fit as they
-    are, and what went wrong in it. `withheld` counts records whose values are not stored, with the first.
+    are, and what went wrong in it. `withheld` counts records whose values are not stored. Bytes of records in the
+    `unread` offset ranges are in Kafka alone.
     """
 
     tried: Counter[QuarantineKind] = field(default_factory=Counter)
@@ -240,7 +240,8 @@ class Trial:
     left: int = 0
     left_fit: int = 0
     botched: dict[str, tuple[int, str]] = field(default_factory=dict)
-    withheld: tuple[int, str] | None = None
+    withheld: int = 0
+    unread: dict[OffsetRange, None] = field(default_factory=dict)
 
     def add(self, other: Trial) -> None:
         self.tried += other.tried
@@ -251,9 +252,8 @@ class Trial:
         self.mended += other.mended
         self.left += other.left
         self.left_fit += other.left_fit
-        if other.withheld:
-            records, first = self.withheld or (0, other.withheld[1])
-            self.withheld = records + other.withheld[0], first
+        self.withheld += other.withheld
+        self.unread |= other.unread
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -115,9 +116,9 @@ class Accepted:
 
     For a ledger that lost entries, `next` is the number with which it continues, `aside` are the files that were moved
     into `aside_folder`, and `gone` are ranges that they cover and Kafka no longer holds. For a group that
-    was taken over, `begun` are the feed's new origins. `retired` are the ranges whose rows are given up. `unseen` are
-    the ends of the lives that were left, as far as the ledger knows them: whether their logs had more is unknown.
-    `rebuilt` are files that count again in a ledger that was lost.
+    was taken over, `begun` are the feed's new origins. `retired` are the ranges whose rows are given up, `again` what
+    Kafka still has of them. `unseen` are the ends of the lives that were left, as far as the ledger knows them: whether
+    their logs had more is unknown. `rebuilt` are files that count again in a ledger that was lost.
     """
 
     event: AcceptEvent
@@ -133,6 +134,7 @@ class Accepted:
     gone: tuple[KeyRange, ...] = ()
     begun: tuple[OriginItem, ...] = ()
     retired: tuple[KeyRange, ...] = ()
+    again: tuple[KeyRange, ...] = ()
     unseen: tuple[KeyOffset, ...] = ()
     rebuilt: Rebuilt | None = None
 
@@ -394,7 +396,7 @@ def _check_ahead(feed: str, ports: Ports, offsets: Sequence[KeyOffset], frontier
     ends = log_ends(ports.cluster, [at.key for at in offsets])
     raise UsageError(
         f"{positions}: nothing is passed over by it",
-        remedy=list_remedies(feed, {at.key: (frontiers[at.key], at.offset) for at in offsets}, ends),
+        remedy="; ".join(list_remedies(feed, {at.key: (frontiers[at.key], at.offset) for at in offsets}, ends)),
     )
 
 
@@ -486,7 +488,15 @@ def accept_damaged(feed: Feed, ports: Ports, wanted: AskedRange, reason: str) ->
             remedy=f"see all files: sluice audit {feed.name} --all --hashes",
         )
     remove_retired(ledger, lake)
-    return Accepted(AcceptEvent.DAMAGED, appended.number, retired=appended.entry.ranges)
+    retired, state = appended.entry.ranges, appended.state
+    logs = dict.fromkeys(state.current.values(), Range(0, 1 << 63))
+    with suppress(SluiceError):  # without an answer, Kafka may have all of it
+        topics = {r.key.topic for r in retired} & ports.cluster.topics().keys()
+        partitions = ports.cluster.partitions(topics, feed.isolation) if topics else ()
+        logs = {origins.find_key(state, p): Range(p.log_start, p.last_stable_offset) for p in partitions}
+    there = ((r.key, x) for r in retired if r.key in logs for x in intersect([r.range], logs[r.key]))
+    again = tuple(KeyRange(key=key, range=r) for key, r in there)
+    return Accepted(AcceptEvent.DAMAGED, appended.number, retired=retired, again=again)
 
 
 # -- a ledger that lost entries

@@ -32,7 +32,7 @@ def list_reasons(c: WindowCheck) -> Iterator[Reason]:
     if c.is_doubled and c.rows:
         twice = c.rows.landed_twice
         text = f"{many(len(twice), 'record')} landed twice, such as {twice[0]}"
-        yield Reason(text, f"see all: sluice audit {c.feed} --all")
+        yield Reason(text, f"see all: sluice audit {c.feed_name} --all")
 
 
 def list_figures(c: WindowCheck) -> Iterator[tuple[str, str]]:
@@ -96,7 +96,7 @@ def _describe_quarantine(c: WindowCheck) -> str:
     kinds = "; ".join(f"{number(n)} {kind}" for kind, n in records.most_common(_NAMED))
     percent = share(c.counts.quarantined, c.counts.records)
     more = f"; {many(len(records) - _NAMED, 'more reason')}" if len(records) > _NAMED else ""
-    return f"{many(c.counts.quarantined, 'record')} ({percent}): {kinds}{more}\nsluice quarantine list {c.feed}"
+    return f"{many(c.counts.quarantined, 'record')} ({percent}): {kinds}{more}\nsluice quarantine list {c.feed_name}"
 
 
 _NAMED = 3

@@ -141,6 +141,11 @@ class WindowCheck:
         return self.standing.state is Standing.LANDED and not self.reasons and not pending
 
     @property
+    def feed_name(self) -> str:
+        """The feed of these rows, also of an output: commands about whole feeds take no other name."""
+        return self.feed.partition(".")[0]
+
+    @property
     def account(self) -> OffsetAccount:
         """The account of the window, in all lives of its partitions."""
         return sum((p.account for p in self.partitions), OffsetAccount(Counts()))
@@ -281,7 +286,7 @@ def _list_wrong_files(
     for error in damage[:_NAMED]:
         yield Reason(error.message, remedies.get(error.path, error.remedy))
     if len(damage) > _NAMED:
-        yield Reason(f"{many(len(damage) - _NAMED, 'more file')} cannot be read", f"sluice audit {feed.name}")
+        yield Reason(f"{many(len(damage) - _NAMED, 'more file')} cannot be read", f"sluice audit {feed.name} --all")
     if staged := len(wrong) - len(damage):
         yield Reason(
             f"{many(staged, 'file')} of it are published and not visible yet",

@@ -91,7 +91,8 @@ def find_envelope(records: Sequence[SampledRecord]) -> Envelope:
     prefix: Path = ("payload",) if objects and wrapped >= enough else ()
     # The kinds nest: Connect's envelope may have a change event as its payload. So it is opened first.
     contents = [c for r in objects if isinstance(c := get_value(r.value, prefix), dict)]
-    if sum(map(_is_change, contents)) >= max(1, enough):
+    changes = [c for c in contents if "source" in c and c.get("op") in _CHANGE and ("after" in c or "before" in c)]
+    if len(changes) >= max(1, enough):
         paths = [path for path in _OF_CHANGES if any(get_value(c, path) is not None for c in contents)]
         return Envelope(
             "change events of Debezium: columns have the row after a change; of deletes, __before has it",
@@ -134,10 +135,6 @@ def identify_rows(envelope: Envelope, records: Sequence[SampledRecord]) -> Envel
         return envelope
     title = "change events of Debezium: columns are those of the rows that change"
     return replace(envelope, title=title, attributes={}, key=names.pop())
-
-
-def _is_change(content: dict[str, Any]) -> bool:
-    return "source" in content and content.get("op") in _CHANGE and ("after" in content or "before" in content)
 
 
 def _list_fields(schema: Any) -> list[dict[str, Any]]:

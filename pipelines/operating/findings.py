@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sluice.pipelines.audit.gaps import find_remedies
 from sluice.pipelines.batch.result import describe_first_failure, find_remedy
 from sluice.pipelines.committing.commit import CommitVerdict, explain_moved, judge
-from sluice.pipelines.errors import BatchRefused, GroupHeld, GroupMoved, QuarantineExceeded, SluiceError, is_transient
+from sluice.pipelines.errors import BatchRefused, GroupHeld, GroupMoved, SluiceError, is_transient
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.ledger import Batch, Ledger, State
@@ -161,9 +161,8 @@ def _find_refused(feed: Feed, status: FeedStatus) -> Iterator[Finding]:
     for batch in (b for b in status.live if b.id in status.refused):
         why = status.refused[batch.id]
         text = f"batch {batch.id} was refused and stays staged: {why.message}"
-        first = f"list them by reason: sluice quarantine list {feed.name}; "
-        remedy = (first if isinstance(why, QuarantineExceeded) else "") + why.remedy
-        remedy += f"; then: sluice run {feed.name}; or abandon it: sluice repair {feed.name} --abandon {batch.id}"
+        remedy = f"{why.remedy}; then: sluice run {feed.name}"
+        remedy += f"; or abandon it: sluice repair {feed.name} --abandon {batch.id}"
         yield Finding(f"refused {batch.id}", text, remedy, severe=True, since=batch.planned_at)
 
 

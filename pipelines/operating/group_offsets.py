@@ -151,7 +151,7 @@ def plan_moves(context: OffsetsContext, target: OffsetTarget, only: Sequence[Top
     Raises UsageError, ForeignMarks, and IncarnationChanged and the like for a log that is not the one in the ledger.
     """
     spots = move_offsets.spots_concerned(target, context.choose(only), all_of_them=bool(only))
-    for another in (check_incarnation(context.state, s.kafka, {}) for s in spots):
+    for another in (check_incarnation(context.state, s.kafka, {}, context.feed.name) for s in spots):
         if another is not None:
             raise another.error
     times = {s.tp: target.number for s in spots} if target.aim is Aim.TIME else {}

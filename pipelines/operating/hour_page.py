@@ -219,7 +219,7 @@ def _render_batches(c: WindowCheck) -> Html | None:
     ]
     columns = ["batch", "published", "records", "request", "run", "engine"]
     inside = table("Batches of the window", columns, rows, right=["records"], cards=columns)
-    report = f"Their reports: sluice report {c.feed.partition('.')[0]} --batch {c.batches[-1].batch}"
+    report = f"Their reports: sluice report {c.feed_name} --batch {c.batches[-1].batch}"
     return section("batches", "Batches", inside, note=report)
 
 

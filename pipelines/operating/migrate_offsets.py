@@ -134,7 +134,9 @@ def refusal(feed: str, group: str, migration: Migration) -> SluiceError | None:
     others = f"; or move only the others: {only}" if sound else ""
     return Refused(
         f"group {group} is not migrated; {'; '.join(reasons)}",
-        remedy=f"correct the offset in the store: sluice offsets reset {feed} --to-offset N --only {first.tp}{others}",
+        remedy=f"correct the offset in the store, such as: sluice offsets reset {feed} --to-offset"
+        f" {first.log_end if first.step is MigrationAction.BEYOND else _at(first.source) or first.log_start}"
+        f" --only {first.tp}{others}",
         topic=first.tp.topic,
         partition=first.tp.partition,
     )

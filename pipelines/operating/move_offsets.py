@@ -220,7 +220,7 @@ _STANDS = {
 
 def stands(state: State, spot: Spot) -> Stands:
     """How the next commit will see the committed offset. If the log is another one, how the next plan will."""
-    if check_incarnation(state, spot.kafka, {}) is not None:
+    if check_incarnation(state, spot.kafka, {}, "") is not None:
         return Stands.ANOTHER
     if find_foreign_mark(state, spot.tp, spot.commit) is not None:
         return Stands.FOREIGN
@@ -262,11 +262,11 @@ def _beyond(feed: str, moves: Iterable[Move], target: OffsetTarget) -> Refused |
         return None
     ranges = join_first((f"{m.tp} [{m.spot.frontier}, {m.after})" for m in passing), 5)
     first = passing[0]
-    targets = {Aim.TIME: show_instant(target.number), Aim.LATEST: "latest"}
+    end = {Aim.TIME: show_instant(target.number), Aim.LATEST: "latest"}.get(target.aim)
+    skip = f"; or have the feed skip them, which its ledger records: sluice run {feed} --skip-to {end} --reason …"
     return Refused(
         f"beyond what feed {feed} has accounted for; the group would pass over {ranges}",
-        remedy=f"land them first: sluice run {feed}; or have the feed skip them, which its ledger records: "
-        f"sluice run {feed} --skip-to {targets.get(target.aim, 'TIME')} --reason …",
+        remedy=f"land them first: sluice run {feed}{skip if end else ''}",
         topic=first.tp.topic,
         partition=first.tp.partition,
         start=first.spot.frontier,

@@ -24,7 +24,7 @@ from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.maintenance.expiry import remove_retired
 from sluice.pipelines.model.kafka import Isolation, Key, Range, union
 from sluice.pipelines.model.plans import AskedRange
-from sluice.pipelines.model.receipts import Met, Owner, Verdict
+from sluice.pipelines.model.receipts import Met, Owner, Verdict, group_by_sharing
 from sluice.pipelines.planning.origins import find_key
 from sluice.pipelines.ports import Lake, Liveness, Ports, Stat
 from sluice.pipelines.publishing import lost_entries, published_files
@@ -244,8 +244,8 @@ def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
 
 
 def find_missing_files(feed: Feed, ports: Ports) -> tuple[list[AskedRange], list[AskedRange]]:
-    """Returns the offset ranges of files that are missing or have another size: those that Kafka still has, and the
-    others. Raises KafkaUnavailable.
+    """Returns the offset ranges of files that are missing or have another size: those that can land again, and those of
+    files of which Kafka no longer has all. Raises KafkaUnavailable.
     """
     ledger = Ledger(ports.lake, feed.stored, ports.clock)
     state = ledger.read()
@@ -253,13 +253,16 @@ def find_missing_files(feed: Feed, ports: Ports) -> tuple[list[AskedRange], list
     errors = find_wrong_files(ports.lake, (p for r in receipts for p in r.parts))
     wrong = {path for path, error in errors.items() if error}
     wrong -= {*ledger.list_replaced(wrong)}
-    lacking = [r.offset_range for r in receipts if any(p.path in wrong for p in r.parts)]
-    topics = {s.topic for s in lacking} & ports.cluster.topics().keys()
+    # The offset ranges of a file land again together.
+    groups = [g for g in group_by_sharing(receipts) if any(p.path in wrong for r in g for p in r.parts)]
+    topics = {r.offset_range.topic for g in groups for r in g} & ports.cluster.topics().keys()
     there = ports.cluster.partitions(topics, Isolation.READ_COMMITTED) if topics else ()
     starts = {find_key(state, p): p.log_start for p in there}
     by_key: dict[bool, dict[Key, list[Range]]] = {True: {}, False: {}}
-    for s in lacking:
-        by_key[s.start >= starts.get(s.key, s.end)].setdefault(s.key, []).append(s.range)
+    for group in groups:
+        in_kafka = all(s.start >= starts.get(s.key, s.end) for s in (r.offset_range for r in group))
+        for s in (r.offset_range for r in group if any(p.path in wrong for p in r.parts)):
+            by_key[in_kafka].setdefault(s.key, []).append(s.range)
     there_or_gone = (
         [AskedRange(k.topic, k.partition, *r) for k, ranges in sorted(of.items()) for r in union(ranges)]
         for of in by_key.values()

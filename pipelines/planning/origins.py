@@ -59,7 +59,7 @@ def advise_absent(feed: str) -> str:
     )
 
 
-def check_cluster(state: State, cluster_id: str, feed: str = "FEED") -> None:
+def check_cluster(state: State, cluster_id: str, feed: str) -> None:
     """Raises ClusterChanged if the ledger belongs to another Kafka cluster."""
     if state.cluster and state.cluster != cluster_id:
         raise ClusterChanged(
@@ -78,7 +78,7 @@ def find_key(state: State, partition: PartitionState) -> Key:
 
 
 def check_incarnation(
-    state: State, partition: PartitionState, epoch_ends: Mapping[TopicPartition, int], feed: str = "FEED"
+    state: State, partition: PartitionState, epoch_ends: Mapping[TopicPartition, int], feed: str
 ) -> Refusal | None:
     """Returns the error if the partition's log is no longer the one in the ledger; else None.
 
@@ -88,79 +88,56 @@ def check_incarnation(
     if current is None:
         return None
     if current.is_ended and (why := state.origins[current].why).startswith(MOVED_TO):
+        text = f"was {why} at offset {state.origins[current].offset}"
         back = f"sluice feeds move-topic {partition.topic} {why.removeprefix(MOVED_TO)} {feed}"
-        return Refusal(
-            partition.tp,
-            UsageError(
-                f"{partition.tp} was {why} at offset {state.origins[current].offset}",
-                remedy=f"take it out of `topics`, or move it back: {back}",
-                topic=partition.topic,
-                partition=partition.partition,
-            ),
-        )
+        return _refuse(UsageError, partition, text, f"take it out of `topics`, or move it back: {back}")
     # A topic's id is new with each creation, while offsets of a new topic may well continue where the old one ended.
     if current.topic_id != partition.topic_id:
-        return Refusal(partition.tp, _build_recreated_error(current, partition, feed))
+        text = f"was deleted and created again: its topic id was {current.topic_id}, now {partition.topic_id}"
+        accept = format_accept(feed, "recreated")
+        remedy = f"restore the topic, or land the new one from its beginning: {accept}"
+        return _refuse(TopicRecreated, partition, text, remedy)
     if current.is_ended:
-        return Refusal(partition.tp, _build_returned_error(partition, state.origins[current].offset, feed))
+        remedy = f"land it from {state.origins[current].offset} on: {format_accept(feed, 'recreated')}"
+        return _refuse(TopicRecreated, partition, "is in Kafka again, and was accepted as gone", remedy)
     landed, epoch = state.epochs.get(current, (0, -1))
     if 0 <= partition.leader_epoch < epoch:
         why = f"in leader epoch {epoch}, and its leader is in epoch {partition.leader_epoch}: epochs never fall"
-        return Refusal(partition.tp, _build_restored_error(partition, why, feed))
+        return _refuse_restored(partition, why, feed)
     # The end of the epoch of the last landed record comes first. After an unclean election the log may have grown past
     # the landed offset again, with other records; but that epoch still ends before it.
     epoch_end = min(partition.high_watermark, epoch_ends.get(partition.tp, partition.high_watermark))
     for read, log_end in ((landed, epoch_end), (state.frontier(current), partition.high_watermark)):
         if read > log_end:
-            return Refusal(partition.tp, _log_truncated(partition, log_end, read, feed))
+            text = f"was read up to {read}, but that part of the log now ends at {log_end}: it was truncated"
+            remedy = (
+                "find out which broker lost it (unclean leader election?); what now stands in place of the lost records"
+                f" is landed from {log_end} on after: {format_accept(feed, 'truncated')}"
+            )
+            return _refuse(LogTruncated, partition, text, remedy, start=log_end, end=read)
     return None
-
-
-def _build_recreated_error(key: Key, partition: PartitionState, feed: str) -> TopicRecreated:
-    return TopicRecreated(
-        f"{partition.tp} was deleted and created again: its topic id was {key.topic_id}, now {partition.topic_id}",
-        remedy=f"restore the topic, or land the new one from its beginning: {format_accept(feed, 'recreated')}",
-        topic=partition.topic,
-        partition=partition.partition,
-    )
-
-
-def _build_returned_error(partition: PartitionState, offset: int, feed: str) -> TopicRecreated:
-    return TopicRecreated(
-        f"{partition.tp} is in Kafka again, and was accepted as gone",
-        remedy=f"land it from {offset} on: {format_accept(feed, 'recreated')}",
-        topic=partition.topic,
-        partition=partition.partition,
-    )
 
 
 def refuse_restored_log(partition: PartitionState, tail: Tail, feed: str) -> Refusal:
     """Returns the refusal of a log that has another batch where this one was read."""
     why = f"up to {tail.offset}, and the batch there is now another one: a log never changes"
-    return Refusal(partition.tp, _build_restored_error(partition, why, feed))
+    return _refuse_restored(partition, why, feed)
 
 
-def _build_restored_error(partition: PartitionState, why: str, feed: str) -> LogTruncated:
-    accept = format_accept(feed, "truncated", " --begin TIME")
-    return LogTruncated(
-        f"{partition.tp} was read {why}, so this log was restored from an older copy",
-        remedy=f"find out from when the copy is, and land what stands there now from that time on: {accept} (`--begin"
-        " earliest`: all of it). Records of the copy that had landed land again",
-        topic=partition.topic,
-        partition=partition.partition,
+def _refuse_restored(partition: PartitionState, why: str, feed: str) -> Refusal:
+    remedy = (
+        "find out from when the copy is, and land what stands there now from that time on:"
+        f" {format_accept(feed, 'truncated', ' --begin TIME')} (`--begin earliest`: all of it). Records of the copy"
+        " that had landed land again"
     )
+    return _refuse(LogTruncated, partition, f"was read {why}, so this log was restored from an older copy", remedy)
 
 
-def _log_truncated(partition: PartitionState, log_end: int, read: int, feed: str) -> LogTruncated:
-    return LogTruncated(
-        f"{partition.tp} was read up to {read}, but that part of the log now ends at {log_end}: it was truncated",
-        remedy="find out which broker lost it (unclean leader election?); what now stands in place of the lost records"
-        f" is landed from {log_end} on after: {format_accept(feed, 'truncated')}",
-        topic=partition.topic,
-        partition=partition.partition,
-        start=log_end,
-        end=read,
-    )
+def _refuse(
+    kind: type[SluiceError], p: PartitionState, text: str, remedy: str, start: int | None = None, end: int | None = None
+) -> Refusal:
+    error = kind(f"{p.tp} {text}", remedy=remedy, topic=p.topic, partition=p.partition, start=start, end=end)
+    return Refusal(p.tp, error)
 
 
 def find_missing_origins(state: State, partitions: Sequence[PartitionState]) -> tuple[PartitionState, ...]:
@@ -226,7 +203,7 @@ def find_starts(
     }
 
 
-def explain_out_of_range(position: int, key: Key, p: PartitionState, feed: str = "FEED") -> SluiceError | None:
+def explain_out_of_range(position: int, key: Key, p: PartitionState, feed: str) -> SluiceError | None:
     """Returns the error for a position outside the current log, with the exact lost range; None for one inside."""
     if position < p.log_start:
         return OffsetsLost(
@@ -242,7 +219,7 @@ def explain_out_of_range(position: int, key: Key, p: PartitionState, feed: str =
     if position > p.high_watermark:
         return OffsetsLost(
             f"{p.tp}: position {position} is beyond the end of the log ({p.high_watermark})",
-            remedy="the log was truncated or the committed offset is wrong: see sluice groups describe, sluice offsets",
+            remedy=f"the log was truncated or the committed offset is wrong: see sluice offsets show {feed}",
             topic=p.topic,
             partition=p.partition,
             start=p.high_watermark,

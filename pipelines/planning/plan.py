@@ -65,21 +65,30 @@ def find_pending_ranges(
     partitions: Mapping[Key, PartitionState],
     window: WindowSettings,
     replaced: Sequence[Receipt] = (),
+    feed: str = "",
 ) -> tuple[tuple[PendingRanges, ...], tuple[Refusal, ...]]:
     """Returns the request's pending ranges in each partition, and the refused partitions.
 
     A replacing request has all of its ranges pending, and the complete offset ranges of all receipts in `replaced`.
     They are cut where these begin and end, so that the records of each piece can be counted before and after.
-    Pending offsets below a partition's log start go into `lost`. Raises UsageError if a range names an unknown
-    partition or reaches beyond the last stable offset.
+    Pending offsets below a partition's log start go into `lost`. Remedies of refusals name the `feed`. Raises
+    UsageError if a range names an unknown partition or reaches beyond the last stable offset.
     """
     pending: list[PendingRanges] = []
     refused: list[Refusal] = []
     landed = by_key((r.offset_range.key, r.offset_range.range) for r in replaced)
     for key, wanted in _widen_to_ranges(find_requested_ranges(request, state, partitions, window), replaced):
         if (partition := partitions.get(key)) is None:
-            raise _build_not_readable_error(key, wanted)
-        if wrong := _explain_unreadable(request, wanted, key, partition, state):
+            raise UsageError(
+                f"{key}: {wanted} shares a file with the offsets to land again, and is not a partition of the feed in"
+                " Kafka",
+                remedy="landed rows stay: the offset ranges of a file are landed again together",
+                topic=key.topic,
+                partition=key.partition,
+                start=wanted.start,
+                end=wanted.end,
+            )
+        if wrong := _explain_unreadable(request, wanted, key, partition, state, feed):
             refused.append(Refusal(key.tp, wrong))
             before = (
                 windows.find_last_boundary(state, key, partition.last_stable_offset)
@@ -120,19 +129,8 @@ def _widen_to_ranges(wanted: Iterable[tuple[Key, Range]], replaced: Sequence[Rec
     yield from ((key, r) for key, ranges in wide.items() for r in union(ranges))
 
 
-def _build_not_readable_error(key: Key, wanted: Range) -> UsageError:
-    return UsageError(
-        f"{key}: {wanted} shares a file with the offsets to land again, and is not a partition of the feed in Kafka",
-        remedy="landed rows stay: the offset ranges of a file are landed again together",
-        topic=key.topic,
-        partition=key.partition,
-        start=wanted.start,
-        end=wanted.end,
-    )
-
-
 def _explain_unreadable(
-    request: Request, requested: Range, key: Key, partition: PartitionState, state: State
+    request: Request, requested: Range, key: Key, partition: PartitionState, state: State, feed: str
 ) -> SluiceError | None:
     """Returns the reason why the requested range cannot be read now; None if it can.
 
@@ -141,9 +139,9 @@ def _explain_unreadable(
     if request.kind is RequestKind.WINDOW and requested.end > partition.last_stable_offset:
         return build_window_held_error(key.tp, requested.end, partition.last_stable_offset)
     if request.replace and requested.start < partition.log_start:
-        return _build_not_again_error(requested, key, partition)
+        return _build_not_again_error(requested, key, partition, feed)
     beyond = requested.start > partition.high_watermark and requested.start == state.origins[key].offset
-    return explain_out_of_range(requested.start, key, partition) if beyond else None
+    return explain_out_of_range(requested.start, key, partition, feed) if beyond else None
 
 
 def build_window_held_error(
@@ -161,11 +159,12 @@ def build_window_held_error(
     )
 
 
-def _build_not_again_error(requested: Range, key: Key, partition: PartitionState) -> OffsetsLost:
+def _build_not_again_error(requested: Range, key: Key, partition: PartitionState, feed: str) -> OffsetsLost:
     return OffsetsLost(
         f"{key}: {requested} cannot be landed again: Kafka holds it only from {partition.log_start} on",
         remedy="landed rows stay; request ranges that Kafka still holds: windows, or offset ranges of published batches"
-        " are landed again completely",
+        " are landed again completely. If a file is missing or damaged, bring it back from a backup, or give it up:"
+        f" sluice accept {feed} damaged --offsets {key}:{requested.start}-{requested.end} --reason …",
         topic=key.topic,
         partition=key.partition,
         start=requested.start,

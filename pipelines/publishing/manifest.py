@@ -240,11 +240,12 @@ def demand_kept(ledger: Ledger, state: State, feed: str, window: int, settings: 
     window_text, (key, r) = settings.name(window), retired[0]
     spans = {k: windows.find_range(state, k, window, settings) for k in state.known()}
     partly = any(s and s.span and not is_covered(state.retired.get(k, ()), s) for k, s in spans.items())
-    request = "".join(f" --offsets {k}:{x.start}-{x.end}" for k, x in retired) if partly else f" --window {window_text}"
+    there = [f" --offsets {k}:{x.start}-{x.end}" for k, x in retired if state.current.get(k.tp) == k]
+    request = "".join(there) if partly else f" --window {window_text}"
+    again = f"while Kafka has them they can be landed again: sluice run {feed}{request} --replace"
     raise WindowRetired(
         f"window {window_text} of feed {feed} was {describe_retirement(ledger, state, key, r)}",
-        remedy="its rows are not in the lake any longer; while Kafka has them they can be landed again: "
-        f"sluice run {feed}{request} --replace",
+        remedy=f"its rows are not in the lake any longer; {again if there else 'their topic was replaced since'}",
     )
 
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from sluice.pipelines.errors import LakeUnavailable, ProofFailed
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.landed_rows import in_order, read_rows
 from sluice.pipelines.landing.proof import hash_file
 from sluice.pipelines.ledger import Batch, Ledger, State
@@ -80,7 +81,9 @@ def list_pending_letters(ledger: Ledger, state: State, since: int) -> tuple[Lett
         entry = ledger.publication(batch)
         lying += [r for r in state.receipts(batch.published or 0, entry) if r.of(PartKind.QUARANTINED)]
         (again if batch.request.replace else first).extend(_refused_ranges(batch, entry))
-    due = by_key((*_ranges_not_committed(state, first), *_ranges_without_letter(ledger, state, again, since)))
+    # What lost entries had committed has no letters to come: they went with its offsets.
+    uncommitted = ((key, rest) for key, r in first for rest in subtract(r, [Range(0, state.ahead.get(key, 0))]))
+    due = by_key((*uncommitted, *_ranges_without_letter(ledger, state, again, since)))
     return tuple(sorted(_sources(lying, due), key=lambda s: (s.offset_range.key, s.offset_range.start)))
 
 
@@ -94,11 +97,6 @@ def _refused_ranges(batch: Batch, entry: PublishEntry) -> list[tuple[Key, Range]
     """The offset ranges in which the batch quarantined records when it landed them."""
     receipts = () if batch.rewrites else entry.receipts
     return [(r.offset_range.key, r.offset_range.range) for r in receipts if r.counts.quarantined]
-
-
-def _ranges_not_committed(state: State, first: Sequence[tuple[Key, Range]]) -> Iterator[tuple[Key, Range]]:
-    """The landed ranges that no lost entry had committed: the letters of the others went with its offsets."""
-    return ((key, rest) for key, r in first for rest in subtract(r, [Range(0, state.ahead.get(key, 0))]))
 
 
 def _ranges_without_letter(
@@ -196,13 +194,14 @@ def _rows(lake: Lake, part: Part, ranges: Sequence[Range]) -> Iterator[pa.Record
 def _gone(part: Part) -> LakeUnavailable:
     return LakeUnavailable(
         f"{part.path} was removed before its dead letters were sent: it is being merged, replayed or landed again",
-        remedy="nothing was sent; the next run tries again. If this error repeats, run: sluice audit",
+        remedy="nothing was sent; the next run tries again. If this error repeats, run: sluice audit"
+        f" {paths.feed_of(part.path)}",
     )
 
 
 def _not_itself(part: Part) -> ProofFailed:
     return ProofFailed(
         f"{part.path} is not the file that the ledger records: its dead letters cannot be sent",
-        remedy="nothing was sent, and landing continues; find other damage: sluice audit --hashes; then restore the"
-        " file from a backup, or land its offsets again with --replace",
+        remedy=f"nothing was sent, and landing continues; {paths.find_remedy(part.path)}; see what else is: sluice"
+        f" audit {paths.feed_of(part.path)} --all --hashes",
     )

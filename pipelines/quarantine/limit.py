@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sluice.pipelines.errors import Breach, QuarantineExceeded
 from sluice.pipelines.feed.sections import OnUndecodable, Policies
-from sluice.pipelines.lake import parquet
+from sluice.pipelines.lake import parquet, paths
 from sluice.pipelines.model.receipts import Counts, PartKind, Receipt, sum_counts
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.row_format import OVERSIZED
@@ -86,8 +86,9 @@ def check_quarantine(receipts: Sequence[Receipt], policies: Policies, lake: Lake
     raise QuarantineExceeded(
         f"{bad:,} of {all_:,} records ({bad / all_:.1%}) do not fit, more than the feed allows; nothing is published:"
         "\n    " + "\n    ".join([*lines, f"all are in {lake.locate(parts[0].staged) + more}"]),
-        remedy=f"see them with `sluice peek TOPIC:PARTITION:OFFSET`; {fix}fix the schema or the contract, or "
-        f"{_way_out(counts, policies)}, and run again: records already read are reused unless these change",
+        remedy=f"list them by reason: sluice quarantine list {paths.feed_of(parts[0].staged)}; see the first:"
+        f" sluice peek {faults[0].first} -n 1; {fix}fix the schema or the contract, or {_way_out(counts, policies)},"
+        " and run again: records already read are reused unless these change",
         breaches=[Breach(f.kind.stage, str(f), f.kind.expectation or "", f.records, all_, (f.first,)) for f in faults],
     )
 

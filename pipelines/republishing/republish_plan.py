@@ -278,10 +278,12 @@ def _check_there(feed: str, state: State, wanted: dict[Key, list[Range]]) -> Non
                     partition=key.partition,
                 )
             if retired := intersect(state.retired.get(key, ()), r):
+                again = f"sluice run {feed} --offsets {key}:{retired[0].start}-{retired[0].end} --replace"
                 raise WindowRetired(
                     f"rows of {key} in {retired[0]} were retired: their files are gone",
-                    remedy=f"while Kafka still has them, land them again: sluice run {feed} --offsets"
-                    f" {key}:{retired[0].start}-{retired[0].end} --replace",
+                    remedy=f"while Kafka still has them, land them again: {again}"
+                    if state.current.get(key.tp) == key
+                    else "choose other windows: their topic was replaced since",
                     topic=key.topic,
                     partition=key.partition,
                 )

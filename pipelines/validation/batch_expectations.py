@@ -418,11 +418,11 @@ def _check_output(
     lines = [_describe_broken(o) for o in broken[:_MAX_LINES]]
     lines += [f"… and {len(broken) - _MAX_LINES} more"] if len(broken) > _MAX_LINES else []
     lines += [f"{many(failed, 'offset range')} of it failed, and their rows are not counted"] if failed else []
+    first = next((f"see the first row: sluice peek {o.first[0]} -n 1; " for o in broken if o.first), "")
     raise ContractBroken(
         f"batch {batch.id} breaks the contract; nothing of it is published:\n    " + "\n    ".join(lines),
-        remedy="see its rows with `sluice peek TOPIC:PARTITION:OFFSET`; fix "
-        f"feeds/{name}.contract.json, or the producer, and run again: records already read are reused unless "
-        "the contract changes",
+        remedy=f"{first}fix feeds/{name}.contract.json, or the producer, and run again: records already"
+        " read are reused unless the contract changes",
         breaches=[
             Breach("contract", _describe_broken(o), o.expectation.type, o.unexpected, o.checked, o.first)
             for o in broken

@@ -199,7 +199,7 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
             request, nothing, {find_key(nothing, p): p for p in states}, feed.window
         )
         for o in pending:
-            if o.lost and (lost := explain_out_of_range(o.lost[0].start, o.key, o.partition)):
+            if o.lost and (lost := explain_out_of_range(o.lost[0].start, o.key, o.partition, feed.name)):
                 lost.remedy = f"read {o.key} from offset {o.partition.log_start} on"
                 raise lost
         sizing = Sizing(RANGE_BYTES, RANGE_BYTES, os.cpu_count() or 1, feed.limits.max_tasks)

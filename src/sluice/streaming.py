@@ -282,7 +282,7 @@ def _next_piece(s: OffsetRange, p: PartitionState | None) -> OffsetRange:
             topic=s.topic,
             partition=s.partition,
         )
-    if wrong := explain_out_of_range(s.end, find_key(State(), p), p):
+    if wrong := explain_out_of_range(s.end, find_key(State(), p), p, ""):
         wrong.remedy = "start a new stream, from `earliest` or an offset that Kafka still has"
         raise wrong
     return _piece(p, s.end, max(s.end, p.last_stable_offset))

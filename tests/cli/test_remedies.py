@@ -58,6 +58,14 @@ FOLLOWED: dict[str, dict[str, str]] = {
     "readers/test_moved_clocks.py": {
         "table rebuild": "test_broken_table_is_reported_and_its_remedy_works",
     },
+    "integration/test_followed_remedies.py": {
+        "accept damaged": "test_a_lost_file_of_which_kafka_has_a_part_is_given_up_and_that_part_lands",
+        "audit --all": "test_a_lost_file_of_which_kafka_has_a_part_is_given_up_and_that_part_lands",
+        "peek": "test_a_refused_batch_lists_its_records_and_lands_after_a_fix",
+        "quarantine list": "test_a_refused_batch_lists_its_records_and_lands_after_a_fix",
+        "run": "test_a_refused_batch_lists_its_records_and_lands_after_a_fix",
+        "run --replace": "test_files_with_other_bits_are_not_taken_for_missing_ones",
+    },
     "integration/test_surprises.py": {
         "accept group": "test_a_second_project_takes_the_group_over_by_the_named_command",
         "run --window": "test_named_command_completes_a_partial_hour_and_empty_hour_lands",
@@ -92,12 +100,36 @@ FOLLOWED: dict[str, dict[str, str]] = {
 """By file, printed commands and the test that follows each to its end."""
 
 
+PLACEHOLDERS = {
+    "assets/checks/contract_checks.py FEED": "the text of an asset check",
+    "assets/checks/feed_checks.py FEED": "the text of an asset check",
+    "assets/factory.py FEED": "the text of an asset check",
+    "assets/steps/table_step.py FEED": "the text of an asset check",
+    "cli/app/usage.py FEED": "no feed was typed",
+    "cli/daily/init.py NAME": "a new name",
+    "cli/inspect/explain.py FEED": "no feed was typed",
+    "cli/inspect/explain.py OFFSET": "no feed was typed",
+    "cli/inspect/report.py FEED": "no feed was typed",
+    "cli/kafka/local.py FEED": "any feed",
+    "cli/main.py FEED": "a bug, which may have any cause",
+    "cli/maintain/repair.py BATCH": "no feed was typed",
+    "cli/maintain/repair.py FEED": "no feed was typed",
+    "cli/maintain/unstick.py ID": "no run was typed",
+    "pipelines/feed/sections.py FILE": "a new file",
+    "pipelines/feed/sections.py MODULE": "a module of the user",
+    "pipelines/republishing/republish_plan.py TOPIC": "a new request",
+    "resources/registry/proposal.py NAME": "a new name",
+}
+"""By file and word, why a printed command has no real value there."""
+
+
 @dataclass(frozen=True)
 class Mention:
-    """The text of a command in a message, and its place."""
+    """The text of a command in a message, and its place. `is_help`: in the help of a command."""
 
     location: str
     text: str
+    is_help: bool = False
 
 
 def list_mentions() -> Iterator[Mention]:
@@ -111,16 +143,15 @@ def _read(path: Path) -> Iterator[Mention]:
     tree = ast.parse(path.read_text())
     inside = {id(v) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for v in ast.walk(n) if v is not n}
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(tree):
-        if isinstance(node, documented) and path.parts[-3:-1] != ("cli",):
-            first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and "cli" not in path.parts:
-                inside.add(id(first.value))
+    firsts = [n.body[0] for n in ast.walk(tree) if isinstance(n, documented) and n.body]
+    docstrings = {id(n.value) for n in firsts if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
+    if "cli" not in path.parts:
+        inside |= docstrings
     for node in ast.walk(tree):
         if id(node) in inside or not isinstance(node, ast.JoinedStr | ast.Constant):
             continue
         for command in _COMMAND.finditer(_to_text(node)):
-            yield Mention(f"{path.relative_to(ROOT)}:{node.lineno}", command[1])
+            yield Mention(f"{path.relative_to(ROOT)}:{node.lineno}", command[1], id(node) in docstrings)
 
 
 def _to_text(node: ast.expr) -> str:
@@ -222,9 +253,25 @@ def test_each_printed_command_can_be_typed(mentions: list[Mention]) -> None:
     assert wrong == []
 
 
+def test_printed_commands_have_real_values(mentions: list[Mention]) -> None:
+    pairs = [(m, word) for m in mentions if not m.is_help for word in re.findall(r"\b(?:[A-Z]{2,}|N)\b", m.text)]
+    names = {f"{m.location.partition(':')[0]} {word}" for m, word in pairs}
+    assert names == {*PLACEHOLDERS}
+
+
+def test_printed_commands_for_several_feeds_name_one(mentions: list[Mention]) -> None:
+    commands = [split(m.text) for m in mentions if m.text.split()[0] in ("audit", "compact", "expire", "run")]
+    assert [c for c in commands if c[1:] and c[1].startswith("-") and "--all" not in c] == []
+
+
 @pytest.mark.parametrize(
     "text",
-    ["statu orders", "run orders --widnow 2026-11-20T14", "repair --abandon seven", "accept orders lost --ofsets ☐"],
+    [
+        "statu orders",
+        "run orders --widnow 2026-11-20T14",
+        "repair --abandon seven",
+        "accept orders lost --ofsets ☐",
+    ],
 )
 def test_wrong_commands_are_detected(text: str) -> None:
     assert explain(Mention("", text))

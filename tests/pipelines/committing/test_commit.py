@@ -178,7 +178,7 @@ def test_only_working_remedies_are_offered_for_moved_offsets(
     moved: dict[Key, tuple[int, int]], works: list[str], not_offered: list[str]
 ) -> None:
     """Offsets moved back, ahead, beyond the log's end at 70, and all of these at once."""
-    remedies = list_remedies("orders", moved, dict.fromkeys([k.tp for k in moved], 70))
+    remedies = "; ".join(list_remedies("orders", moved, dict.fromkeys([k.tp for k in moved], 70)))
     assert remedies.startswith("commit the frontier anyway: sluice accept orders moved --reason …")
     for command in works:
         assert command in remedies
