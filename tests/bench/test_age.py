@@ -23,7 +23,7 @@ def test_age_benchmark_lists_few_names_in_next_hour(tmp_path: Path, monkeypatch:
     assert merged.entries > plain.entries
     for aged in report.aged:
         hour = aged.asked["next hour"]
-        assert hour.requests["LIST"] == 3, "checkpoints, staging, and data from the oldest frontier on"
+        assert hour.requests["LIST"] == 4, "checkpoints, staging twice, and data from the oldest frontier on"
         assert hour.names < 100
         assert aged.asked["compact --dry-run"].requests["GET"] < 40
     assert not list(tmp_path.iterdir()), "nothing stays"
