@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from bench.peers import SLUICE, SPARK
+from bench.peers import SLUICE, SLUICE_PROCESSES, SPARK
 from bench.results import PeerResult, RaceResult
 from sluice.pipelines.batch_report.markup import Html, tag
 
@@ -21,24 +21,25 @@ _STYLE = """
 .line { stroke: #6e7681 } .others { fill: #57606a } .ours { fill: #4493f8 }
 .ours-too { fill: #1f5fa8 } }
 """
+ENGINES = (SLUICE.name, SLUICE_PROCESSES.name)
 
 
 def plot(races: Sequence[RaceResult]) -> Html:
     """Each peer's rate relative to Spark's connector, which is the line at 1, race by race.
 
-    Races without it are left out. Our own peers have a legend, since they take part in every race; others are named at
+    Races without it are left out. Both engines have a legend, since they take part in every race; others are named at
     their bars.
     """
     pairs = [(race, spark) for race in races if (spark := race.of(SPARK.name))]
     bars = [(race, [r for r in race.results if r is not spark], spark) for race, spark in pairs]
-    own = {r.peer: r.title for _, results, _ in bars for r in results if is_own(r)}
+    own = {r.peer: r.title for _, results, _ in bars for r in results if r.peer in ENGINES}
     largest = max((r.rate / spark.rate for _, results, spark in bars for r in results), default=1.0)
     scale = (_WIDTH - _LEFT - _RIGHT) / max(largest, 1.0)
     drawn, y = [], _TOP
     for race, results, spark in bars:
         drawn.append(text(race.name, _LEFT - 10, y + _BAR - 2, text_anchor="end"))
         for result in results:
-            times, label = result.rate / spark.rate, "" if is_own(result) else f" {result.title},"
+            times, label = result.rate / spark.rate, "" if result.peer in own else f" {result.title},"
             width = max(times * scale, 1.0)
             drawn.append(_draw_rectangle(_LEFT, y, width, _choose_class([*own], result.peer)))
             ratio = f"{times:.1f}×" if times < 9.95 else f"{times:.0f}×"

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from bench import lake, waits
 from bench.formats import FORMATS
 from bench.peers import SPARK
-from bench.plot import is_own, plot
+from bench.plot import ENGINES, is_own, plot
 from bench.results import BenchReport, PeerResult, Provenance, RaceResult
 from bench.suite import FLAT, SUITE
 from sluice.cli.terminal.output import facts, heading, table
@@ -226,8 +226,11 @@ def to_markdown(report: BenchReport) -> str:
 
 
 def _list_races(races: Sequence[RaceResult]) -> str:
-    """Returns a line for each race: the rates of our own peers and of Spark's connector, and their ratios."""
-    own = {r.peer: r.title for race in races for r in race.results if is_own(r)}
+    """Returns a line for each race: the rates of both engines and of Spark's connector, and their ratios.
+
+    A second table has the races in which Sluice lands in several ways.
+    """
+    own = {r.peer: r.title for race in races for r in race.results if r.peer in ENGINES}
     rows = []
     for race in races:
         spark = race.of(SPARK.name)
@@ -235,7 +238,17 @@ def _list_races(races: Sequence[RaceResult]) -> str:
         ratios = [_ratio(race, spark), _number(race.results[0].cpu_ns), _cpu_ratio(race, spark)] if spark else []
         rows.append([race.name, f"{race.records:,}", *rates, *(ratios or ["", _number(race.results[0].cpu_ns), ""])])
     names = ("benchmark", "records", *(f"{title}, records/s" for title in own.values()), "Spark, records/s", *_RATIOS)
-    return _lines(names, ["---"] + ["--:"] * (len(names) - 1), rows)
+    ways = [
+        [race.name, r.title, _format_rate(r), _number(r.cpu_ns)]
+        for race in races
+        if any(is_own(r) and r.peer not in own for r in race.results)
+        for r in race.results
+        if is_own(r)
+    ]
+    tables = [_lines(names, ["---"] + ["--:"] * (len(names) - 1), rows)]
+    if ways:
+        tables.append(_lines(("benchmark", "Sluice", "records/s", "CPU ns/record"), ["---"] * 2 + ["--:"] * 2, ways))
+    return "\n\n".join(tables)
 
 
 def _format_rate(result: PeerResult | None) -> str:

@@ -182,6 +182,11 @@ def test_readme_shows_typed_next_to_times_of_starts(tmp_path: Path) -> None:
     assert "| Sluice, processes | 500,000 | 1,000 |\n| Spark | 125,000 | 9,000 |\n" in tools
     assert "| Sluice, records/s | Sluice, processes, records/s | Spark, records/s |" in tools
     assert "| Spark | 13.80 | 22.60 |" in tools
+    split = replace(ours, peer="sluice-split", title="split in three")
+    write(BenchReport((replace(race, name="rows", results=(ours, split)),)), docs)
+    text = (docs / "performance.md").read_text()
+    assert "split in three, records/s" not in text
+    assert "| rows | Sluice | 500,000 | 1,000 |\n| rows | split in three | 500,000 | 1,000 |\n" in text
 
 
 def test_earlier_results_stay_until_measured_again(tmp_path: Path) -> None:
