@@ -362,8 +362,8 @@ class RangeReader:
             self._sources.budget.change(-len(part.records))  # the consumer never gets them
             raise
         if position > self._position:
-            number = self._sources.next_answer()
-            self.rest = None if part.aborted else Rest(leadership, number, part.records)
+            number, ends = self._sources.next_answer(), position >= self._range.end
+            self.rest = Rest(leadership, number, part.records) if ends and not part.aborted else None
             self._advance(part.records, part.aborted, position, number)
         else:
             self._sources.budget.change(-len(part.records))
