@@ -10,7 +10,8 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,19 @@ ROUNDS, KEYS = 30, 40
 COLUMNS = ("id", "amount")
 
 
+@pytest.fixture
+def spark(kind: str, tmp_path: Path) -> Iterator[spark_reader.Session | None]:
+    with spark_reader.Session(kind, tmp_path) if spark_reader.PYTHON in os.environ else nullcontext() as session:
+        yield session
+
+
 @pytest.mark.parametrize("kind", ["iceberg", "delta"])
 def test_current_rows_match_a_dictionary_while_writers_are_killed(
-    kind: str, tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]
+    kind: str,
+    tmp_path: Path,
+    kafka: LocalKafka,
+    fresh_topic: Callable[..., str],
+    spark: spark_reader.Session | None,
 ) -> None:
     chance, project = random.Random(SEED), FeedProject(tmp_path, kafka, fresh_topic(partitions=3))
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
@@ -55,7 +66,6 @@ def test_current_rows_match_a_dictionary_while_writers_are_killed(
     if kind == "delta":
         reader = DeltaReader(path := f"{tmp_path}/.sluice/lake/tables/orders_current")
         table = f"delta.`{path}`"
-    spark = spark_reader.Session(kind, tmp_path) if spark_reader.PYTHON in os.environ else None
     rows, ends = dict[int, int](), Counter[tuple[str, str]]()
     (tmp_path / "ended").mkdir()
     for _ in range(ROUNDS):
@@ -76,8 +86,6 @@ def test_current_rows_match_a_dictionary_while_writers_are_killed(
     for write in (land, land_again, merge, bring_up):
         write(feed)
     _check(project, feed, reader, spark, table)
-    if spark:
-        spark.__exit__()
     assert dict(reader.read_rows(reader.list_snapshots()[-1], COLUMNS)) == rows
     with open_inline_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
         assert all(compared.right for _, compared in compare_tables(feed, ports, tables))
