@@ -1,4 +1,4 @@
-"""Lists the rows of a window from a lake in a folder, by docs/lake-format.md, version 2, with pyarrow alone.
+"""Lists the rows of a window from a lake in a folder, by docs/lake-format.md, version 3, with pyarrow alone.
 
     python read_lake.py LAKE FEED 2026-11-20T14:00 2026-11-20T15:00 [landed|quarantined [OUTPUT]]
 
@@ -6,9 +6,12 @@ Raises ValueError for a window that is not complete, and for a lake that it cann
 
 import json
 import sys
+import zlib
+from base64 import b64decode
 from collections import defaultdict
 from datetime import UTC, datetime
 from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,6 +19,7 @@ import pyarrow.parquet as pq
 KINDS = "origin plan own intent commit loss skip abandon accept moved take retire erase hold gap"
 NEWEST = dict.fromkeys(KINDS.split(), 1) | {"boundary": 3, "publish": 3, "schema": 7}
 ENDLESS = 1 << 63
+identify = itemgetter("topic", "partition", "incarnation")
 
 
 def subtract(spans, taken):
@@ -29,21 +33,18 @@ def intersect(spans, start, end):
     return subtract(spans, [(-ENDLESS, start), (end, ENDLESS)])
 
 
-def identify(s):
-    return s["topic"], s["partition"], s["incarnation"]
-
-
 class Ledger:
     """The log of a feed, folded. A key is (topic, partition, incarnation); `accounted` has (start, end, class)."""
 
     def __init__(self, lake, feed):
-        self.current, self.known, self.live, self.replaced, self.receipts = {}, set(), {}, set(), []
-        expected, head = 0, ""
-        self.boundaries, self.accounted, self.erased = defaultdict(dict), defaultdict(list), defaultdict(list)
+        expected, head, self.current, self.known, self.live, self.replaced = 0, "", {}, set(), {}, set()
+        self.receipts, self.boundaries, self.accounted, self.erased = [], *map(defaultdict, (dict, list, list))
         for path in sorted((lake / "_sluice" / feed / "log").glob("[0-9]" * 20 + ".json")):
             if int(path.stem) < expected:
                 continue  # in a gap: it was lost, and does not count
             entry = json.loads(data := path.read_bytes())
+            if entry["format"] == 9 and "packed" in entry:
+                entry = json.loads(zlib.decompress(b64decode(entry["packed"])))
             number, known = entry.get("number"), entry["format"] <= NEWEST.get(entry["kind"], 0)
             chained = (number, entry.get("follows")) == (expected, head) if head else number in (None, expected)
             if int(path.stem) > expected or not chained or not known:
@@ -86,8 +87,7 @@ class Ledger:
                 self.boundaries[key] |= {} if item["opens"] is None else {item["opens"]: first}
 
     def accept(self, entry):
-        items = {tuple(i["leaves"]): i["enters"] for i in entry["items"]}
-        left = {key: enters for key, enters in items.items() if self.current.get(key[:2]) == key}
+        left = {k: i["enters"] for i in entry["items"] if self.current.get((k := tuple(i["leaves"]))[:2]) == k}
         self.account("skip", [i for i in entry["passed"] if tuple(i["key"]) in left])
         self.account("loss", [i for i in entry["lost"] if tuple(i["key"]) in left])
         for batch, plan in [*self.live.items()]:

@@ -11,6 +11,8 @@ import json
 import re
 import subprocess
 import sys
+import zlib
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -26,6 +28,7 @@ from sluice import testing as sluice_testing
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.ledger import entries
 from sluice.pipelines.ledger.entries import (
     CORRECTED_FORMAT,
     NEWEST_FORMATS,
@@ -40,6 +43,7 @@ from sluice.pipelines.model.plans import OffsetRange, Plan, Request, Task, name_
 from sluice.pipelines.model.receipts import Counts, Owner, Part, PartKind, Receipt, SharedFile
 from sluice.pipelines.operating.acceptance import AcceptEvent, accept_log, accept_lost
 from tests.checker import test_understood
+from tests.checker.ledger import parse_entry
 from tests.checker.planted import ONE, ZERO, Sound
 from tests.examples import scale_examples
 from tests.pipelines import landed_world
@@ -93,7 +97,7 @@ def compare(example: ModuleType, feed: Feed, folder: Path) -> list[int]:
     """Compare both readers for all windows around the boundaries. Returns the numbers of rows of complete ones."""
     feed = feed.model_copy(update={"lake": str(folder)})
     feed = feed.model_copy(update={"outputs": tuple(o.model_copy(update={"lake": str(folder)}) for o in feed.outputs)})
-    times = {t for path in folder.glob("_sluice/*/log/*.json") for t in list_times(json.loads(path.read_bytes()))}
+    times = {t for path in folder.glob("_sluice/*/log/*.json") for t in list_times(parse_entry(path.read_bytes()))}
     numbers = list[int]()
     for window in sorted({w for t in times for w in (feed.window.before(t), feed.window.start_of(t)) if w >= 0}):
         for kind in PartKind:
@@ -149,8 +153,14 @@ def lose_entries(world: landed_world.World) -> None:
 @pytest.mark.parametrize("shares", [False, True], ids=["", "shared"])
 @pytest.mark.parametrize("act", [land_plain, land_and_compact, land_and_expire, land_and_erase, lose_entries])
 def test_rewritten_lakes_are_read(
-    example: ModuleType, tmp_path: Path, act: Callable[[landed_world.World], None], shares: bool
+    example: ModuleType,
+    tmp_path: Path,
+    act: Callable[[landed_world.World], None],
+    shares: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Of the lakes with shared files, all entries are compressed."""
+    monkeypatch.setattr(entries, "PACKED_FROM", 0 if shares else entries.PACKED_FROM)
     world = landed_world.World(tmp_path, shares=shares)
     act(world)
     folder = test_understood.write_files(world.lake.files, tmp_path / "lake").root
@@ -225,22 +235,27 @@ def test_the_example_is_short_and_imports_pyarrow_alone() -> None:
     assert {name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names} == {"pyarrow.parquet"}
 
 
-@pytest.mark.parametrize("damage", ["hole", "kind", "format", "replaced", "file"])
+@pytest.mark.parametrize("damage", ["hole", "kind", "format", "replaced", "file", "packed kind"])
 def test_damaged_lakes_are_refused(example: ModuleType, tmp_path: Path, damage: str) -> None:
     world = landed_world.World(tmp_path)
     land_plain(world)
     folder = test_understood.write_files(world.lake.files, tmp_path / "lake").root
-    entries = sorted((folder / "_sluice" / "orders" / "log").iterdir())
-    entry = json.loads(entries[-1].read_bytes())
+    log = sorted((folder / "_sluice" / "orders" / "log").iterdir())
+    entry = json.loads(log[-1].read_bytes())
     match damage:
         case "hole":
-            entries[2].unlink()
+            log[2].unlink()
         case "kind":
-            entries[-1].write_text(json.dumps(entry | {"kind": "leap"}))
+            log[-1].write_text(json.dumps(entry | {"kind": "leap"}))
+        case "packed kind":
+            line = json.dumps(entry | {"kind": "leap"}).encode()
+            head = {"follows": entry["follows"], "format": 9, "kind": "leap", "number": entry["number"]}
+            head |= {"packed": b64encode(zlib.compress(line)).decode(), "size": len(line)}
+            log[-1].write_text(json.dumps(head, separators=(",", ":")))
         case "format":
-            entries[-1].write_text(json.dumps(entry | {"format": 4}))
+            log[-1].write_text(json.dumps(entry | {"format": 4}))
         case "replaced":
-            entries[-2].write_bytes(entries[-2].read_bytes() + b" ")
+            log[-2].write_bytes(log[-2].read_bytes() + b" ")
         case "file":
             for path in folder.glob("data/orders/**/*.parquet"):
                 path.unlink()

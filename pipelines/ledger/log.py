@@ -24,7 +24,7 @@ from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, SluiceError, Un
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import segments
 from sluice.pipelines.ledger.batches import FORGOTTEN, Batch
-from sluice.pipelines.ledger.entries import Entry, OwnEntry, PlanEntry, PublishEntry, dump, parse
+from sluice.pipelines.ledger.entries import Entry, OwnEntry, PlanEntry, PublishEntry, dump, measure, parse
 from sluice.pipelines.ledger.fold import State, number_after
 from sluice.pipelines.ledger.segments import Segment
 from sluice.pipelines.ledger.tip import Facts, Tip, Trace, build_lost_error, find_lost_entry
@@ -155,7 +155,7 @@ class Ledger:
 
     def _remember(self, state: State, data: list[tuple[str, bytes]]) -> State:
         self._state = state
-        size = sum(len(d) for _, d in data)
+        size = sum(measure(d) for _, d in data)
         if 0 < size < NEWEST_BYTES:
             self._newest = dict(data)
         many = max(CHECKPOINT_EVERY, state.number // CHECKPOINT_SHARE)

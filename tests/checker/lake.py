@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tests.checker.facts import EvidenceError, Record
+from tests.checker.ledger import parse_entry
 
 _NUMBER = re.compile(r"([0-9]{20})\.json")
 _SEGMENT = re.compile(r"([0-9]{20})-([0-9]{20})\.json")
@@ -71,7 +72,7 @@ class Folder:
             if not (match := _NUMBER.fullmatch(path.name)):
                 raise EvidenceError(f"{path} is no entry of a ledger")
             try:
-                entries[int(match[1])] = json.loads(path.read_bytes())
+                entries[int(match[1])] = parse_entry(path.read_bytes())
             except ValueError as e:
                 raise EvidenceError(f"{path} is not JSON: {e}") from None
         return entries

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.model.kafka import CommittedOffset, Key, TopicPartition
 from tests.checker.facts import Life
-from tests.checker.ledger import Book, Part, Receipt, fold_entries
+from tests.checker.ledger import Book, Part, Receipt, fold_entries, parse_entry
 from tests.model.world import FEED, HOUR, START, World, choose_kind, list_committed
 
 LOG = f"_sluice/{FEED}/log/"
@@ -27,7 +27,7 @@ ROOTS = (f"data/{FEED}/", f"quarantine/{FEED}/")
 
 @lru_cache(20_000)
 def build_book(entries: tuple[tuple[int, bytes], ...]) -> Book:
-    return fold_entries({n: json.loads(data) for n, data in entries})
+    return fold_entries({n: parse_entry(data) for n, data in entries})
 
 
 @lru_cache(20_000)

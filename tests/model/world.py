@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -50,6 +49,7 @@ from sluice.testing.cluster import MemoryCluster
 from sluice.testing.engine import MemoryEngine, MemoryLiveness
 from sluice.testing.lake import Files, MemoryLake
 from sluice.testing.logs import ABORT, COMMIT, Log, LogBatch, LogRecord, log
+from tests.checker.ledger import parse_entry
 from tests.model.scheduler import Event, Stage
 
 HOUR = 3_600_000
@@ -749,7 +749,7 @@ class Lake(MemoryLake):
 def _describe_entry(data: bytes) -> str:
     """Return a ledger entry as one line."""
     try:
-        entry = json.loads(data)
+        entry = parse_entry(data)
     except ValueError:
         return hashlib.sha256(data).hexdigest()[:8]
     kind = entry.get("kind", "")

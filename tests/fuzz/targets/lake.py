@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.strict_audit import _stands_right
@@ -19,6 +20,7 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.proof import read_receipts
 from sluice.pipelines.ledger import Ledger, State, checkpoint
+from sluice.pipelines.ledger import entries as ledger_entries
 from sluice.pipelines.ledger.entries import (
     AbandonEntry,
     AcceptEntry,
@@ -53,8 +55,9 @@ _CONTRACT = '[{"kwargs":{"column":"id"},"severity":"critical","type":"expect_col
 
 
 @cache
+@patch.object(ledger_entries, "PACKED_FROM", 900)
 def _make_world() -> World:
-    """Build a lake with an entry of each kind."""
+    """Build a lake with an entry of each kind; the large ones are compressed."""
     world = World(Path(tempfile.mkdtemp()))
     entries = [
         SchemaEntry(shape="raw", columns=None),

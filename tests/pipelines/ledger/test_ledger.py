@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+import zlib
+from base64 import b64encode
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, NotAuthorized, OwnershipLost, Unknown
 from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import BatchStatus, Ledger, checkpoint
+from sluice.pipelines.ledger import BatchStatus, Ledger, checkpoint, entries
 from sluice.pipelines.ledger.entries import (
     AbandonEntry,
     AcceptEntry,
@@ -439,6 +442,56 @@ def test_entries_survive_the_round_trip(start: int, span: int, reason: str) -> N
         PlanEntry(plan=make_plan(start, start + span), hash="h", owner=owner()),
     ):
         assert parse(dump(entry), "x") == entry
+
+
+def test_large_entries_are_compressed_and_read_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    lakes = MemoryLake(), MemoryLake()
+    for lake, size in zip(lakes, (1 << 30, 0), strict=True):
+        monkeypatch.setattr(entries, "PACKED_FROM", size)
+        ledger = begin_ledger(lake)
+        for i in range(30):
+            append_plan(ledger, make_plan(i * 10, i * 10 + 10))
+    plain, compressed = (Ledger(lake, "orders", lambda: 0) for lake in lakes)
+    own = {"follows": "", "write": ""}
+    assert [e.model_copy(update=own) for _, e in compressed.entries()] == [
+        e.model_copy(update=own) for _, e in plain.entries()
+    ]
+    assert compressed.read().batches == plain.read().batches
+    assert Ledger(lakes[1], "orders", lambda: 0).plan(7) == plain.plan(7), "after a checkpoint"
+    assert all(d.startswith(b'{"follows":') for p, d in lakes[1].files.items() if "/log/" in p)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"packed": "no base64"}, LedgerCorrupt),
+        ({"packed": b64encode(b"no zlib").decode()}, LedgerCorrupt),
+        ({"packed": b64encode(zlib.compress(b"{}")[:-2]).decode()}, LedgerCorrupt),
+        ({"packed": b64encode(zlib.compress(b"0" * (1 << 24))).decode(), "size": 9}, LedgerCorrupt),
+        ({"packed": b64encode(zlib.compress(b"{}")).decode(), "size": 2}, LedgerCorrupt),
+        ({"size": 1 << 70}, LedgerCorrupt),
+        ({"size": 17}, LedgerCorrupt),
+        ({"size": None}, LedgerCorrupt),
+        ({"number": 7}, LedgerCorrupt),
+        ({"kind": "plan"}, LedgerCorrupt),
+        ({"follows": "0" * 64}, LedgerCorrupt),
+        ({"follows": 5}, LedgerCorrupt),
+        ({"format": 10}, LedgerTooNew),
+        ({"later": 1}, LedgerTooNew),
+        (
+            {"packed": b64encode(zlib.compress(line := b'{"format":1,"kind":"leap"}')).decode(), "size": len(line)},
+            LedgerTooNew,
+        ),
+    ],
+)
+def test_damaged_compressed_entry_is_reported(
+    change: dict[str, Any], error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entries, "PACKED_FROM", 0)
+    head = json.loads(dump(LossEntry(ranges=(), reason="x", number=3, follows="f" * 64)))
+    data = json.dumps(head | change, sort_keys=True, separators=(",", ":")).encode()
+    with pytest.raises(error, match="_sluice/orders/log/3"):
+        parse(data, "_sluice/orders/log/3.json")
 
 
 @given(st.binary(max_size=200))
