@@ -20,6 +20,7 @@ def load() -> dg.Definitions:
     project = Project.find()
     check_home(project, sys.argv)
     collecting = gc.isenabled()
+    gc.set_threshold(20_000, 20)  # as `sluice.cli.terminal.process.COLLECTING`, for steps
     gc.disable()  # hardly any of the new objects is garbage: looking for it would take a fifth of the time
     try:
         return build(project)

@@ -148,6 +148,10 @@ def test_processor_below_level_gets_generic_loops(monkeypatch: pytest.MonkeyPatc
         targets.append(library.list_targets())
     assert targets == [(library.LEVEL, library.GENERIC), (library.GENERIC,)]
     monkeypatch.setattr(Path, "read_text", lambda path: newer)
+    with monkeypatch.context() as emulated:  # on an x86-64, whose flags it shows
+        emulated.setattr(platform, "machine", lambda: "aarch64")
+        library.list_targets.cache_clear()
+        assert library.list_targets() == (library.GENERIC,)
     monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
     library.list_targets.cache_clear()
     assert library.list_targets() == (library.GENERIC,)
