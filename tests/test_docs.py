@@ -163,6 +163,20 @@ def test_files_named_by_pages_exist(page: Path) -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+def test_every_picture_is_on_a_page_and_every_photo_is_taken_by_the_script() -> None:
+    """A photo is a PNG of the running product. Other pictures are drawings."""
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "infra" / "pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    pictures = {path.name for path in (ROOT / "docs").rglob("images/*")}
+    used = {name for page in PAGES for name in re.findall(r"images/([\w.-]+)", page.read_text())}
+    assert pictures == used
+    photos = {*script.PAGES, *script.REFUSED, *script.AGAIN}
+    assert {name for name in pictures if name.endswith(".png")} == photos
+
+
 def test_comment_of_mkdocs_names_the_site_folder() -> None:
     lines = (ROOT / "mkdocs.yml").read_text().splitlines()
     (folder,) = (line.removeprefix("site_dir: ") for line in lines if line.startswith("site_dir: "))

@@ -114,11 +114,10 @@ def _find_breached(breach: Breach) -> str:
 
 
 def _evaluate_breaches(breaches: Sequence[Breach], refused: BatchRefused, page: str | None) -> CheckResult:
-    rows: list[dict[str, str | int]] = [
-        {"what": b.said, "stage": b.stage, "unexpected": b.records, "rows": b.checked, "examples": ", ".join(b.first)}
-        for b in breaches
-    ]
-    columns = {"what": "string", "stage": "string", "unexpected": "int", "rows": "int", "examples": "string"}
+    columns = dict.fromkeys(("reason", "stage", "unexpected", "rows", "examples"), "string")
+    counts = [(f"{n:,}" if n else "" for n in (b.records, b.checked)) for b in breaches]  # a batch's mean has none
+    cells = [(b.said, b.stage, *c, ", ".join(b.first)) for b, c in zip(breaches, counts, strict=True)]
+    rows = [dict(zip(columns, c, strict=True)) for c in cells]
     return {
         "passed": False,
         "severity": dg.AssetCheckSeverity.ERROR,

@@ -14,13 +14,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import dagster as dg
 import pyarrow as pa
 
 from sluice.assets.events.ledger_view import Judged, LedgerView, quarantines
 from sluice.assets.instance import internals
-from sluice.assets.specs.asset_specs import Keys, Metadata, columns_of, table
+from sluice.assets.specs.asset_specs import Keys, Metadata, columns_of, plain, table
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
@@ -40,6 +41,9 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.status.batch_facts import BatchFacts, TopicTraffic
 from sluice.pipelines.util.units import many
+
+if TYPE_CHECKING:
+    from sluice.pipelines.operating.check_window import WindowCheck
 
 
 def build_batch_metadata(view: LedgerView, batch: Batch) -> Metadata:
@@ -87,12 +91,31 @@ def build_window_metadata(view: LedgerView, window: int) -> Metadata:
 
 def _describe_check(view: LedgerView, window: int) -> Metadata:
     """Returns the check of a window as text, if the run has checked it."""
-    from sluice.pipelines.operating.hour_page import describe_hour  # late: definitions load without it
-
     if (check := view.checks.get(window)) is None:
         return {}
     address = view.lake.locate(paths.get_hour_page_path(view.feed.stored, window, view.feed.output))
-    return {"check": dg.MetadataValue.md(describe_hour(check, address))}
+    verdict, text = describe_hour(check, address)
+    return {"verdict": verdict, "check": dg.MetadataValue.md(text)}
+
+
+def describe_hour(c: WindowCheck, address: str) -> tuple[str, str]:
+    """Returns the verdict of a check, and all of it as Markdown."""
+    # Late: definitions load without it.
+    from sluice.pipelines.operating.check_text import describe_copies, describe_verdict, list_figures, list_reasons
+
+    kind, sentence = describe_verdict(c)
+    verdict = f"{ {'good': '✓', 'warn': '!', 'bad': '✗'}[kind] } {sentence}"
+    reasons = [f"- {_show(r.text)} → {_show(r.remedy)}" for r in list_reasons(c)]
+    unchecked = [f"- not checked in Kafka: {_show(text)}" for text in c.unchecked]
+    causes = [("", f"{cause}: {examples}") for cause, examples in describe_copies(c.rows.repeats)] if c.rows else []
+    figures = [f"| {name} | {_show(text)} |" for name, text in [*list_figures(c), *causes]]
+    lines = [f"**{_show(verdict)}**", *reasons, *unchecked, "", "| | |", "|---|---|", *figures]
+    return verdict, "\n".join([*lines, "", f"Page: {_show(address)}"])
+
+
+def _show(text: str) -> str:
+    """Text as Markdown, also in a cell of a table."""
+    return "<br>".join(plain(line).replace("|", r"\|") for line in text.splitlines())
 
 
 def build_quarantine_metadata(view: LedgerView, window: int) -> Metadata:

@@ -145,9 +145,10 @@ def _view(c: WindowCheck) -> Iterator[RenderableType]:
 
 
 def _view_copies(r: Repeats) -> Iterator[RenderableType]:
-    for copies in r.copies:
-        yield Text(f"    {'' if r.exact else 'about '}{count(copies.records)} likely: {copies.cause.text}")
-        examples = ", ".join(f"{a} = {b}" for a, b in copies.examples)
+    from sluice.pipelines.operating.check_text import describe_copies
+
+    for cause, examples in describe_copies(r):
+        yield Text(f"    {cause}")
         yield Text(f"      {examples}", style="dim")
     if r.copies:
         first, second = r.copies[0].examples[0]

@@ -158,19 +158,21 @@ class CommandOutput:
         from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as ProgressBars
 
-        columns = (
-            SpinnerColumn("dots"),
-            TextColumn("{task.description:<14}", style="dim", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[counted]}", markup=False),
-            TimeElapsedColumn(),
-        )
+        stage, counts = "{task.description:<14}", TextColumn("{task.fields[counted]}", markup=False)
+        columns = [TextColumn(stage, style="dim", markup=False), BarColumn(bar_width=24), counts, TimeElapsedColumn()]
+        if self._err.width < _NARROW:
+            columns = [TextColumn("{task.description}", style="dim", markup=False), counts]
         # A descriptor of its own: during a run, the usual ones belong to its log.
         # rich must not replace stdout and stderr either: a command may print results while the line moves.
         with (
             os.fdopen(os.dup(2), "w", encoding="utf-8") as own,
             ProgressBars(
-                *columns, console=_make_console(own), transient=True, redirect_stdout=False, redirect_stderr=False
+                SpinnerColumn("dots"),
+                *columns,
+                console=_make_console(own),
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
             ) as bars,
         ):
             task = bars.add_task("starting", total=None, counted="")
@@ -183,6 +185,10 @@ class CommandOutput:
                 bars.update(task, description=text, completed=progress.done, total=total, counted=counted)
 
             yield update
+
+
+_NARROW = 80
+"""Columns of a terminal below which progress is text only: the rate and the time left would not fit next to a bar."""
 
 
 class Pace:

@@ -358,7 +358,7 @@ def _pin_plan(
     if in_the_way is None:
         return None, None, refusals
     batch, s = in_the_way
-    run.report(Progress("wait", note=f"is {batch.owner.describe()}, which holds batch {batch.id}, still at work?"))
+    run.report(Progress("wait", note=f"for {batch.owner.describe()}, which holds batch {batch.id}"))
     # The batch that reserves these offsets is left alone while its run may live; a dead run's is taken over.
     verdicts = publish.judge_batches(run.ports.liveness, [batch])
     if not verdicts[batch.id].dead:

@@ -87,6 +87,14 @@ def _list_row_figures(c: WindowCheck, rows: WindowRows) -> Iterator[tuple[str, s
         yield "landed twice", "never: no offset is in two rows"
 
 
+def describe_copies(r: Repeats) -> Iterator[tuple[str, str]]:
+    """Yields the likely causes of copies, each with examples."""
+    for copies in r.copies:
+        about = "" if r.exact else "about "
+        examples = ", ".join(f"{a} = {b}" for a, b in copies.examples)
+        yield f"{about}{number(copies.records)} likely: {copies.cause.text}", examples
+
+
 def _describe_quarantine(c: WindowCheck) -> str:
     if not c.counts.quarantined:
         return "none"
@@ -96,7 +104,8 @@ def _describe_quarantine(c: WindowCheck) -> str:
     kinds = "; ".join(f"{number(n)} {kind}" for kind, n in records.most_common(_NAMED))
     percent = share(c.counts.quarantined, c.counts.records)
     more = f"; {many(len(records) - _NAMED, 'more reason')}" if len(records) > _NAMED else ""
-    return f"{many(c.counts.quarantined, 'record')} ({percent}): {kinds}{more}\nsluice quarantine list {c.feed_name}"
+    command = f"sluice quarantine list {c.feed_name} --window {c.standing.window}"
+    return f"{many(c.counts.quarantined, 'record')} ({percent}): {kinds}{more}\n{command}"
 
 
 _NAMED = 3

@@ -284,15 +284,3 @@ def list_hour_figures(checks: Mapping[int, WindowCheck]) -> Mapping[str, HourFig
         )
         for start, c in checks.items()
     }
-
-
-def describe_hour(c: WindowCheck, address: str) -> str:
-    """Returns the check as Markdown, as Dagster shows it."""
-    mark, lines = {"good": "✓", "warn": "!", "bad": "✗"}, [*list_reasons(c)]
-    kind, sentence = describe_verdict(c)
-    reasons = [f"- {r.text} → `{r.remedy}`" for r in lines]
-    figures = [
-        f"| {name} | {text.replace('|', chr(92) + '|').replace(chr(10), '<br>')} |" for name, text in list_figures(c)
-    ]
-    page_line = f"Page: `{address}`"
-    return "\n".join([f"**{mark[kind]} {sentence}**", *reasons, "", "| | |", "|---|---|", *figures, "", page_line])

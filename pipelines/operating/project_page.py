@@ -10,10 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from textwrap import shorten
 
 from pydantic import TypeAdapter, ValidationError
 
-from sluice.pipelines.batch_report.markup import Html, cut, number, page, render_tiles, section, tag
+from sluice.pipelines.batch_report.markup import Html, details, number, page, render_tiles, section, tag
 from sluice.pipelines.batch_report.report_page import put_page
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
@@ -31,6 +32,8 @@ UNKNOWN = "unknown"
 LOSSES = "landed, with losses"
 _REMEDIES = 3
 """The findings of a feed that the page has in full."""
+_FINE_FEEDS = 25
+"""If more feeds have no findings, they are folded: the others then fit on a screen."""
 _NOTE = "Made from the rows that runs and `sluice report --all` write. It needs no network."
 
 
@@ -56,6 +59,10 @@ class FeedRow:
     findings: tuple[tuple[bool, str, str], ...]
     cells: tuple[Cell, ...]
     stored: Internal[str] = ""
+
+    @property
+    def is_fine(self) -> bool:
+        return not self.findings and bool(self.cells) and all(c.state in _FINE for c in self.cells)
 
     @property
     def rank(self) -> tuple[int, int, int, str]:
@@ -179,7 +186,11 @@ def render(rows: Iterable[FeedRow], now: int, link: Callable[[str, int], str] = 
     axis = (
         tag("div", tag("b"), ends, class_="feed", aria_hidden="true") if any(r.length == HOUR for r in ranked) else ""
     )
-    lines = [_render_row(row, link) for row in ranked]
+    fine = [row for row in ranked if row.is_fine]
+    folded = len(fine) if len(fine) > _FINE_FEEDS else 0
+    lines = [_render_row(row, link) for row in ranked if not (folded and row.is_fine)]
+    if folded:
+        lines.append(details(f"{folded} feeds without findings", *(_render_row(row, link) for row in fine)))
     note = f"The newest {WINDOWS} windows of each feed. A window links to its page, if it has one."
     return page("Sluice: feeds", head, [section("feeds", "Windows", axis, *lines, note=note)], _NOTE).encode()
 
@@ -207,9 +218,8 @@ def _render_row(row: FeedRow, link: Callable[[str, int], str]) -> Html:
         tag(
             "a",
             class_=_name_class(c.state),
-            href=link(row.stored or row.feed, c.start) if c.is_linked else f"#feed-{row.feed}",
-            title=(label := f"{row.feed} {c.name}: {c.state}"),
-            aria_label=label,
+            href=link(row.stored or row.feed, c.start) if c.is_linked else None,
+            title=f"{row.feed} {c.name}: {c.state}",
         )
         for c in row.cells
     )
@@ -218,7 +228,7 @@ def _render_row(row: FeedRow, link: Callable[[str, int], str]) -> Html:
     more = [
         tag("p", tag("b", text), tag("br"), "→ ", tag("code", remedy)) for _, text, remedy in row.findings[:_REMEDIES]
     ]
-    detail = tag("summary", tag("span", cut(words, 110), class_=kind))
+    detail = tag("summary", tag("span", shorten(words, 110, placeholder=" …"), class_=kind))
     state = tag("details", detail, *more) if more else tag("div", tag("span", words, class_=kind))
     name = tag("b", tag("bdi", row.feed))
     return tag("div", name, tag("div", *before, *cells, class_="cells"), state, class_="feed", id=f"feed-{row.feed}")

@@ -443,6 +443,10 @@ def test_next_run_completes_hour_of_killed_run(
     assert "state=success" not in log
     log = airflow.test("land_orders", hour=1)
     assert "state=success" in log, log
+    if point == "before publish":
+        (documented,) = re.findall(r"^```text\n(.*?)^```", (ROOT / "docs/airflow.md").read_text(), re.M | re.S)
+        lines = [re.sub("[0-9]+", "[0-9]+", re.escape(line)).replace("…", "[^\n]*") for line in documented.splitlines()]
+        assert re.search("[^\n]*\n.*".join(lines), log, re.S), log
     assert count_compared(sluice) > 0
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import dagster as dg
+from markdown_it import MarkdownIt
 
+from sluice.assets.events.landed_metadata import describe_hour
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import BatchIncomplete, QuarantineExceeded
 from sluice.pipelines.operating.check_text import list_figures
-from sluice.pipelines.operating.check_window import check_window
-from sluice.pipelines.operating.hour_page import describe_hour, list_hour_figures, render
+from sluice.pipelines.operating.check_window import Reason, check_window
+from sluice.pipelines.operating.hour_page import list_hour_figures, render
 from sluice.pipelines.planning.windows import Losses
+from sluice.pipelines.status.repeats import Cause, Copies
 from tests.assets.world import FEED, P0, SECRET, World, at_hour, in_hour, read_windows
 
 STRICT = f"{FEED}policies: {{quarantine_limit: {{share: 0.01, at_least: 1}}}}\n"
@@ -73,7 +76,8 @@ def test_run_writes_page_of_its_hour_and_dagster_shows_the_check(world: World, i
     metadata = read_windows(instance, landed_key("orders"))["2024-05-01T00:00"]
     sentence = "window 2024-05-01T00:00 is complete: 50 offsets of 2 partitions accounted for"
     assert sentence in page.replace("Window", "window")
-    assert next(iter(metadata)) == "check"
+    assert [*metadata][:2] == ["verdict", "check"]
+    assert metadata["verdict"] == f"✓ {sentence}"
     text = metadata["check"]
     assert text.startswith(f"**✓ {sentence}**")
     assert all(figure.splitlines()[0] in text for _, figure in list_figures(check))
@@ -99,4 +103,26 @@ def test_window_with_losses_or_rows_twice_is_never_just_complete(world: World, i
         assert ">complete</span>" not in page
         assert text in page
         assert figures.state == word
-        assert not describe_hour(wrong, "").startswith("**✓")
+        assert "✓" not in "".join(describe_hour(wrong, ""))
+
+
+def test_check_in_dagster_has_causes_of_copies_and_no_markup_of_records(world: World) -> None:
+    world.run(in_hour(0))
+    feed = world.make_session().feed("orders")
+    with world.open_ports(feed) as ports:
+        check = check_window(feed, ports, at_hour(0), (), lambda progress: None)
+    assert check.rows is not None
+    assert check.rows.earliest is not None
+    evil = "<script>alert(1)</script> ![x](http://e) `a` | b"
+    first = check.rows.earliest
+    copies = Copies(Cause.RETRIED, 7, ((first, first),))
+    repeats = replace(check.rows.repeats, copies=(copies,))
+    wrong = replace(
+        check, rows=replace(check.rows, repeats=repeats), clocks=evil, unchecked=(evil,), reasons=(Reason(evil, evil),)
+    )
+    _, text = describe_hour(wrong, "page.html")
+    assert f"7 likely: {Cause.RETRIED.text}: {first} = {first}" in text
+    tokens = [t for b in MarkdownIt("commonmark").enable("table").parse(text) for t in b.children or ()]
+    assert not {t.type for t in tokens} & {"link_open", "image", "code_inline"}, text
+    assert {t.content for t in tokens if t.type == "html_inline"} == {"<br>"}
+    assert "".join(t.content for t in tokens).count(evil) == 4

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import logging
+import os
+import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -95,6 +102,37 @@ def test_progress_is_silent_if_stderr_is_not_a_terminal(capfd: pytest.CaptureFix
 
         meter(Progress("land", 1, 2))
     assert capfd.readouterr() == ("", "")
+
+
+PROGRESS = """
+import time
+from sluice.cli.terminal.output import CommandOutput
+from sluice.pipelines.model.receipts import Progress
+
+with CommandOutput().progress() as meter:
+    meter(Progress("land", 0, 3_000_000))
+    time.sleep(1.1)  # a rate is of a second at least
+    meter(Progress("land", 293_434, 3_000_000))
+    time.sleep(0.3)  # the line is drawn ten times a second
+"""
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_progress_has_rate_and_time_left_in_narrow_terminals(width: int) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    environ = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"}
+    process = subprocess.Popen([sys.executable, "-c", PROGRESS], stderr=theirs, env=environ)
+    os.close(theirs)
+    text = ""
+    with suppress(OSError):  # the end of a terminal
+        while data := os.read(ours, 4096):
+            text += data.decode(errors="replace")
+    os.close(ours)
+    assert process.wait(120) == 0
+    assert re.search(r"293,434 of 3,000,000, [0-9,]+/s, [0-9]+ s left", text), text
+    assert "…" not in text
+    assert ("━" in text) == (width == 120)
 
 
 def test_shares_and_sizes_have_no_exponents() -> None:

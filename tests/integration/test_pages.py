@@ -59,8 +59,8 @@ class Cells(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = dict(attrs)
         if tag == "a" and (attributes.get("class") or "").startswith("c "):
-            self.links.append(attributes["href"] or "")
-            self.labels.append(attributes["aria-label"] or "")
+            self.links.append(attributes.get("href") or "")
+            self.labels.append(attributes["title"] or "")
 
 
 def expect_labels(call: Call) -> list[str]:
@@ -84,7 +84,7 @@ def test_page_of_all_feeds_matches_status_and_runs_refresh_it(project: FeedProje
     assert cells.labels == expect_labels(call)
     assert cells.labels[0].startswith("orders "), "the feed with the refused batch is first"
     assert any(label.endswith(": failed") for label in cells.labels)
-    linked = {link for link in cells.links if not link.startswith("#")}
+    linked = {link for link in cells.links if link}
     assert {link.partition("/")[0] for link in linked} == {"a_copy", "orders"}
     for link in linked:
         hour = re.sub(r"T(\d\d)(\d\d)\.html", r"T\1:\2", link.rpartition("/")[2])
@@ -94,7 +94,7 @@ def test_page_of_all_feeds_matches_status_and_runs_refresh_it(project: FeedProje
     cells = Cells(page)
     assert cells.labels == expect_labels(call)
     assert not any(label.endswith(": failed") for label in cells.labels)
-    assert len({link for link in cells.links if not link.startswith("#")}) > len(linked)
+    assert len({link for link in cells.links if link}) > len(linked)
 
 
 ENTRY = "import sys; from sluice.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -159,6 +159,19 @@ def test_windows_after_the_last_run_are_unknown_and_the_feed_comes_first(tmp_pat
     ]
     assert labels[0].startswith("stale")
     assert "no run and no status since" in path.read_text()
+
+
+def test_feeds_without_findings_are_folded_if_they_are_many(tmp_path: Path) -> None:
+    now = 1_795_186_800_000
+    fine = [FeedRow(f"f{n}", now, HOUR, "caught up", (), (Cell(now - HOUR, "h", "landed"),)) for n in range(500)]
+    bad = FeedRow("refused", now, HOUR, "", ((True, "batch 5 was refused", "fix it"),), fine[0].cells)
+    pending = FeedRow("pending", now, HOUR, "", (), (Cell(now - HOUR, "h", "pending"),))
+    empty = FeedRow("empty", now, HOUR, "nothing landed yet", (), ())
+    page = render([*fine, empty, pending, bad], now).decode()
+    above, _, folded = page.partition("500 feeds without findings")
+    assert re.findall(r'id="feed-(\w+)"', above) == ["refused", "pending", "empty"]
+    assert len(re.findall(r'id="feed-f\d+"', folded)) == 500
+    assert "without findings" not in render([*fine[:5], bad], now).decode()
 
 
 # -- in a browser
