@@ -43,6 +43,7 @@ quick: loops     ## lint, types and quick unit tests, for use while you work; AR
 pytest: setup    ## the tests, on two cores; ARGS="-k ledger" are options of pytest
 	@infra/postgres.sh
 	@infra/prometheus.sh
+	@infra/kerberos.sh
 	@infra/compile_tests.sh
 	.venv/bin/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
 		-o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true $(ARGS)
@@ -138,7 +139,7 @@ first-row:       ## seconds from an empty folder to a first row, next to dlt; KA
 
 lock: $(READY)   ## lock the requirements of pyproject.toml; ARGS=--upgrade for newer versions
 	UV_CUSTOM_COMPILE_COMMAND="make lock" .venv/bin/uv pip compile --quiet $(ARGS) --universal --python-version 3.11 \
-		--all-extras --generate-hashes --no-strip-extras --no-emit-index-url --no-emit-find-links pyproject.toml -o requirements.lock
+		--all-extras --no-emit-package gssapi --generate-hashes --no-strip-extras --no-emit-index-url --no-emit-find-links pyproject.toml -o requirements.lock
 	UV_CUSTOM_COMPILE_COMMAND="make lock" .venv/bin/uv pip compile --quiet --universal --python-version 3.11 $(IMAGE:%=--extra %) \
 		--constraint requirements.lock --generate-hashes --no-strip-extras --no-emit-index-url --no-emit-find-links \
 		pyproject.toml -o infra/image/requirements.lock

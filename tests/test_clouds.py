@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
 
-from sluice.pipelines.errors import FeedError
+from sluice.pipelines.errors import FeedError, NotAuthorized
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
+from sluice.resources.kafka.connection.sasl import MskIam
 from tests.test_docs import MINIMUM, SCHEMAS
 
 PAGE = Path(__file__).parents[1] / "docs" / "clouds.md"
@@ -71,6 +75,51 @@ def test_kafka_python_builds_the_login(cloud: str, tmp_path: Path, monkeypatch: 
     login = get_sasl_mechanism(config["sasl_mechanism"])(**{**config, "host": host})
     assert config["security_protocol"] == "SASL_SSL"
     assert LOGINS[cloud] in login.auth_bytes()
+
+
+@pytest.mark.parametrize("session", ["", "a/session+token="])
+def test_botocore_makes_the_same_signature(monkeypatch: pytest.MonkeyPatch, session: str) -> None:
+    """MSK verifies what AWS's own library signs: a presigned GET of the action Connect."""
+    from botocore import auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    for name, value in {"ACCESS_KEY_ID": "AK/ID", "SECRET_ACCESS_KEY": "s+/=", "SESSION_TOKEN": session}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    host = "b-1.orders.x1.c2.kafka.eu-central-1.amazonaws.com"
+    login = json.loads(MskIam(host=host, security_protocol="SASL_SSL").auth_bytes())
+    signed_at = datetime.strptime(login["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    monkeypatch.setattr(auth, "get_current_datetime", lambda *_: signed_at)
+    credentials = Credentials("AK/ID", "s+/=", session or None)
+    request = AWSRequest("GET", f"https://{host}/", params={"Action": "kafka-cluster:Connect"})
+    auth.SigV4QueryAuth(credentials, "kafka-cluster", "eu-central-1", expires=900).add_auth(request)
+    signed = {key.lower(): value for key, (value,) in parse_qs(urlsplit(request.url).query).items()}
+    assert signed.pop("action") == login["action"]
+    assert {key: value for key, value in login.items() if key.startswith("x-amz-")} == signed
+    assert (login["host"], login["version"]) == (host, "2020_10_22")
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({}, "there are no credentials of AWS"),
+        ({"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "SECRET"}, "AWS's settings name no region"),
+        ({"AWS_PROFILE": "absent"}, "no credentials of AWS: ProfileNotFound"),
+    ],
+)
+def test_missing_credentials_of_msk_are_an_error_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], text: str
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    own = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": str(tmp_path / "none")}
+    for name, value in {**own, "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"), **environment}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(NotAuthorized, match=text) as caught:
+        MskIam(host="b-1", security_protocol="SASL_SSL").auth_bytes()
+    assert "SECRET" not in str(caught.value).replace("AWS_SECRET", "")
+    assert "aws sts get-caller-identity" in caught.value.remedy
 
 
 def test_pyspark_accepts_a_databricks_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "resources/kafka/connection/connections.py": ("kafka.net", "kafka.future"),
     "resources/kafka/fetch/broker_sessions.py": ("kafka.future",),
     "resources/kafka/connection/zero_copy_transport.py": ("kafka.net",),
+    "resources/kafka/connection/sasl.py": ("kafka.net.sasl",),
     # the class that kafka-python's documentation names for providers of tokens
     "resources/kafka/connection/oauth.py": ("kafka.net.sasl.oauth",),
     # requests and answers, one module for each conversation

@@ -220,19 +220,31 @@ class Grantee:
 def principal_of(client: Mapping[str, Any]) -> str:
     """Return the Kafka principal of these kafka-python settings; `User:NAME` if they do not show it.
 
-    The principal of a certificate is its subject, unless the brokers' ssl.principal.mapping.rules map it to another.
+    The principal of a certificate is its subject, unless the brokers' ssl.principal.mapping.rules map it to another;
+    that of a Kerberos ticket is its first part, unless sasl.kerberos.principal.to.local.rules do.
     """
     if user := client.get("sasl_plain_username"):
         return f"User:{user}"
     if client.get("security_protocol") == "SSL" and (file := client.get("ssl_certfile")):
         return f"User:{_subject(file) or 'NAME'}"
+    if client.get("sasl_mechanism") == "GSSAPI":
+        return f"User:{_read_ticket_holder() or 'NAME'}"
     return "User:NAME" if client.get("security_protocol", "PLAINTEXT") != "PLAINTEXT" else "User:ANONYMOUS"
 
 
 def grantee(kafka: KafkaSettings) -> Grantee:
     """Return the principal of a feed's settings, and its bootstrap address."""
-    names = {"security_protocol", "sasl_plain_username", "ssl_certfile"}
+    names = {"security_protocol", "sasl_mechanism", "sasl_plain_username", "ssl_certfile"}
     return Grantee(principal_of(kafka.model_dump(exclude_none=True, include=names)), kafka.bootstrap)
+
+
+def _read_ticket_holder() -> str:
+    """Return the first part of the principal in this process's Kerberos ticket; empty without a valid one."""
+    with contextlib.suppress(Exception):  # ImportError, GSSError
+        from gssapi import Credentials
+
+        return re.split("[/@]", str(Credentials(usage="initiate").name))[0]
+    return ""
 
 
 def _subject(file: str) -> str:

@@ -21,6 +21,7 @@ BRINGS = {
     "cramjam": "kafka",
     "crc32c": "kafka",
     "cryptography": "kafka",
+    "gssapi": "kerberos",
     "dagster": "dagster",
     "pyspark": "spark",
     "py4j": "spark",

@@ -56,6 +56,7 @@ _PROTOBUF = {
 _ROOTS = (
     *_STORES,
     *_PROTOBUF,
+    *(("gssapi",) if find_spec("gssapi") else ()),
     *("cramjam", "crc32c", "kafka-python", "numpy", "pyarrow", "pydantic", "pyyaml"),
 )
 """The imports of Sluice's tasks; their requirements are found."""

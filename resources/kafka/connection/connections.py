@@ -1,8 +1,8 @@
 """Connections to the brokers of one cluster, driven by one background thread.
 
 kafka-python connects, logs in (SASL, TLS) and negotiates versions; this module chooses the broker for each request, and
-when to give up. In this package only `connections`, `zero_copy_transport` and the request modules of `protocol` touch
-kafka-python's internal API.
+when to give up. In this package only `connections`, `sasl`, `zero_copy_transport` and the request modules of `protocol`
+touch kafka-python's internal API.
 
 Promises: the thread starts, and the first socket opens, with the first `run`; every wait has an end; `close` ends
 thread and sockets at once. Coroutines run on the background thread, one at a time: their shared state needs no locks.

@@ -24,6 +24,7 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 
+from sluice.resources.kafka.connection import sasl  # noqa: F401 - registers our logins
 from sluice.resources.kafka.protocol import messages
 from sluice.resources.kafka.protocol.kafka_errors import Untrusted
 

@@ -246,6 +246,12 @@ def list_missing_rights(error: type[BaseException], rights: Sequence[Right], top
 def describe_login(error: BaseException) -> str:
     """Return the remedy for a login that brokers refuse."""
     if isinstance(error, kafka_errors.SaslAuthenticationFailedError):
+        if "GSSAPI" in str(error):  # in the broker's text
+            return (
+                "compare the clocks of this machine and the brokers (timedatectl), and the version of the key that the"
+                " KDC uses (kvno SERVICE/HOST) with that in the brokers' keytab (klist -k KEYTAB); the brokers' log"
+                " says more with -Dsun.security.krb5.debug=true"
+            )
         return (
             "check the user's name and password (or its token) in the feed's `kafka:` section; that the brokers know"
             " the user for this `sasl_mechanism` (kafka-configs --describe --entity-type users); and that the password"

@@ -1,4 +1,7 @@
-"""OAuth tokens by client credentials: an OIDC endpoint signs them, and a real broker verifies them with its keys."""
+"""OAuth tokens by client credentials: an OIDC endpoint signs them, and a real broker verifies them with its keys.
+
+The broker also takes passwords by PLAIN and SCRAM-SHA-256; the other brokers of the tests do not.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import base64
 import json
 import socket
 import ssl
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,17 +24,24 @@ from urllib.parse import parse_qs
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
-from pydantic import SecretStr
+from kafka import KafkaAdminClient
+from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
+from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
 from sluice.pipelines.feed.kafka_section import KafkaSettings
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.rights import rights_of
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.connection import oauth
 from sluice.resources.kafka.connection.oauth import ClientCredentials
 from sluice.resources.local.local_kafka import LocalKafka
-from sluice.resources.local.secured import Authority
+from sluice.resources.local.secured import Authority, grant
+from tests.integration.support import commit_feed, read_rows, run
+from tests.resources.kafka.tools import produce
 
 SECRET = "s3same+/="
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 
@@ -230,53 +241,121 @@ def test_https_endpoint_with_custom_ca_is_verified(tmp_path: Path, host: str) ->
         assert "as its certificate names it" in caught.value.remedy
 
 
-@pytest.mark.kafka
-def test_broker_accepts_oauth_token_and_plain_password_over_tls(
-    issuer: Issuer, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Tokens(AbstractTokenProvider):
+    """Stands for a user's class: tokens of the issuer, without its endpoint."""
+
+    issuer: Issuer
+
+    def token(self) -> str:
+        return self.issuer.make_token()
+
+
+@pytest.fixture(scope="module")
+def broker(issuer: Issuer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
+    """A broker that takes passwords of three mechanisms and the issuer's tokens, over TLS."""
     keys = f"{issuer.address}/keys"
-    monkeypatch.setenv("JDK_JAVA_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={keys}")
     listener, package = "listener.name.sasl_ssl", "org.apache.kafka.common.security.oauthbearer"
     settings = {
-        f"{listener}.sasl.enabled.mechanisms": "SCRAM-SHA-512,OAUTHBEARER,PLAIN",
+        f"{listener}.sasl.enabled.mechanisms": "SCRAM-SHA-512,SCRAM-SHA-256,OAUTHBEARER,PLAIN,AWS_MSK_IAM",
+        f"{listener}.scram-sha-256.sasl.jaas.config": f"{SCRAM} required;",
         f"{listener}.oauthbearer.sasl.server.callback.handler.class": f"{package}.OAuthBearerValidatorCallbackHandler",
         f"{listener}.oauthbearer.sasl.jaas.config": f"{package}.OAuthBearerLoginModule required;",
         f"{listener}.plain.sasl.jaas.config": f'{PLAIN} required user_ingest="{SECRET}";',
+        # The broker offers MSK's own mechanism, which is not in Kafka, and refuses each login.
+        f"{listener}.aws_msk_iam.sasl.jaas.config": f"{PLAIN} required;",
         "sasl.oauthbearer.jwks.endpoint.url": keys,
         "sasl.oauthbearer.expected.audience": "kafka",
     }
     root = tmp_path_factory.mktemp("oauth")
-    with LocalKafka(root, keep=False, secure=True, settings=settings) as kafka:
-        assert kafka.secured is not None
-        feed = KafkaSettings(
-            bootstrap=kafka.bootstrap,
-            security_protocol="SASL_SSL",
-            sasl_mechanism="OAUTHBEARER",
-            ssl_cafile=str(kafka.secured.ca),
-            sasl_oauth_token_endpoint=f"{issuer.address}/token",
-            sasl_oauth_client_id="ingest",
-            sasl_oauth_client_secret=SECRET,
-            sasl_oauth_scope="kafka",
-        )
-        assert SECRET not in repr(feed)
-        with closing(KafkaCluster(feed)) as cluster:
-            assert cluster.cluster_id() == kafka.status().cluster_id
-            assert not cluster.topics()
-        plain = KafkaSettings(
-            bootstrap=kafka.bootstrap,
-            security_protocol="SASL_SSL",
-            sasl_mechanism="PLAIN",
-            ssl_cafile=str(kafka.secured.ca),
-            sasl_plain_username="ingest",
-            sasl_plain_password=SECRET,
-        )
-        with closing(KafkaCluster(plain)) as cluster:
-            assert cluster.cluster_id() == kafka.status().cluster_id
-        wrong = plain.model_copy(update={"sasl_plain_password": SecretStr("wrong")})
-        with closing(KafkaCluster(wrong)) as cluster, pytest.raises(NotAuthorized, match="SASL_AUTHENTICATION_FAILED"):
-            cluster.cluster_id()
-        issuer.key = rsa.generate_private_key(65537, 2048)  # the broker does not know this one
-        other = feed.model_copy(update={"sasl_oauth_token_endpoint": f"{issuer.address}/other"})
-        with closing(KafkaCluster(other)) as cluster, pytest.raises(NotAuthorized) as caught:
-            cluster.cluster_id()
-        assert "token" in caught.value.remedy
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("JDK_JAVA_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={keys}")
+        with LocalKafka(root, keep=False, secure=True, settings=settings) as kafka:
+            with KafkaAdminClient(bootstrap_servers=kafka.bootstrap, **kafka.client()) as admin:
+                credentials = UserScramCredentialUpsertion("ingest", ScramMechanism.SCRAM_SHA_256, SECRET)
+                admin.alter_user_scram_credentials([credentials])
+            yield kafka
+
+
+PASSWORD = {"sasl_plain_username": "ingest", "sasl_plain_password": SECRET}
+CLIENT = {"sasl_oauth_client_id": "ingest", "sasl_oauth_client_secret": SECRET, "sasl_oauth_scope": "kafka"}
+LOGINS = {
+    "SCRAM-SHA-256": PASSWORD,
+    "PLAIN": PASSWORD,
+    "OAUTHBEARER": {**CLIENT, "sasl_oauth_token_endpoint": "/token"},
+    "OAUTHBEARER by a class": {"sasl_oauth_token_provider": "company_tokens:Tokens"},
+}
+
+
+def build_login(login: str, broker: LocalKafka, issuer: Issuer) -> dict[str, str]:
+    """Returns the section `kafka:` of a feed."""
+    assert broker.secured is not None
+    own = {k: f"{issuer.address}{v}" if v.startswith("/") else v for k, v in LOGINS[login].items()}
+    tls = {"security_protocol": "SASL_SSL", "ssl_cafile": str(broker.secured.ca)}
+    return {"bootstrap": broker.bootstrap, "sasl_mechanism": login.partition(" ")[0], **tls, **own}
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("login", LOGINS)
+def test_feed_lands_and_commits_by_each_login(
+    broker: LocalKafka,
+    issuer: Issuer,
+    tmp_path: Path,
+    fresh_topic: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    login: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, "company_tokens", sys.modules[__name__])
+    monkeypatch.setattr(Tokens, "issuer", issuer, raising=False)
+    topic = fresh_topic(cluster=broker, name="logins")
+    produce(broker, topic, 50, **broker.client())
+    path = tmp_path / "feeds" / "orders.yaml"
+    path.parent.mkdir()
+    section = json.dumps(build_login(login, broker, issuer))
+    path.write_text(f"kafka: {section}\ntopics: {topic}\nstart: earliest\ngroup: g-{topic}\n")
+    feed = load_feed(path, {})
+    assert SECRET not in repr(feed)
+    grant(broker, [r for r in rights_of(feed) if not r.optional], "ingest")
+    run(feed).check()
+    assert len(read_rows(feed)) == 50
+    commit_feed(feed)
+    with KafkaAdminClient(bootstrap_servers=broker.bootstrap, **broker.client()) as admin:
+        (committed,) = admin.list_group_offsets(feed.group)[feed.group].values()
+    assert committed.offset == 50
+    files = [p for p in tmp_path.rglob("*") if p.is_file() and p != path]
+    assert [p for p in files if SECRET.encode() in p.read_bytes()] == []
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("login", ["SCRAM-SHA-256", "PLAIN"])
+def test_wrong_password_is_refused(broker: LocalKafka, issuer: Issuer, login: str) -> None:
+    settings = KafkaSettings.model_validate(build_login(login, broker, issuer) | {"sasl_plain_password": "guessed"})
+    with closing(KafkaCluster(settings)) as cluster, pytest.raises(NotAuthorized) as caught:
+        cluster.cluster_id()
+    assert "SASL_AUTHENTICATION_FAILED" in str(caught.value)
+    assert "guessed" not in str(caught.value)
+
+
+@pytest.mark.kafka
+def test_token_of_another_key_is_refused(broker: LocalKafka, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(issuer, "key", rsa.generate_private_key(65537, 2048))  # the broker does not know this one
+    login = build_login("OAUTHBEARER", broker, issuer) | {"sasl_oauth_token_endpoint": f"{issuer.address}/other"}
+    with closing(KafkaCluster(KafkaSettings.model_validate(login))) as cluster, pytest.raises(NotAuthorized) as caught:
+        cluster.cluster_id()
+    assert "token" in caught.value.remedy
+
+
+@pytest.mark.kafka
+def test_login_by_iam_without_credentials_names_the_remedy(
+    broker: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    assert broker.secured is not None
+    login = {"security_protocol": "SASL_SSL", "ssl_cafile": str(broker.secured.ca), "sasl_mechanism": "AWS_MSK_IAM"}
+    settings = KafkaSettings.model_validate({"bootstrap": broker.bootstrap, **login})
+    with closing(KafkaCluster(settings)) as cluster, pytest.raises(NotAuthorized, match="no credentials") as caught:
+        cluster.cluster_id()
+    assert "aws sts get-caller-identity" in caught.value.remedy
