@@ -130,7 +130,9 @@ class LandStep:
 
     def run(self) -> Generator[Any, None, bool]:
         """Land, commit if landing fails, and report. Returns False if all requested windows are open."""
-        self._plan_windows()
+        # Dagster plans the run's partitions itself.
+        keys = landed_metadata.list_reported_assets(self.feed, self.session.keys(self.feed.name))
+        internals.plan_partitions(self.context, keys, [self.feed.window.name(w) for w in self._planned])
         windows = list_requested(self.feed, self.request)
         window = (windows[0], self.feed.window.end_of(windows[-1])) if windows else None
         landing = lineage.Landing(self.feed, self.context.run.run_id, window, self.session.alone)
@@ -197,14 +199,13 @@ class LandStep:
             return ()
         return list_settled(self.feed, self.request, landed)
 
-    def _plan_windows(self) -> None:
-        """Make requested windows red until they are complete, except open ones. Dagster does so for partitions."""
+    @property
+    def _planned(self) -> Sequence[int]:
+        """The requested windows without the run's partitions and open ones: red until this run reports them."""
         if not self._windows and self.session.alone:
-            return
-        keys, at = landed_metadata.list_reported_assets(self.feed, self.session.keys(self.feed.name)), now()
+            return ()
         windows = [w for w in list_requested(self.feed, self.request)[: _PLANNED + 1] if w not in self._windows]
-        planned = [self.feed.window.name(w) for w in windows[:_PLANNED] if self.feed.window.is_closed(w, at)]
-        internals.plan_partitions(self.context, keys, planned)
+        return [w for w in windows[:_PLANNED] if self.feed.window.is_closed(w, now())]
 
     def _report_open(self, open_windows: OpenWindows | None) -> Events:
         """Report the open windows of a request: a line in the log, a tag, an observation of the first ones."""
@@ -229,7 +230,8 @@ class LandStep:
         yield from self._yield_known(window, contract_checks.evaluate_refused(feed, refused, report))
 
     def _report_again(self, ports: Ports, again: re_report.Again) -> Events:
-        yield from commit_step.report_again(self.context, self.session, self.feed, ports, self._windows, again)
+        windows = (*self._windows, *self._planned)
+        yield from commit_step.report_again(self.context, self.session, self.feed, ports, windows, again)
 
     def _report_own(self, view: LedgerView, landed: Landed, window: int) -> Events:
         """Report the run's only partition, and its checks."""
@@ -376,11 +378,11 @@ class LandStep:
         """Yields the events of published and completed windows, even if others failed.
 
         `rolled`: the windows that were reported just before, without their checks, and those left to later runs. The
-        run's partitions are reported even if an earlier run landed them.
+        run's partitions and planned windows are reported even if an earlier run landed them.
         """
         context, key, own = self.context, view.keys.landed, self._own
         batches = [view.state.batches[b.batch] for b in landed.batches if b.number is not None]
-        windows = {*landed.windows, *self._windows} & view.complete | view.list_complete(batches)
+        windows = {*landed.windows, *self._windows, *self._planned} & view.complete | view.list_complete(batches)
         windows |= landed_metadata.find_unreported_windows(context.instance, view, key) - rolled.remaining
         yield from landed_metadata.build_landing_events(view, (), windows - {own})
         yield from feed_checks.evaluate_windows(context.instance, view, key, (windows | rolled.windows) - {own})

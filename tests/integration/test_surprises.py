@@ -12,6 +12,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
 
 from sluice.assets.checks.feed_checks import OFFSETS_COMMITTED
@@ -146,3 +147,21 @@ def test_a_feed_that_commits_nothing_is_not_shown_as_committed(project: FeedProj
     summary = read_status(sluice, project.root)
     assert [p["committed"] for p in summary["partitions"]] == [None, None]
     assert summary["uncommitted"] == 8
+
+
+def test_hours_that_had_landed_stay_green_in_a_run_with_a_failed_feed(project: FeedProject, sluice: Sluice) -> None:
+    """The failed feed's own hours too: they are complete, whatever became of the topic."""
+    project.write_feed(engine="processes")
+    project.write_feed("web", engine="processes")
+    hours = [show_window(h) for h in (FIRST, EMPTY, LAST)]
+    request = ("run", "--all", "--from", hours[0], "--to", show_window(LAST + HOUR), "--windows-per-run", "3")
+    assert sluice(*request)[0] == 0
+    project.write_feed("web", topics="no-such-topic", engine="processes")
+    code, document = sluice(*request)
+    assert (code, "web" in document["failed"]) == (1, True), document
+    with open_instance(Project(project.root)) as instance:
+        assert instance.get_runs(limit=1)[0].status is dg.DagsterRunStatus.FAILURE
+        for name in ("orders", "web"):
+            partitions = dg.StaticPartitionsDefinition(hours)
+            states = instance.get_status_by_partition(dg.AssetKey([name, "landed"]), hours, partitions)
+            assert states == dict.fromkeys(hours, AssetPartitionStatus.MATERIALIZED), name
