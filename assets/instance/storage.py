@@ -349,8 +349,9 @@ def old_logs(instance: dg.DagsterInstance, project: Project, before: datetime) -
     for at in range(0, len(run_ids), _CHUNK):
         of = dg.RunsFilter(run_ids=run_ids[at : at + _CHUNK], statuses=[*internals.ENDED], updated_before=before)
         for run in instance.get_runs(of):
-            files = (*internals.files_of_run(instance, run.run_id), *_list_outputs(project, run.run_id))
-            yield RunLog(run.run_id, run.job_name, files, sum(_get_size(f) for f in files))
+            outputs = (p for p in (project.dagster_home / "storage" / run.run_id).rglob("*") if p.is_file())
+            files = (*internals.files_of_run(instance, run.run_id), *outputs)
+            yield RunLog(run.run_id, internals.name_job(run), files, sum(_get_size(f) for f in files))
 
 
 def remove(instance: dg.DagsterInstance, log: RunLog) -> None:
@@ -358,12 +359,6 @@ def remove(instance: dg.DagsterInstance, log: RunLog) -> None:
     for path in log.files:
         path.unlink(missing_ok=True)
     instance.compute_log_manager.delete_logs(prefix=[log.run])
-
-
-def _list_outputs(project: Project, run: str) -> Iterator[Path]:
-    """Returns the files with the output of the run's steps, at Dagster's default location."""
-    folder = project.dagster_home / "storage" / run
-    yield from (path for path in folder.rglob("*") if path.is_file())
 
 
 def _get_size(path: Path) -> int:

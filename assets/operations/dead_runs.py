@@ -15,7 +15,7 @@ from time import time as clock
 import dagster as dg
 
 from sluice.assets.instance.instance import end_run, has_died, is_held, let_go, list_processes
-from sluice.assets.instance.internals import PARTITION_TAG, RANGE_TAGS, keeps_runs_here, optional
+from sluice.assets.instance.internals import PARTITION_TAG, RANGE_TAGS, keeps_runs_here, name_job, optional
 from sluice.assets.runs.run_config import find_feeds
 from sluice.assets.runs.run_session import FEED_TAG, OpenPorts
 from sluice.assets.specs.asset_specs import landed_key
@@ -49,7 +49,7 @@ class UnderWay:
 
     @property
     def job(self) -> Derived[str]:
-        return self.run.job_name
+        return name_job(self.run)
 
     @property
     def status(self) -> Derived[str]:
@@ -66,9 +66,8 @@ class UnderWay:
     @property
     def title(self) -> str:
         """The assets of the run, or its job and feed, and its window."""
-        selected = sorted(key.to_user_string() for key in self.run.asset_selection or ())
-        words = selected or [self.job, self.run.tags.get(FEED_TAG, "")]
-        return " ".join(filter(None, [*words, self.window]))
+        feed = "" if self.run.asset_selection else self.run.tags.get(FEED_TAG, "")
+        return " ".join(filter(None, [self.job, feed, self.window]))
 
     @property
     def is_dead(self) -> bool:

@@ -98,7 +98,7 @@ class WorkOptions:
         return RequestedWork(tuple(self._of_windows(chosen.settled, feed.window, only)), chosen.open_windows)
 
     def _request_missing(self, session: Session, feed: Feed) -> RequestedWork:
-        """Returns the request for missing files that Kafka can replace; none if no file is missing."""
+        """Returns the requests for missing files that Kafka can replace; none if no file is missing."""
         from sluice.pipelines.operating.repairs import find_missing_files
 
         if self.offsets or self.only or self.windows.any:
@@ -116,7 +116,7 @@ class WorkOptions:
         if not missing:
             session.terminal.show(good(f"{feed.name}: no file is missing"))
             return RequestedWork(())
-        return RequestedWork((Request(RequestKind.OFFSETS, tuple(missing), replace=True),))
+        return RequestedWork(tuple(Request(RequestKind.OFFSETS, tuple(run), replace=True) for run in missing))
 
     def _of_windows(
         self, settled: Sequence[int], settings: WindowSettings, only: tuple[TopicPartition, ...]

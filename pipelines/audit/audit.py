@@ -475,7 +475,7 @@ def _check_file(lake: Lake, feed: str, claims: Sequence[tuple[Receipt, Part]], *
     missing = [AuditProblem(1, f"{description} is missing", by_size=True)]
     problems, way_out = (
         missing if size is None else _check_readable(lake, claims, size, hashes),
-        paths.build_part_remedy(feed, r.offset_range),
+        paths.landing_remedy(feed, str(r.offset_range)),
     )
     ranges = tuple(r.offset_range for r, _ in claims)
     return [replace(p, file=part.path, remedy=way_out, ranges=ranges) for p in problems]

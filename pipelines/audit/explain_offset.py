@@ -142,7 +142,7 @@ def _check_own(lake: Lake, feed: str, part: Part, r: Receipt) -> None:
     if str(r.offset_range) not in ranges:
         raise PartUnreadable(
             f"{lake.locate(part.path)} is not the file of {r.offset_range}: it has the rows of {ranges[0]}",
-            remedy=paths.build_part_remedy(feed, r.offset_range),
+            remedy=paths.find_part_remedy(feed),
             path=part.path,
         )
 
@@ -161,7 +161,7 @@ def _rows_missing(lake: Lake, feed: str, r: Receipt, rows: int) -> PartUnreadabl
     where = ", ".join(lake.locate(p.path) for p in r.parts) or "no file"
     return PartUnreadable(
         f"{r.offset_range} landed {wanted} rows by the ledger, but {where} has {rows} of them: the file was replaced",
-        remedy=paths.build_part_remedy(feed, r.offset_range),
+        remedy=paths.find_part_remedy(feed),
         path=r.parts[0].path if r.parts else "",
     )
 

@@ -63,7 +63,7 @@ def prove_feed(
     if more:
         audited = replace(report.audited, strictly=more.strictly)
         report = replace(report, problems=tuple(dict.fromkeys(report.problems + more.problems)), audited=audited)
-    report = choose_remedies(report, ledger.read(), ports.cluster)
+    report = choose_remedies(replace(report, feed=feed.name), ledger.read(), ports.cluster)
     unkept = audit_cache.keep(ports.lake, feed.stored, report.audited, before, report.at)
     of_tables = tuple(p for of in tables for p in table_problems(ledger, ports.lake, of))
     return FeedProof(replace(report, problems=report.problems + of_tables), more, unkept)

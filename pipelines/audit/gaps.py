@@ -65,7 +65,7 @@ def find_remedies(
     feed: str, files: Mapping[str, Sequence[OffsetRange]], state: State, cluster: Cluster
 ) -> Mapping[str, str]:
     """Returns the remedy of each missing or damaged file, given its offset ranges, by the records that Kafka still has.
-    Empty without an answer from Kafka.
+    Without an answer from Kafka, only of files with records of an earlier life of their topic.
     """
     topics = {s.topic for ranges in files.values() for s in ranges}
     if not topics:
@@ -73,7 +73,8 @@ def find_remedies(
     try:
         there = cluster.partitions(topics & cluster.topics().keys(), Isolation.READ_COMMITTED)
     except SluiceError:
-        return {}
+        there, current = (), {*state.current.values()}
+        files = {path: ranges for path, ranges in files.items() if any(s.key not in current for s in ranges)}
     starts = {find_key(state, p): p.log_start for p in there}
     policies = read_policies(cluster, topics)
 

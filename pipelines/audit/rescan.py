@@ -171,13 +171,13 @@ def _compare_all(
 
     def compare(piece: Sequence[Pair]) -> list[RangeComparison]:
         makers, results = free.pop(), list[RangeComparison]()
-        with closing(_LogReader(log, [r for _, r in piece])) as reader:
+        with closing(_LogReader(log, [r for _, r in piece], ended)) as reader:
             for _, r in piece:
-                if ended.is_set():
-                    break
                 with lock:
                     own = makers.of(r)
                 results.append(_compare_range(ledger.feed, r, own, lake, reader))
+                if ended.is_set():
+                    break
         free.append(makers)
         return results
 
@@ -252,10 +252,10 @@ class _LogDeleted(Exception):
 
 
 class _LogReader:
-    """Reads offset ranges of one partition from the current log, one after another, in one stream of fetches."""
+    """Reads offset ranges of a partition from the current log, in one stream of fetches, until `ended` is set."""
 
-    def __init__(self, log: CurrentLog, receipts: Sequence[Receipt]) -> None:
-        self.log = log
+    def __init__(self, log: CurrentLog, receipts: Sequence[Receipt], ended: Event) -> None:
+        self.log, self._ended = log, ended
         self._indices = {r.offset_range: index for index, r in enumerate(receipts)}
         self._stream = log.fetcher.stream([r.offset_range for r in receipts], _LIMITS)
 
@@ -269,6 +269,8 @@ class _LogReader:
         options = replace(options, max_batch_bytes=r.batch_bytes or options.max_batch_bytes)
         decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, options)
         for fetched in self._stream:
+            if self._ended.is_set():
+                raise _LogUnreadable("the audit was interrupted")
             if fetched.index != self._indices[s]:
                 continue
             if isinstance(fetched, FetchFailed):
@@ -285,7 +287,7 @@ class _LogReader:
 
 def _compare_range(feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, reader: _LogReader) -> RangeComparison:
     """Compare one offset range's files, damaged or not, with its log."""
-    s, remedy = r.offset_range, paths.build_part_remedy(feed, r.offset_range)
+    s, remedy = r.offset_range, paths.landing_remedy(feed, str(r.offset_range))
     if any(m.shape.protection and m.shape.protection.lacks_keys for m in makers):
         return RangeComparison(0, None, r.counts.landed)
     try:

@@ -48,11 +48,10 @@ Files from before this level stay where they are (`lake/receipt_files.py`).
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
-from sluice.pipelines.model.kafka import decode_topic, encode_topic
+from sluice.pipelines.model.kafka import encode_topic
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.util.units import DAY, HOUR, parse_duration, parse_window, show_duration, show_window
@@ -527,20 +526,16 @@ def parse_part(path: str) -> PartName | None:
 
 
 def find_remedy(path: str) -> str:
-    """Returns the remedy for the file at `path`, as far as the path identifies it."""
+    """Returns the remedy for the file at `path`, whose name does not have the topic's life."""
     root, _, rest = path.partition("/")
-    feed, name = rest.partition("/")[0], parse_part(path)
-    if root not in VISIBLE or name is None:
+    if root not in VISIBLE or parse_part(path) is None:
         return "bring it back from a backup; one in staging is written again by the next run"
-    topic = "TOPIC"
-    with suppress(ValueError):  # a long name cannot be restored from the file's
-        topic = decode_topic(name.topic)
-    return landing_remedy(feed, f"{topic}:{name.partition}:{name.start}-{name.end}")
+    return find_part_remedy(rest.partition("/")[0])
 
 
-def build_part_remedy(feed: str, s: OffsetRange) -> str:
-    """Returns the remedy for a published part of the offset range."""
-    return landing_remedy(feed, f"{s.topic}:{s.partition}:{s.start}-{s.end}")
+def find_part_remedy(feed: str) -> str:
+    """Returns the remedy for a published file: an audit asks Kafka for the records, and knows the topic's lives."""
+    return f"see the command that restores it, by what Kafka still has: sluice audit {feed} --all --hashes"
 
 
 def landing_remedy(feed: str, offsets: str) -> str:

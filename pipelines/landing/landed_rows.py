@@ -31,7 +31,7 @@ def check_source(lake: Lake, feed: str, part: Part) -> None:
             return
     raise ProofFailed(
         f"{part.path} is not the file that the ledger names: nothing is made from it",
-        remedy=f"{paths.find_remedy(part.path)}; see what else is: sluice audit {feed} --all --hashes",
+        remedy=paths.find_part_remedy(feed),
     )
 
 

@@ -31,6 +31,7 @@ from sluice.pipelines.ledger.fold import MOVED_FROM, MOVED_TO
 from sluice.pipelines.model.kafka import GONE, Key, PartitionState
 from sluice.pipelines.operating.rename_feed import match_key, replace_file
 from sluice.pipelines.planning import windows
+from sluice.pipelines.planning.origins import advise_absent
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import publish
 from sluice.pipelines.util.documents import Internal
@@ -59,7 +60,8 @@ class TopicMove:
 def plan_move(topic: str, source: Feed, target: Feed, ports: Ports, files: Mapping[Path, str]) -> TopicMove:
     """Returns the move of a topic that nothing reads at the moment. Raises UsageError, PlanBusy."""
     ledger = open_ledger(source, ports)
-    state, partitions = ledger.read(), ports.cluster.partitions([topic], source.isolation)
+    listed = {topic} & ports.cluster.topics().keys()
+    state, partitions = ledger.read(), ports.cluster.partitions(listed, source.isolation)
     if not (seam := _list_seam(state, topic, target.stored)):
         seam = tuple(KeyOffset(key=k, offset=state.frontier(k)) for k in _find_leaving(ledger, state, topic, source))
     _check_log(source.name, topic, seam, partitions)
@@ -183,7 +185,7 @@ def _check_log(source: str, topic: str, seam: Sequence[KeyOffset], partitions: S
             what = f"{p.tp} is not known to feed {source} as Kafka has it now"
             raise UsageError(what, remedy=f"see the difference: sluice run {source}")
     if len(by_partition) != len(partitions):
-        raise UsageError(f"Kafka lacks partitions of {topic}", remedy=f"accept that: sluice accept {source} gone")
+        raise UsageError(f"Kafka lacks partitions of {topic}", remedy=advise_absent(source))
 
 
 # -- feed files

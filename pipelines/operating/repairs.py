@@ -8,7 +8,7 @@ code without writes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,7 +23,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.maintenance.expiry import remove_retired
 from sluice.pipelines.model.kafka import Isolation, Key, Range, union
-from sluice.pipelines.model.plans import AskedRange
+from sluice.pipelines.model.plans import AskedRange, OffsetRange
 from sluice.pipelines.model.receipts import Met, Owner, Verdict, group_by_sharing
 from sluice.pipelines.planning.origins import find_key
 from sluice.pipelines.ports import Lake, Liveness, Ports, Stat
@@ -243,9 +243,9 @@ def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
         yield RepairFinding(RepairKind.MISSING, text, remedy=("restore them from a backup, or", again), items=missing)
 
 
-def find_missing_files(feed: Feed, ports: Ports) -> tuple[list[AskedRange], list[AskedRange]]:
-    """Returns the offset ranges of files that are missing or have another size: those that can land again, and those of
-    files of which Kafka no longer has all. Raises KafkaUnavailable.
+def find_missing_files(feed: Feed, ports: Ports) -> tuple[list[list[AskedRange]], list[AskedRange]]:
+    """Returns the offset ranges of files that are missing or have another size: those that can land again, by run (all
+    in one, or with limits file by file), and those of files of which Kafka no longer has all. Raises KafkaUnavailable.
     """
     ledger = Ledger(ports.lake, feed.stored, ports.clock)
     state = ledger.read()
@@ -258,16 +258,21 @@ def find_missing_files(feed: Feed, ports: Ports) -> tuple[list[AskedRange], list
     topics = {r.offset_range.topic for g in groups for r in g} & ports.cluster.topics().keys()
     there = ports.cluster.partitions(topics, Isolation.READ_COMMITTED) if topics else ()
     starts = {find_key(state, p): p.log_start for p in there}
-    by_key: dict[bool, dict[Key, list[Range]]] = {True: {}, False: {}}
+    landable, lost = list[list[OffsetRange]](), list[OffsetRange]()
     for group in groups:
         in_kafka = all(s.start >= starts.get(s.key, s.end) for s in (r.offset_range for r in group))
-        for s in (r.offset_range for r in group if any(p.path in wrong for p in r.parts)):
-            by_key[in_kafka].setdefault(s.key, []).append(s.range)
-    there_or_gone = (
-        [AskedRange(k.topic, k.partition, *r) for k, ranges in sorted(of.items()) for r in union(ranges)]
-        for of in by_key.values()
-    )
-    return next(there_or_gone), next(there_or_gone)
+        of_wrong = [r.offset_range for r in group if any(p.path in wrong for p in r.parts)]
+        landable.append(of_wrong) if in_kafka else lost.extend(of_wrong)
+    if not (feed.limits.records or feed.limits.bytes):  # a run replaces all of its files or none
+        landable = [[s for of_file in landable for s in of_file]]
+    return [_join_ranges(run) for run in landable if run], _join_ranges(lost)
+
+
+def _join_ranges(ranges: Iterable[OffsetRange]) -> list[AskedRange]:
+    by_key: dict[Key, list[Range]] = {}
+    for s in ranges:
+        by_key.setdefault(s.key, []).append(s.range)
+    return [AskedRange(k.topic, k.partition, *r) for k, of_key in sorted(by_key.items()) for r in union(of_key)]
 
 
 # -- leftovers

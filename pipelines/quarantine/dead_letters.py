@@ -202,6 +202,5 @@ def _gone(part: Part) -> LakeUnavailable:
 def _not_itself(part: Part) -> ProofFailed:
     return ProofFailed(
         f"{part.path} is not the file that the ledger records: its dead letters cannot be sent",
-        remedy=f"nothing was sent, and landing continues; {paths.find_remedy(part.path)}; see what else is: sluice"
-        f" audit {paths.feed_of(part.path)} --all --hashes",
+        remedy=f"nothing was sent, and landing continues; {paths.find_part_remedy(paths.feed_of(part.path))}",
     )

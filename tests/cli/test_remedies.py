@@ -65,6 +65,18 @@ FOLLOWED: dict[str, dict[str, str]] = {
         "quarantine list": "test_a_refused_batch_lists_its_records_and_lands_after_a_fix",
         "run": "test_a_refused_batch_lists_its_records_and_lands_after_a_fix",
         "run --replace": "test_files_with_other_bits_are_not_taken_for_missing_ones",
+        "accept gone": "test_a_topic_that_is_gone_or_is_another_feeds_leaves_by_the_printed_commands",
+        "audit --all --hashes": "test_a_lost_file_of_a_former_life_is_given_up_by_the_printed_commands",
+        "compact": "test_the_batch_of_a_killed_compaction_ends_by_the_printed_commands",
+        "repair --abandon": "test_the_batch_of_a_killed_compaction_ends_by_the_printed_commands",
+        "erase --where": "test_rows_that_another_client_deleted_from_a_table_are_erased_or_come_back",
+        "feeds rename": "test_the_only_topic_of_a_feed_gets_the_other_name_by_the_printed_command",
+        "hold": "test_windows_on_hold_expire_after_the_printed_release",
+        "offsets export": "test_offsets_that_a_reset_would_pass_over_are_skipped_by_the_printed_command",
+        "offsets reset --to-frontier": "test_offsets_that_a_reset_would_pass_over_are_skipped_by_the_printed_command",
+        "republish --resume": "test_a_cut_republish_goes_on_by_the_printed_command",
+        "run --skip-to": "test_offsets_that_a_reset_would_pass_over_are_skipped_by_the_printed_command",
+        "table sync": "test_an_output_whose_catalog_is_lost_or_newer_than_the_lake_is_rebuilt",
     },
     "integration/test_surprises.py": {
         "accept group": "test_a_second_project_takes_the_group_over_by_the_named_command",
@@ -84,9 +96,6 @@ FOLLOWED: dict[str, dict[str, str]] = {
     "integration/test_protection.py": {
         "quarantine replay": "test_the_printed_remedy_lands_quarantined_records_again",
     },
-    "pipelines/operating/test_repair.py": {
-        "repair --abandon": "test_command_that_finishes_a_batch_has_the_same_request",
-    },
     "integration/test_check.py": {
         "run --missing-files": "test_readers_stop_at_changed_file_and_the_printed_remedy_restores_it",
     },
@@ -98,6 +107,13 @@ FOLLOWED: dict[str, dict[str, str]] = {
     },
 }
 """By file, printed commands and the test that follows each to its end."""
+VIEWS = {
+    *("acls", "audit", "check", "contract check", "docs", "doctor", "explain", "feeds check", "feeds list", "files"),
+    *("groups describe", "groups list", "kafka status", "metrics", "offsets", "offsets diff", "offsets show", "peek"),
+    *("plan", "quarantine list", "quarantine show", "report", "schema diff", "schema show", "status", "table check"),
+    *("table status", "wait"),
+}
+"""Commands that change no rows, offsets or files of a project: they are listed as views, followed or not."""
 
 
 PLACEHOLDERS = {
@@ -142,9 +158,7 @@ def list_mentions() -> Iterator[Mention]:
 def _read(path: Path) -> Iterator[Mention]:
     tree = ast.parse(path.read_text())
     inside = {id(v) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for v in ast.walk(n) if v is not n}
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    firsts = [n.body[0] for n in ast.walk(tree) if isinstance(n, documented) and n.body]
-    docstrings = {id(n.value) for n in firsts if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
+    docstrings = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
     if "cli" not in path.parts:
         inside |= docstrings
     for node in ast.walk(tree):
@@ -278,16 +292,24 @@ def test_wrong_commands_are_detected(text: str) -> None:
 
 
 def test_followed_commands_are_printed_and_their_tests_exist(mentions: list[Mention]) -> None:
-    printed: dict[str, list[str]] = {}
+    printed: dict[str, list[Mention]] = {}
     for m in mentions:
-        printed.setdefault(get_shape(m), []).append(m.location)
+        printed.setdefault(get_shape(m), []).append(m)
     followed = {command: (file, name) for file, tests in FOLLOWED.items() for command, name in tests.items()}
     for command, (file, name) in followed.items():
         assert f"def {name}(" in (ROOT / "tests" / file).read_text(), name
         assert any(is_of(shape, command) for shape in printed), f"sluice {command} is not printed"
-    for shape, locations in sorted(printed.items()):
-        test = next(("::".join(followed[c]) for c in followed if is_of(shape, c)), "parsed")
-        print(f"sluice {shape:58} {len(locations):3}  {locations[0]:48} {test}")
+    for shape, of in sorted(printed.items()):
+        test = next(("::".join(followed[c]) for c in followed if is_of(shape, c)), "")
+        location = next((m.location for m in of if not m.is_help), of[0].location)
+        kind = "help" if all(m.is_help for m in of) else "view" if name_command(shape) in VIEWS else "parsed"
+        print(f"sluice {shape:58} {len(of):3}  {location:48} {test or kind}")
+
+
+def name_command(shape: str) -> str:
+    """Returns the command of a shape: its words without event and options."""
+    words = [w for w in shape.split() if not w.startswith("--")]
+    return words[0] if words[0] == "accept" else " ".join(words)
 
 
 def is_of(shape: str, command: str) -> bool:

@@ -5,23 +5,31 @@ The oracle is DuckDB over the files of the lake: rows have the numbers of the re
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import deltalake
 import duckdb
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
 import sluice
-from sluice.pipelines.errors import WindowRetired
+from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, WindowRetired
+from sluice.pipelines.republishing import send_lane
 from sluice.pipelines.util.units import show_window
 from sluice.resources.local.local_kafka import LocalKafka
+from tests.faults.effects import run_command, run_until_killed
 from tests.integration.conftest import Call
-from tests.integration.support import FeedProject
+from tests.integration.support import FeedProject, consume_topic
 from tests.integration.test_lives import find_hour, recreate
+from tests.resources.kafka.tools import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 YES = ("--reason", "test", "--yes")
@@ -49,6 +57,12 @@ def delete_records(project: FeedProject, ends: Mapping[int, int]) -> None:
     """Delete records as retention does."""
     with KafkaAdminClient(bootstrap_servers=project.kafka.bootstrap) as admin:
         admin.delete_records({TopicPartition(project.topic, p): end for p, end in ends.items()})
+
+
+def delete_topic(project: FeedProject, topic: str) -> None:
+    with KafkaAdminClient(bootstrap_servers=project.kafka.bootstrap) as admin:
+        admin.delete_topics([topic])
+        wait_until(lambda: topic not in admin.list_topics())
 
 
 def commit_offsets(project: FeedProject, offsets: Mapping[int, int]) -> None:
@@ -207,6 +221,9 @@ def test_a_refused_batch_lists_its_records_and_lands_after_a_fix(project: FeedPr
     assert code == 3
     assert "wrong_type" in follow(call, text, "quarantine list orders")
     assert '{"id": 0}' in follow(call, text, f"peek {project.topic}:0:0 -n 1")
+    _, text = call("status", "orders")
+    follow(call, text, "repair orders --abandon")
+    assert call("run", "orders", "--no-dagster")[0] == 3, "refused again"
     project.write_feed(format="json", schema="{id: int64}")
     _, text = call("status", "orders")
     assert "run orders" in find_commands(text, "run orders"), text
@@ -249,3 +266,249 @@ def test_a_topic_created_again_is_accepted_by_the_feeds_name(project: FeedProjec
     assert call("run", "orders", "--no-dagster")[0] == 0
     check_rows(project, range(40))
     check_sound(call)
+
+
+def test_offsets_that_a_reset_would_pass_over_are_skipped_by_the_printed_command(
+    project: FeedProject, call: Call
+) -> None:
+    project.write_feed(**TYPED)
+    produce(project, range(60), find_hour(3), 3)
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    produce(project, range(60, 90), find_hour(2), 3)
+    code, text = call("offsets", "reset", "orders", "--to-latest", "--yes")
+    assert (code, find_commands(text, "run orders")) == (3, ["run orders", "run orders --skip-to latest"]), text
+    follow(call, text, "run orders --skip-to", "--reason", "test")
+    produce(project, range(90, 120), find_hour(2), 3)
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    check_rows(project, [*range(60), *range(90, 120)])
+    check_sound(call)
+    commit_offsets(project, {0: 3, 1: 5})
+    code, text = call("offsets", "show", "orders")
+    follow(call, text, "offsets reset orders --to-frontier", "--yes")
+    assert call("offsets", "show", "orders")[0] == 0
+    code, text = call("offsets", "diff", "orders", "--with", "nobody")
+    exported = project.root / "offsets.csv"
+    assert (code, "sluice offsets export" in text) == (2, True), text
+    assert call("offsets", "export", "orders", "--file", str(exported))[0] == 0
+    commit_offsets(project, {0: 3})
+    assert call("offsets", "diff", "orders", "--with", str(exported))[0] in (0, 1)
+    assert call("offsets", "import", "orders", str(exported), *YES)[0] == 0
+    assert call("offsets", "show", "orders")[0] == 0
+    produce(project, range(120, 130), find_hour(2), 3)
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    check_rows(project, [*range(60), *range(90, 130)])
+
+
+def test_the_only_topic_of_a_feed_gets_the_other_name_by_the_printed_command(project: FeedProject, call: Call) -> None:
+    project.write_feed(**TYPED)
+    produce(project, range(20), find_hour(3), 2)
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    code, text = call("feeds", "move-topic", project.topic, "orders", "sales", "--yes")
+    assert code == 2
+    follow(call, text, "feeds rename orders sales", "--yes")
+    produce(project, range(20, 40), find_hour(3), 2)
+    assert call("run", "sales", "--no-dagster")[0] == 0
+    check_rows(project, range(40))
+    for name in ("sales", "orders"):
+        check_sound(call, name)
+    list_files(project)[0].unlink()
+    code, text = call("audit", "sales", "--all")
+    assert code == 1
+    follow(call, text, "run sales --offsets")
+    check_rows(project, range(40))
+    check_sound(call, "sales")
+
+
+def test_a_topic_that_is_gone_or_is_another_feeds_leaves_by_the_printed_commands(
+    project: FeedProject, call: Call, fresh_topic: Callable[..., str]
+) -> None:
+    clicks, other = fresh_topic(partitions=2), fresh_topic()
+    project.write_feed(**TYPED | {"topics": f"[{project.topic}, {clicks}]"})
+    project.write_feed("web", **TYPED | {"topics": f"[{clicks}, {other}]"})
+    produce(project, range(20), find_hour(3), 2)
+    produce(replace(project, topic=clicks), range(20, 40), find_hour(3), 2)
+    assert call("run", "--all", "--no-dagster")[0] == 0
+    code, text = call("feeds", "move-topic", clicks, "orders", "web", "--yes")
+    assert code == 2, text
+    project.write_feed("web", **TYPED | {"topics": other})
+    follow(call, text, "accept web gone", *YES)
+    assert call("feeds", "move-topic", clicks, "orders", "web", "--yes")[0] == 0
+    produce(replace(project, topic=clicks), range(40, 60), find_hour(3), 2)
+    assert call("run", "--all", "--no-dagster")[0] == 0
+    check_rows(project, range(40))
+    check_rows(project, range(20, 60), "web")
+    delete_topic(project, clicks)
+    code, text = call("feeds", "move-topic", clicks, "web", "orders", "--yes")
+    assert (code, f"Kafka lacks partitions of {clicks}" in text) == (2, True), text
+    project.write_feed("web", **TYPED | {"topics": other})
+    follow(call, text, "accept web gone", *YES)
+    assert call("run", "--all", "--no-dagster")[0] == 0
+    for name in ("orders", "web"):
+        assert call("audit", name, "--all", "--hashes")[0] == 0
+    check_rows(project, range(20, 60), "web")
+
+
+def test_windows_on_hold_expire_after_the_printed_release(project: FeedProject, call: Call) -> None:
+    project.write_feed(**TYPED)
+    for n, ago in enumerate((5, 4)):
+        produce(project, range(20 * n, 20 * n + 20), find_hour(ago), 2)
+    produce(project, range(40, 50), find_hour(3), 2)
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    first, second = show_window(find_hour(5)), show_window(find_hour(4))
+    assert call("hold", "orders", "--from", first, "--to", second, "--reason", "case 12")[0] == 0
+    expire = ("expire", "orders", "--before", show_window(find_hour(3)), *YES)
+    code, text = call(*expire)
+    check_rows(project, [*range(20), *range(40, 50)])
+    code, refused = call("hold", "orders", "--release", "4711", "--reason", "test")
+    assert (code, find_commands(refused, "hold orders")) == (2, find_commands(text, "hold orders")), refused
+    listed = follow(call, text, "hold orders")
+    (number,) = re.findall(r"(?m)^\W*(\d+)\b.*case 12", listed)
+    assert call("hold", "orders", "--release", number, "--reason", "test")[0] == 0
+    assert call(*expire)[0] == 0
+    check_rows(project, range(40, 50))
+    check_sound(call)
+
+
+def test_a_lost_file_of_a_former_life_is_given_up_by_the_printed_commands(project: FeedProject, call: Call) -> None:
+    """The same offsets of the new life, which Kafka has, do not take its place."""
+    project.write_feed(**TYPED)
+    produce(project, range(20), find_hour(4))
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    (former,) = list_files(project)
+    recreate(project, project.topic, 5)
+    produce(project, range(20, 40), find_hour(3))
+    assert call("accept", "orders", "recreated", *YES)[0] == 0
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    former.write_bytes(former.read_bytes()[:-9])
+    window = show_window(find_hour(4))
+    with pytest.raises(PartUnreadable) as unreadable:
+        sluice.read("orders", window, project=project.root).arrow()
+    (command,) = find_commands(unreadable.value.remedy, "audit orders")
+    code, text = call(*command.split())
+    assert (code, find_commands(text, "run orders")) == (1, []), text
+    code, checked = call("check", "orders", window)
+    assert find_commands(checked, "accept orders damaged") == find_commands(text, "accept orders damaged")
+    accepted = follow(call, text, "accept orders damaged", *YES)
+    assert find_commands(accepted, "run orders --offsets") == []
+    check_rows(project, range(20, 40))
+    check_sound(call)
+
+
+def test_missing_files_of_a_feed_with_limits_land_again_file_by_file(project: FeedProject, call: Call) -> None:
+    project.write_feed(**TYPED, limits="{records: 60}")
+    for n, ago in enumerate((5, 4, 3)):
+        produce(project, range(50 * n, 50 * n + 50), find_hour(ago), 2)
+    while call("run", "orders", "--no-dagster")[0] != 0 or len(read_ids(project)) < 150:
+        pass
+    for file in list_files(project):
+        file.unlink()
+    code, text = call("audit", "orders", "--all")
+    assert code == 1
+    follow(call, text, "run orders --missing-files")
+    check_rows(project, range(150))
+    check_sound(call)
+
+
+def test_an_output_whose_catalog_is_lost_or_newer_than_the_lake_is_rebuilt(project: FeedProject, call: Call) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{project.root}/catalog.db"}
+    push = {"schema": {"id": "int64"}, "table": {"iceberg": {"name": "gh.push", "catalog": catalog}}}
+    split = {"by": {"header": "kind"}, "into": {"push": push, "pull": {"schema": {"id": "int64"}}}}
+    project.write_feed(format="json", split=json.dumps(split), policies=TYPED["policies"])
+    produce(project, range(20), find_hour(4), 2, [("kind", b"push")])
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    assert call("table", "sync", "orders.push")[0] == 0
+    lake = project.root / ".sluice" / "lake"
+    copy = shutil.copytree(lake, project.root / "backup")
+    produce(project, range(20, 40), find_hour(3), 2, [("kind", b"push")])
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    assert call("table", "sync", "orders.push")[0] == 0
+    assert read_table(catalog) == [*range(40)]
+    shutil.rmtree(lake)
+    shutil.copytree(copy, lake)
+    code, text = call("run", "orders", "--no-dagster")
+    follow(call, text, "accept orders ledger", "--reason", "test")
+    code, text = call("run", "orders", "--no-dagster")
+    code, text = call("table", "sync", "orders.push")
+    follow(call, text, "table rebuild orders.push", "--yes")
+    assert read_table(catalog) == [*range(40)]
+    (project.root / "catalog.db").unlink()
+    code, text = call("table", "check", "orders.push")
+    assert code == 1, text
+    follow(call, text, "table sync orders.push")
+    assert read_table(catalog) == [*range(40)]
+    check_rows(project, range(40), "orders/push")
+    check_sound(call)
+
+
+def test_rows_that_another_client_deleted_from_a_table_are_erased_or_come_back(
+    project: FeedProject, call: Call
+) -> None:
+    project.write_feed(**TYPED, table="{delta: {}}")
+    produce(project, range(20), find_hour(3), 2)
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    code, text = call("table", "sync", "orders")
+    assert code == 0, text
+    folder = project.root / ".sluice" / "lake" / "data" / "orders"
+    deltalake.DeltaTable(folder).delete("id = 7 or id = 8")
+    text = call("table", "check", "orders")[1]
+    (begin,) = find_commands(text, "erase orders --where")
+    code, text = call(*begin.replace(" …", "").split(), "id = 7", *YES)
+    assert (code, "the table may still have the rows" in text) == (1, True), text
+    follow(call, text, "table sync orders --repair")
+    follow(call, text, "erase orders --yes")
+    rows = deltalake.DeltaTable(folder).to_pyarrow_table().column("id").to_pylist()
+    assert sorted(rows) == sorted({*range(20)} - {7})
+    assert call("table", "check", "orders")[0] == 0
+    check_sound(call)
+
+
+@pytest.mark.parametrize("remedy", ["compact orders", "repair orders --abandon"])
+def test_the_batch_of_a_killed_compaction_ends_by_the_printed_commands(
+    project: FeedProject, call: Call, remedy: str
+) -> None:
+    project.write_feed(**TYPED, landing="{shared_files: false}", limits="{records: 20}")
+    produce(project, range(60), find_hour(3), 2)
+    for _ in range(3):
+        assert call("run", "orders", "--no-dagster")[0] == 0
+    for effect in itertools.count(1):
+        assert run_until_killed(effect, run_command, project.root, "compact", "orders")
+        _, text = call("status", "orders")
+        if find_commands(text, remedy):
+            break
+    follow(call, text, remedy)
+    check_rows(project, range(60))
+    code, text = call("compact", "orders")
+    assert (code, len(list_files(project))) == (0, 2), text
+    check_rows(project, range(60))
+    check_sound(call)
+
+
+def test_a_cut_republish_goes_on_by_the_printed_command(
+    project: FeedProject, call: Call, fresh_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write_feed(**TYPED)
+    produce(project, range(100), find_hour(3), 2)
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    target = fresh_topic()
+
+    def end(*_: object) -> None:
+        raise LakeUnavailable("the lake is away")
+
+    monkeypatch.setattr(send_lane, "TRANSACTION_BYTES", 1)
+    monkeypatch.setattr(send_lane.Run, "_finish", end)
+    code, text = call("republish", "orders", "--topic", target, "--window", show_window(find_hour(3)), "--yes")
+    assert code == 1, text
+    monkeypatch.undo()
+    monkeypatch.setenv("COLUMNS", "400")
+    (name,) = re.findall(r"--resume (\w+)", text)
+    follow(call, text, "republish orders --resume", "--yes")
+    sent = [json.loads(r["value"])["id"] for r in consume_topic(project.kafka, target)]
+    assert sorted(sent) == [*range(100)]
+    assert call("audit", "orders", "--republished", name)[0] == 0
+
+
+def read_table(catalog: Mapping[str, str]) -> list[int]:
+    """Returns the ids that PyIceberg reads."""
+    from pyiceberg.catalog import load_catalog
+
+    return sorted(load_catalog("sluice", **catalog).load_table("gh.push").scan().to_arrow().column("id").to_pylist())
