@@ -45,11 +45,16 @@ def project(
 
 
 def produce(
-    project: FeedProject, numbers: range, hour: int, partitions: int = 1, headers: Sequence[tuple[str, bytes]] = ()
+    project: FeedProject,
+    numbers: range,
+    hour: int,
+    partitions: int = 1,
+    headers: Sequence[tuple[str, bytes]] = (),
+    more: str = "",
 ) -> None:
     with KafkaProducer(bootstrap_servers=project.kafka.bootstrap) as producer:
         for i in numbers:
-            value, at = b'{"id": %d}' % i, {"partition": i % partitions, "timestamp_ms": hour + i}
+            value, at = f'{{"id": {i}{more}}}'.encode(), {"partition": i % partitions, "timestamp_ms": hour + i}
             producer.send(project.topic, value, headers=[*headers], **at)
 
 
@@ -346,6 +351,30 @@ def test_a_topic_that_is_gone_or_is_another_feeds_leaves_by_the_printed_commands
     for name in ("orders", "web"):
         assert call("audit", name, "--all", "--hashes")[0] == 0
     check_rows(project, range(20, 60), "web")
+
+
+def test_a_type_is_corrected_once_rows_that_kafka_no_longer_has_expire(project: FeedProject, call: Call) -> None:
+    """Landing again without the column, the other way, is refused: it would lose the rows."""
+    hours = [show_window(find_hour(ago)) for ago in (5, 4)]
+    wrong, right = ({"schema": f"{{id: int64, code: {type_}}}"} for type_ in ("int64", "string"))
+    project.write_feed(**TYPED | wrong)
+    produce(project, range(20), find_hour(5), more=', "code": 7')
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    delete_records(project, {0: 20})
+    produce(project, range(20, 40), find_hour(3), more=', "code": "007"')
+    project.write_feed(**TYPED | right)
+    code, text = call("run", "orders", "--no-dagster")
+    assert (code, "run --from --to --replace" in text) == (3, True), text
+    project.write_feed(**TYPED)
+    code, text = call("run", "orders", "--from", hours[0], "--to", hours[1], "--replace", "--no-dagster")
+    assert (code != 0, "Kafka" in text) == (True, True), text
+    check_rows(project, range(20))
+    project.write_feed(**TYPED | right)
+    assert call("run", "orders", "--no-dagster")[0] == 3
+    assert call("expire", "orders", "--before", hours[1], *YES)[0] == 0
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    check_rows(project, range(20, 40))
+    check_sound(call)
 
 
 def test_windows_on_hold_expire_after_the_printed_release(project: FeedProject, call: Call) -> None:
