@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +14,11 @@ import pytest
 from kafka import TopicPartition
 from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
 from kafka.structs import OffsetAndMetadata
+from pyiceberg.catalog import load_catalog
 
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.rights import rights_of
+from sluice.pipelines.util.units import HOUR, show_window
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.secured import USER, grant
 from tests.drills.year import Year
@@ -24,6 +27,7 @@ pytestmark = pytest.mark.drills
 REASON = ("--reason", "drill")
 YES = (*REASON, "--yes")
 BOTH = ("orders", "web")
+STRICT = "share: 0, at_least: 1"
 
 
 @pytest.fixture
@@ -96,6 +100,74 @@ def test_the_dagster_home_is_lost(year: Year, fresh_topic: Callable[..., str]) -
     year.follow("operating.md", "sluice repair")
     assert list_materialized(home) >= before
     year.check("Dagster's home is lost")
+
+
+def test_wrong_types_are_corrected(year: Year, fresh_topic: Callable[..., str]) -> None:
+    topic = fresh_topic(partitions=2, config={"retention.ms": "-1"})
+    starts = [time.time_ns() // 1_000_000 // HOUR * HOUR - ago * HOUR for ago in (4, 3, 0)]
+    hours = [*map(show_window, starts)]
+    year.write_feed("orders", topic, columns=", code: int64", limit=STRICT)
+    year.produce(topic, 40, hours_ago=4, code=7)
+    year.produce(topic, 20, hours_ago=3, code='"007"')
+    refused = year.land(code=3)
+    assert "wrong_type" in year.follow_remedy(refused, "sluice quarantine list orders")
+    year.write_feed("orders", topic, columns=", code: string", limit=STRICT)
+    assert "leave code out" in year.land(code=3)
+    year.write_feed("orders", topic, limit=STRICT)
+    year.land()
+    year.follow("operating.md", "sluice run FEED --from", hours[0], "--to", hours[2], "--replace", "--no-dagster")
+    year.write_feed("orders", topic, columns=", code: string")
+    year.follow("operating.md", "sluice run FEED --from", hours[0], "--to", hours[2], "--replace", "--no-dagster")
+    year.produce(topic, 20, hours_ago=3, code='"008"')
+    year.land()
+    assert year.read("code", "code is not null") == ["007"] * 20 + ["008"] * 20
+    year.expected -= {*range(40)}  # numbers, which are no text
+    year.check("a type is corrected under its name")
+
+    year.follow("deploying.md", "sluice feeds rename orders sales", "--yes")
+    year.write_feed("sales", topic, "stored_as: orders\ngroup: sluice-orders\n", columns=", code: json")
+    year.follow("operating.md", "sluice quarantine list orders")
+    year.follow("operating.md", "sluice quarantine replay orders")
+    year.expected |= {*range(40)}
+    year.check("quarantined records land after a rename")
+
+    output = year.follow("reading.md", "sluice explain orders --key", "k17", "--json")
+    assert [r["record"]["id"] for r in json.loads(output)["records"]] == [17]
+    output = year.follow("reading.md", "sluice explain orders --where", "id = 55", "--window", hours[1], "--json")
+    (record,) = json.loads(output)["records"]
+    assert (record["record"]["code"], record["class"]) == ("007", "landed")
+    output = year.follow("reading.md", "sluice check orders --event-hour", hours[1], "--json")
+    stamped = f"epoch_ms(kafka_timestamp) between {starts[1]} and {starts[1] + HOUR - 1}"
+    assert json.loads(output)["rows"] == len(year.read("id", stamped)) >= 20
+    year.run("audit", "sales", "--all", "--hashes", "--strict", "--rescan")
+
+
+def test_a_lake_is_restored_and_its_catalog_is_not(year: Year, fresh_topic: Callable[..., str]) -> None:
+    topic = fresh_topic(partitions=2, config={"retention.ms": "-1"})
+    catalog = {"type": "sql", "uri": f"sqlite:///{year.root}/catalog.db"}
+    table = json.dumps({"iceberg": {"name": "db.orders", "catalog": catalog}})
+    year.write_feed("orders", topic, f"table: {table}")
+    year.produce(topic, 40, hours_ago=3)
+    year.land()
+    year.follow("tables.md", "sluice table sync orders")
+    assert "outside of the lake" in year.follow("deploying.md", "sluice doctor", code=None)
+    copy = year.back_up()
+    year.produce(topic, 40, hours_ago=3)
+    year.land()
+    year.follow("tables.md", "sluice table sync orders")
+    year.restore(copy)
+    year.follow("deploying.md", "sluice status orders", code=3)
+    year.follow("deploying.md", "sluice audit orders --all --hashes")
+    year.run("audit", "orders", "--strict", code=3)
+    year.follow("deploying.md", "sluice accept orders ledger", *REASON)
+    year.follow("deploying.md", "sluice run orders", code=None)
+    year.follow("deploying.md", "sluice table rebuild orders --yes")
+    year.follow("deploying.md", "sluice run orders")
+    year.follow("tables.md", "sluice table sync orders")
+    year.follow("deploying.md", "sluice audit orders --all --strict")
+    year.check("the catalog is newer than the lake")
+    rows = load_catalog("sluice", **catalog).load_table("db.orders").scan().to_arrow().column("id").to_pylist()
+    assert sorted(rows) == sorted(year.expected)
 
 
 def list_materialized(home: Path) -> set[str]:

@@ -43,9 +43,10 @@ class Year:
     def lake(self) -> Path:
         return self.root / ".sluice" / "lake"
 
-    def write_feed(self, name: str, topics: str, more: str = "") -> None:
+    def write_feed(self, name: str, topics: str, more: str = "", columns: str = "", limit: str = "share: 1") -> None:
+        """Write a feed's file; `columns`: besides `id`; `limit`: of its quarantine."""
         (self.root / "feeds").mkdir(exist_ok=True)
-        schema = "format: json\nschema: {id: int64}\npolicies: {quarantine_limit: {share: 1}}\n"
+        schema = f"format: json\nschema: {{id: int64{columns}}}\npolicies: {{quarantine_limit: {{{limit}}}}}\n"
         kafka = [f"kafka: {{bootstrap: '{self.kafka.bootstrap}'}}"]
         if self.kafka.secured:
             kafka = self.kafka.secured.section(self.kafka.bootstrap, self.root)
@@ -53,14 +54,15 @@ class Year:
         (self.root / "feeds" / f"{name}.yaml").write_text("\n".join(lines))
 
     def produce(self, topic: str, count: int, partitions: int = 2, hours_ago: int = 0, **fields: object) -> list[int]:
-        """Write records with the next numbers, which are to land. Returns the numbers."""
+        """Write records with the next numbers, which are to land, and as their keys k0, k1 … Returns the numbers."""
         at = (int(time.time()) - 3600 * hours_ago) * 1000
         numbers = [*range(self.number, self.number + count)]
         self.number += count
         more = "".join(f', "{name}": {value}' for name, value in fields.items())
         with closing(KafkaProducer(bootstrap_servers=self.kafka.bootstrap, **self.kafka.client())) as producer:
             for i in numbers:
-                producer.send(topic, f'{{"id": {i}{more}}}'.encode(), partition=i % partitions, timestamp_ms=at)
+                value = f'{{"id": {i}{more}}}'.encode()
+                producer.send(topic, value, f"k{i}".encode(), partition=i % partitions, timestamp_ms=at)
         self.expected.update(numbers)
         return numbers
 
@@ -126,6 +128,12 @@ class Year:
         assert (twice, lost, strange) == ([], [], []), event
         self.steps.append((event, time.monotonic() - self._began))
         self._began = time.monotonic()
+
+    def read(self, column: str, where: str) -> list[object]:
+        """Returns the values of a column in the rows of `orders`, in order, by DuckDB."""
+        query = f"select {column} from read_parquet($1, hive_partitioning = false, union_by_name = true) where {where}"
+        files = f"{self.lake}/data/orders/**/*.parquet"
+        return sorted(value for (value,) in duckdb.execute(query, [files]).fetchall())
 
     def back_up(self) -> Path:
         copy = self.root / "backup"
