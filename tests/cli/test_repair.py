@@ -167,7 +167,7 @@ def test_prune_previews_and_removes_logs_of_ended_runs(world: World, invoke: Inv
     dry = invoke(prune, older="0s", dry_run=True)
     assert "to be removed: the logs of 1 run" in dry.text
     result = invoke(prune, older="0s", text=False)
-    assert [r["job"] for r in result.document["runs"]] == ["__ASSET_JOB"]
+    assert [r["job"] for r in result.document["runs"]] == ["orders/committed orders/landed"]
     assert invoke(prune, older="0s").document["runs"] == []
     assert invoke(prune, older="999999d").document["before"] == "1970-01-01T00:00:00Z"
     with pytest.raises(UsageError, match="--older 'soon'"):

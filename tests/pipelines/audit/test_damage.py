@@ -182,7 +182,7 @@ def test_readers_name_the_file(world: World, feed: Feed) -> None:
     with pytest.raises(PartUnreadable, match=path) as caught:
         explain_offset.explain(world.ledger, world.lake, TopicPartition("orders", 0), 7)
     assert caught.value.fields()["file"] == path
-    assert "--replace" in caught.value.remedy
+    assert "sluice audit orders --all --hashes" in caught.value.remedy
 
 
 @pytest.mark.parametrize("damage", [h for n, h in DAMAGE.items() if n not in _UNSEEN])
@@ -228,13 +228,13 @@ def test_merging_names_the_file(tmp_path: Path, damage: Damage) -> None:
     break_file(world.lake, path, damage)
     with pytest.raises(ProofFailed, match=path) as caught:
         world.compact([START])
-    assert "sluice run orders --offsets orders:0:0-50 --replace" in caught.value.remedy
+    assert "sluice audit orders --all --hashes" in caught.value.remedy
 
 
 def test_truncated_name_is_not_a_separate_error() -> None:
     name = encode_topic("A" * 249)
     assert "~1" in name
-    assert "TOPIC:0:0-5" in paths.find_remedy(f"data/orders/{name}-0-0-5-b3.parquet")
+    assert "audit orders" in paths.find_remedy(f"data/orders/{name}-0-0-5-b3.parquet")
     assert "backup" in paths.find_remedy("_sluice/orders/staging/3/a/data/x.parquet")
 
 

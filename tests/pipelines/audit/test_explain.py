@@ -117,7 +117,7 @@ def test_swapped_files_are_reported(book: Book, offset: int) -> None:
     files["landed/5.parquet"], files["landed/12.parquet"] = files["landed/12.parquet"], files["landed/5.parquet"]
     with pytest.raises(PartUnreadable, match=r"the file was replaced") as caught:
         book.explain_offset(offset)
-    assert "sluice run orders --offsets orders:0:" in caught.value.remedy
+    assert "sluice audit orders --all --hashes" in caught.value.remedy
 
 
 def test_a_file_of_another_partition_with_the_same_offsets_is_reported(tmp_path: Path) -> None:
