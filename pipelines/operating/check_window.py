@@ -112,13 +112,15 @@ class LandingBatch:
 class WindowCheck:
     """The result of a check.
 
-    `reasons` say why the window is not complete. `rows` is None if a file is missing or damaged. `batches` are those
-    whose rows are in the files, `columns` the landed ones with their types; raw rows have none. `unchecked` names the
-    questions to Kafka that got no answer. `clocks` is the note on boundaries that were decided against a record's
-    stamp, and `protection` on rules of `protect` that were others than now; both are empty without one.
+    `feed_name` names no output: commands about whole feeds take it. `reasons` say why the window is not complete.
+    `rows` is None if a file is missing or damaged. `batches` are those whose rows are in the files, `columns` the
+    landed ones with their types; raw rows have none. `unchecked` names the questions to Kafka that got no answer.
+    `clocks` is the note on boundaries that were decided against a record's stamp, and `protection` on rules of
+    `protect` that were others than now; both are empty without one.
     """
 
     feed: str
+    feed_name: Internal[str]
     settings: Internal[WindowSettings]
     standing: Flat[WindowStanding]
     reasons: tuple[Reason, ...]
@@ -139,11 +141,6 @@ class WindowCheck:
         """Returns whether each offset of the window is accounted for and all of its files can be read."""
         pending = any(p.pending for p in self.partitions)
         return self.standing.state is Standing.LANDED and not self.reasons and not pending
-
-    @property
-    def feed_name(self) -> str:
-        """The feed of these rows, also of an output: commands about whole feeds take no other name."""
-        return self.feed.partition(".")[0]
 
     @property
     def account(self) -> OffsetAccount:
@@ -220,6 +217,7 @@ def check_window(feed: Feed, ports: Ports, window: int | None, by: Sequence[str]
     standing, reasons, unchecked = _explain(feed, ports, ledger, state, start)
     return WindowCheck(
         feed.dataset,
+        feed.name,
         settings,
         standing,
         (*_list_wrong_files(feed, ports, state, start, wrong, placed), *reasons),
