@@ -13,7 +13,6 @@ import json
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -34,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES, SLUICE = ROOT / "docs" / "images", ROOT / ".venv" / "bin" / "sluice"
 PORT = 3910
 PAGES = {
-    "home.png": (1280, 560),
+    "home.png": (880, 240),
     "hour.png": (1280, 1000),
     "batch_report.png": (1280, 1240),
     "batch_report_columns.png": (1280, 900),
@@ -171,7 +170,7 @@ def serve(folder: Path) -> Iterator[str]:
                 return
         sys.exit("error: Dagster's UI did not start")
     finally:
-        server.send_signal(signal.SIGINT)
+        server.terminate()
         server.wait(60)
 
 

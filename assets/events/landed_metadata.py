@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from sluice.assets.events.ledger_view import Judged, LedgerView, quarantines
 from sluice.assets.instance import internals
-from sluice.assets.specs.asset_specs import Keys, Metadata, columns_of, plain, table
+from sluice.assets.specs.asset_specs import Keys, Metadata, describe_columns, plain, table
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
@@ -168,7 +168,7 @@ def build_column_schema(view: LedgerView, receipts: Sequence[Receipt]) -> Metada
         newest = max(receipts, key=lambda r: r.offset_range.window or 0).format
     if newest is None or (shape := view.find_shape(newest)) is None or shape.split:
         return {}
-    return {"dagster/column_schema": columns_of(shape.landed, view.feed.descriptions, own=shape.columns is None)}
+    return {"dagster/column_schema": describe_columns(shape.landed_columns, view.feed.descriptions)}
 
 
 def _count_reasons(lake: Lake, parts: Sequence[Part]) -> dg.TableMetadataValue:

@@ -22,7 +22,7 @@ from sluice.pipelines.feed.changes_section import get_row_columns
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import StartKind, WindowSettings
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
-from sluice.pipelines.schema.schema import EXTRA, KAFKA, arrow_type
+from sluice.pipelines.schema.schema import EXTRA, KAFKA, Kind, Schema, Type, arrow_type
 from sluice.pipelines.util.units import DAY, HOUR, MINUTE, many
 
 
@@ -199,7 +199,7 @@ def _describe_feed(feed: Feed) -> dict[str, Any]:
 
 
 def _build_landed(feed: Feed) -> dg.AssetSpec:
-    columns = columns_of(landed_schema(feed.landed_columns), feed.descriptions, own=feed.columns is None)
+    columns = describe_columns(feed.landed_columns, feed.descriptions)
     length, grace = timedelta(milliseconds=feed.window.length), timedelta(milliseconds=feed.window.grace)
     return dg.AssetSpec(
         landed_key(feed.name),
@@ -256,7 +256,7 @@ def _build_republished(feed: Feed) -> dg.AssetSpec:
 
 def _build_table(feed: Feed) -> dg.AssetSpec:
     names = feed.table.names if feed.table else ()
-    columns = columns_of(landed_schema(feed.landed_columns), feed.descriptions, own=feed.columns is None)
+    columns = describe_columns(feed.landed_columns, feed.descriptions)
     called = f" `{names[0]}`" if names else ""
     return dg.AssetSpec(
         table_key(feed.name, feed.output),
@@ -272,7 +272,9 @@ def _build_current(feed: Feed) -> dg.AssetSpec:
     name = feed.table.current if feed.table else False
     landed = {f.name: f.type for f in feed.landed_columns.fields} if feed.landed_columns else {}
     rows = get_row_columns(feed.changes, landed) if feed.changes and landed else landed
-    columns = columns_of(pa.schema([(n, arrow_type(t)) for n, t in rows.items()]), feed.descriptions)
+    columns = columns_of(
+        pa.schema([(n, arrow_type(t)) for n, t in rows.items()]), feed.descriptions, types=_name_json(rows)
+    )
     return dg.AssetSpec(
         build_current_key(feed.name),
         **_describe_feed(feed),
@@ -405,15 +407,32 @@ _OWN = {
 """Descriptions of Sluice's own columns."""
 
 
-def columns_of(schema: pa.Schema, described: Mapping[str, str] | None = None, own: bool = False) -> dg.TableSchema:
-    """Returns an Arrow schema as Dagster's columns. `described`: their descriptions. `own`: all are Sluice's own."""
-    descriptions = described or {}
+def describe_columns(schema: Schema | None, described: Mapping[str, str]) -> dg.TableSchema:
+    """Returns the columns of landed rows. `schema` None means a raw feed."""
+    types = _name_json({f.name: f.type for f in schema.fields}) if schema else {}
+    return columns_of(landed_schema(schema), described, schema is None, types)
+
+
+def _name_json(types: Mapping[str, Type]) -> dict[str, str]:
+    """Returns types that contain `json`, which Arrow has as strings."""
+    return {name: str(type_) for name, type_ in types.items() if Kind.JSON in str(type_)}
+
+
+def columns_of(
+    schema: pa.Schema,
+    described: Mapping[str, str] | None = None,
+    own: bool = False,
+    types: Mapping[str, str] | None = None,
+) -> dg.TableSchema:
+    """Returns an Arrow schema as Dagster's columns. `described`: their descriptions. `own`: all are Sluice's own.
+    `types` replace Arrow's."""
+    descriptions, names = described or {}, types or {}
     kinds = ((f, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in schema)
     return dg.TableSchema(
         [
             dg.TableColumn(
                 f.name,
-                str(kind),
+                names.get(f.name) or str(kind),
                 description=descriptions.get(f.name) or _find_description(f.name, own),
                 constraints=dg.TableColumnConstraints(nullable=f.nullable),
             )

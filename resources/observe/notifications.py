@@ -20,6 +20,7 @@ from urllib.request import Request
 
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.project_files import EmailSettings, MailSecurity, NotifySettings
+from sluice.pipelines.util.units import escape_unprintable
 from sluice.resources import web
 
 WEB_SECONDS = 10.0
@@ -51,7 +52,11 @@ def notify(settings: NotifySettings, title: str, alerts: Sequence[Alert]) -> Non
 
 
 def _clean(text: str) -> str:
-    return " ".join(text.encode("utf-8", "replace").decode().split())
+    """Returns one line without characters that a receiver would obey; Slack takes 4,000."""
+    return escape_unprintable(" ".join(text.encode("utf-8", "replace").decode().split()))[:_LONGEST]
+
+
+_LONGEST = 3000
 
 
 def _post(settings: NotifySettings, title: str, alerts: Sequence[Alert]) -> str:

@@ -180,6 +180,31 @@ def test_names_with_invalid_unicode_are_sent(tmp_path: Path) -> None:
     assert letter.get_content().splitlines() == lines.read_text().splitlines() == ["orders?: größer"]
 
 
+def test_hostile_text_reaches_no_receiver_as_it_is(chat: Chat, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    command = [sys.executable, "-c", f"open({str(lines)!r}, 'wb').write(open(0, 'rb').read())"]
+    pager = {"key": "a key", "url": chat.address}
+    evil = "<!channel> <script>\x00\x1b[2J\u202e\r\nBcc: x@example.com 😀" + "n" * 10_000
+    with mail.run_server(tmp_path, "none") as server:
+        email = {
+            "server": mail.HOST,
+            "port": server.port,
+            "security": "none",
+            "sender": "a@b.example",
+            "to": ["c@d.example"],
+        }
+        settings = {"webhook": chat.address, "pagerduty": pager, "opsgenie": pager, "command": command, "email": email}
+        notify(NotifySettings.model_validate(settings), "Sluice:", [Alert(evil, "a key", severe=True)])
+    (letter,), (slack, pagerduty, opsgenie) = server.letters, (document for _, _, document in chat.requests)
+    assert letter["Bcc"] is None
+    assert "<!channel>" not in slack["text"]
+    texts = slack["text"], pagerduty["payload"]["summary"], opsgenie["description"], letter.get_content()
+    for text in (*texts, lines.read_text()):
+        assert r"\x00\x1b[2J\u202e Bcc: x@example.com 😀nnn" in text
+        assert all(line.isprintable() for line in text.splitlines())
+        assert len(text) < 4000
+
+
 @pytest.mark.parametrize("security", ["tls", "starttls", "none"])
 def test_finding_is_sent_by_email(
     late: World, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, security: str

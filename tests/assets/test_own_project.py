@@ -306,8 +306,8 @@ def test_missing_store_secret_does_not_break_feed_definitions(tmp_path: Path, la
 
 def test_columns_have_descriptions(tmp_path: Path) -> None:
     text = FEED + (
-        "format: json\nschema: {amount: float64}\ndescription: Orders of the shop.\n"
-        "descriptions: {amount: 'in euros, with VAT'}\n"
+        "format: json\nschema: {amount: float64, any: json, more: list<json>}\ndescription: Orders of the shop.\n"
+        "descriptions: {amount: 'in euros, with VAT', any: as sent, more: as sent}\n"
     )
     landed = get_nodes(own.feed_definitions(write_feeds(tmp_path, orders=text)))["orders/landed"]
     assert landed.description.startswith("Orders of the shop. The records of")
@@ -317,6 +317,8 @@ def test_columns_have_descriptions(tmp_path: Path) -> None:
         "the record's offset in its partition",
     )
     assert all(columns.values())
+    types = {c.name: c.type for c in landed.metadata["dagster/column_schema"].columns}
+    assert [types[name] for name in ("amount", "any", "more", "_extra")] == ["double", "json", "list<json>", "string"]
     (tmp_path / "feeds" / "orders.yaml").write_text(text.replace("{amount: 'in", "{price: 'in"))
     with pytest.raises(FeedError, match="descriptions: describes a column"):
         own.feed_assets("orders", tmp_path)
