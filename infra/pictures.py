@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES, SLUICE = ROOT / "docs" / "images", ROOT / ".venv" / "bin" / "sluice"
 PORT = 3910
 PAGES = {
-    "home.png": (880, 240),
+    "home.png": (880, 270),
     "hour.png": (1280, 1000),
     "batch_report.png": (1280, 1240),
     "batch_report_columns.png": (1280, 900),
