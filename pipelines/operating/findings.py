@@ -277,7 +277,7 @@ def _find_lag(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
     takes = "" if outlook.eta is None else f"; landing them takes about {show_about(outlook.eta)}"
     yield Finding(
         "lag",
-        f"the oldest record that is pending, of {oldest.key}, is {show_about(outlook.age)} old (alerts.lag "
+        f"the oldest pending record ({oldest.key}) is {show_about(outlook.age)} old (alerts.lag "
         f"{show_duration(late)}); {outlook.lag:,} offsets are behind{pace}{takes}",
         f"catch up: sluice run {feed.name}; see that its schedule is on and its runs succeed",
         since=outlook.since,

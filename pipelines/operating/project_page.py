@@ -34,7 +34,7 @@ _REMEDIES = 3
 """The findings of a feed that the page has in full."""
 _FINE_FEEDS = 25
 """If more feeds have no findings, they are folded: the others then fit on a screen."""
-_NOTE = "Made from the rows that runs and `sluice report --all` write. It needs no network."
+_NOTE = "Written by each run and by sluice report --all. It needs no network."
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def test_finding_is_sent_when_new_and_when_resolved(late: World, instance: dg.Da
     configure(late, webhook=chat.address)
     first = run_tick(late, instance)
     (text,) = chat.heard
-    assert text.startswith(f"Sluice, {late.project.root.name}:\n• orders: the oldest record that is pending")
+    assert text.startswith(f"Sluice, {late.project.root.name}:\n• orders: the oldest pending record")
     assert "sluice run orders" in text
     assert "; since 20" in text
     assert "If nobody acts: the lag lasts or grows" in text
@@ -141,7 +141,7 @@ def test_unsent_finding_is_retried_at_next_tick_and_url_is_redacted(
     chat.answer = 200
     second = run_tick(late, instance, first.cursor.dump())
     assert len(chat.heard) == 1
-    assert "the oldest record" in chat.heard[0]
+    assert "the oldest pending record" in chat.heard[0]
     assert second.cursor.unsent == ()
 
 
@@ -224,7 +224,7 @@ def test_finding_is_sent_by_email(
     assert second.cursor.unsent == ()
     (letter,) = server.letters
     assert (letter["Subject"], letter["To"]) == (f"Sluice, {late.project.root.name}", ", ".join(to))
-    assert letter.get_content().startswith("orders: the oldest record that is pending")
+    assert letter.get_content().startswith("orders: the oldest pending record")
     assert server.logins == [("sluice", TOKEN)] * (2 if login else 0)
 
 
@@ -277,7 +277,7 @@ def test_command_receives_findings_on_stdin(late: World, instance: dg.DagsterIns
     configure(late, command=[sys.executable, "-c", code])
     run_tick(late, instance)
     (line,) = output.read_text().splitlines()
-    assert line.startswith("orders: the oldest record that is pending")
+    assert line.startswith("orders: the oldest pending record")
 
 
 @pytest.mark.parametrize(
