@@ -175,7 +175,7 @@ def view(proof: FeedProof, *, rescanned: bool, rounded: Sequence[str]) -> list[R
         out.append(warn(f"{text} (`decimal(p,s)` keeps them)"))
     if unkept:
         out.append(warn(f"the next audit checks everything again: {unkept.message}"))
-    out.append(_format_verdict(report, rescanned))
+    out.append(_format_verdict(report, rescanned, more is not None))
     return out
 
 
@@ -245,7 +245,7 @@ def _build_row(name: str, a: AuditedPartition) -> list[str]:
     return [name, count(a.origin), count(a.frontier), *map(count, numbers), holes]
 
 
-def _format_verdict(report: AuditReport, rescanned: bool) -> RenderableType:
+def _format_verdict(report: AuditReport, rescanned: bool, strict: bool) -> RenderableType:
     if not report.reconciled:
         return bad(f"not reconciled: {many(len(report.problems), 'problem')}")
     if not report.partitions:
@@ -253,7 +253,9 @@ def _format_verdict(report: AuditReport, rescanned: bool) -> RenderableType:
     before = f", {count(report.compared_before)} by earlier audits" if report.compared_before else ""
     compared = f"; {count(report.compared)} records compared with Kafka, value by value{before}" if rescanned else ""
     missing = f", {count(report.not_comparable)} no longer in Kafka" if report.not_comparable else ""
-    return good(f"reconciled: every offset from origin to frontier in exactly one class{compared}{missing}")
+    # A lake that was restored reconciles with itself: only the group knows of entries that it lacks.
+    group = "" if strict else "; the group was not compared (--strict)"
+    return good(f"reconciled: every offset from origin to frontier in exactly one class{compared}{missing}{group}")
 
 
 # -- a republish
