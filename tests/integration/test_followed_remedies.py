@@ -541,3 +541,36 @@ def read_table(catalog: Mapping[str, str]) -> list[int]:
     from pyiceberg.catalog import load_catalog
 
     return sorted(load_catalog("sluice", **catalog).load_table("gh.push").scan().to_arrow().column("id").to_pylist())
+
+
+# -- two environments
+
+
+def test_environments_with_a_group_in_common_are_refused_until_each_has_its_own(
+    project: FeedProject, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The feed file of docs/deploying.md: one for staging and production, which differ in a variable."""
+    produce(project, range(40), find_hour(1), partitions=2)
+    project.write_feed(**TYPED)
+    path = project.root / "feeds" / "orders.yaml"
+    text, group = path.read_text(), f"g-{project.topic}-orders"
+    path.write_text(text + "lake: .sluice/${STAGE}\n")
+    for stage in ("production", "staging"):
+        monkeypatch.setenv("STAGE", stage)
+        code, output = call("run", "orders", "--no-dagster")
+    assert code == 3, output
+    assert "offsets belong to another ledger; nothing was changed" in output
+    assert "give orders one of its own by `group:`" in output
+    path.write_text(text.replace(f"group: {group}", f"group: {group}-${{STAGE}}") + "lake: .sluice/${STAGE}\n")
+    for stage, number in (("staging", 40), ("test", 40), ("staging", 55)):
+        monkeypatch.setenv("STAGE", stage)
+        produce(project, range(40, number), find_hour(1), partitions=2)
+        code, output = call("run", "orders", "--no-dagster")
+        assert code == 0, output
+        files = [str(p) for p in (project.root / ".sluice" / stage / "data").rglob("*.parquet")]
+        rows = duckdb.execute("select id from read_parquet($1, hive_partitioning = false)", [files]).fetchall()
+        assert Counter(i for (i,) in rows) == Counter(range(number)), stage
+    monkeypatch.delenv("STAGE")
+    code, output = call("run", "orders", "--no-dagster")
+    assert code == 2
+    assert "needs the environment variable STAGE, which is not set" in output
