@@ -23,7 +23,7 @@ def test_old_run_logs_are_removed_and_windows_stay_green(world: World, instance:
     green = read_windows(instance, landed_key("orders")), read_windows(instance, committed_key("orders"))
     old_logs = list(storage.old_logs(instance, world.project, now + SOON))
     assert {log.run for log in old_logs} == {*ran}
-    assert all(log.bytes > 10_000 and log.job == "__ASSET_JOB" for log in old_logs)
+    assert all(log.bytes > 10_000 and log.job == "orders/committed orders/landed" for log in old_logs)
     for log in old_logs:
         storage.remove(instance, log)
     assert not any(path.exists() for log in old_logs for path in log.files)
