@@ -51,7 +51,7 @@ class Realm:
         return self.folder / "krb5.conf"
 
     @property
-    def environment(self) -> Mapping[str, str]:
+    def variables(self) -> Mapping[str, str]:
         """Variables that make every program of MIT's libraries use this realm."""
         return {
             "KRB5_CONFIG": str(self.configuration),
@@ -61,7 +61,7 @@ class Realm:
 
     def run(self, *command: str, tickets: Path | None = None) -> str:
         """Run one of MIT's programs and return its output; CalledProcessError if it fails."""
-        environment = {**os.environ, **self.environment, "PATH": _PATH}
+        environment = {**os.environ, **self.variables, "PATH": _PATH}
         if tickets:
             environment["KRB5CCNAME"] = f"FILE:{tickets}"
         done = subprocess.run(
@@ -90,7 +90,7 @@ class Realm:
 
     def has_ticket(self, tickets: Path) -> bool:
         """Returns whether the file has a valid ticket."""
-        environment = {**os.environ, **self.environment, "PATH": _PATH}
+        environment = {**os.environ, **self.variables, "PATH": _PATH}
         return subprocess.run(["klist", "-s", f"FILE:{tickets}"], env=environment, check=False).returncode == 0
 
 
@@ -131,7 +131,7 @@ kdc_tcp_listen = 127.0.0.1:{port}
     with (folder / "kdc.log").open("wb") as log:
         kdc = subprocess.Popen(
             ["krb5kdc", "-n", "-r", REALM],
-            env={**os.environ, **realm.environment, "PATH": _PATH},
+            env={**os.environ, **realm.variables, "PATH": _PATH},
             stdout=log,
             stderr=log,
         )

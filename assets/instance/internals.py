@@ -140,14 +140,12 @@ def workspace(code: Path) -> str:
 
 
 ASSET_JOB = "__ASSET_JOB"
+"""Dagster's job over all assets of a code location. Its runs select some."""
 
 
 def name_job(run: dg.DagsterRun) -> str:
     """Returns the run's job or, of a run of assets without one, the assets, as Dagster lists the run."""
     return " ".join(sorted(key.to_user_string() for key in run.asset_selection or ())) or run.job_name
-
-
-"""Dagster's job over all assets of a code location. Its runs select some."""
 
 
 def execute_job(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import dagster as dg
@@ -132,7 +133,7 @@ class LandStep:
         """Land, commit if landing fails, and report. Returns False if all requested windows are open."""
         # Dagster plans the run's partitions itself.
         keys = landed_metadata.list_reported_assets(self.feed, self.session.keys(self.feed.name))
-        internals.plan_partitions(self.context, keys, [self.feed.window.name(w) for w in self._planned])
+        internals.plan_partitions(self.context, keys, [self.feed.window.name(w) for w in self._red_windows])
         windows = list_requested(self.feed, self.request)
         window = (windows[0], self.feed.window.end_of(windows[-1])) if windows else None
         landing = lineage.Landing(self.feed, self.context.run.run_id, window, self.session.alone)
@@ -199,8 +200,8 @@ class LandStep:
             return ()
         return list_settled(self.feed, self.request, landed)
 
-    @property
-    def _planned(self) -> Sequence[int]:
+    @cached_property
+    def _red_windows(self) -> Sequence[int]:
         """The requested windows without the run's partitions and open ones: red until this run reports them."""
         if not self._windows and self.session.alone:
             return ()
@@ -230,7 +231,7 @@ class LandStep:
         yield from self._yield_known(window, contract_checks.evaluate_refused(feed, refused, report))
 
     def _report_again(self, ports: Ports, again: re_report.Again) -> Events:
-        windows = (*self._windows, *self._planned)
+        windows = (*self._windows, *self._red_windows)
         yield from commit_step.report_again(self.context, self.session, self.feed, ports, windows, again)
 
     def _report_own(self, view: LedgerView, landed: Landed, window: int) -> Events:
@@ -382,7 +383,7 @@ class LandStep:
         """
         context, key, own = self.context, view.keys.landed, self._own
         batches = [view.state.batches[b.batch] for b in landed.batches if b.number is not None]
-        windows = {*landed.windows, *self._windows, *self._planned} & view.complete | view.list_complete(batches)
+        windows = {*landed.windows, *self._windows, *self._red_windows} & view.complete | view.list_complete(batches)
         windows |= landed_metadata.find_unreported_windows(context.instance, view, key) - rolled.remaining
         yield from landed_metadata.build_landing_events(view, (), windows - {own})
         yield from feed_checks.evaluate_windows(context.instance, view, key, (windows | rolled.windows) - {own})

@@ -11,7 +11,7 @@ from sluice.assets.events.landed_metadata import describe_hour
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import BatchIncomplete, QuarantineExceeded
 from sluice.pipelines.operating.check_text import list_figures
-from sluice.pipelines.operating.check_window import Reason, check_window
+from sluice.pipelines.operating.check_window import Reason, WindowCheck, check_window
 from sluice.pipelines.operating.hour_page import list_hour_figures, render
 from sluice.pipelines.planning.windows import Losses
 from sluice.pipelines.status.repeats import Cause, Copies
@@ -85,11 +85,16 @@ def test_run_writes_page_of_its_hour_and_dagster_shows_the_check(world: World, i
     assert "not_json" in page
 
 
-def test_window_with_losses_or_rows_twice_is_never_just_complete(world: World, instance: dg.DagsterInstance) -> None:
+def check_first_hour(world: World) -> WindowCheck:
+    """Land the first hour, and check it."""
     world.run(in_hour(0))
     feed = world.make_session().feed("orders")
     with world.open_ports(feed) as ports:
-        check = check_window(feed, ports, at_hour(0), (), lambda progress: None)
+        return check_window(feed, ports, at_hour(0), (), lambda progress: None)
+
+
+def test_window_with_losses_or_rows_twice_is_never_just_complete(world: World, instance: dg.DagsterInstance) -> None:
+    check = check_first_hour(world)
     assert check.rows is not None
     assert check.rows.earliest is not None
     lossy = replace(check, standing=replace(check.standing, losses=Losses(lost=3)))
@@ -107,10 +112,7 @@ def test_window_with_losses_or_rows_twice_is_never_just_complete(world: World, i
 
 
 def test_check_in_dagster_has_causes_of_copies_and_no_markup_of_records(world: World) -> None:
-    world.run(in_hour(0))
-    feed = world.make_session().feed("orders")
-    with world.open_ports(feed) as ports:
-        check = check_window(feed, ports, at_hour(0), (), lambda progress: None)
+    check = check_first_hour(world)
     assert check.rows is not None
     assert check.rows.earliest is not None
     evil = "<script>alert(1)</script> ![x](http://e) `a` | b"

@@ -44,7 +44,7 @@ def realm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
     with open_realm(tmp_path_factory.mktemp("realm")) as running, pytest.MonkeyPatch.context() as patched:
         running.add(BROKER)
         running.add(USER)
-        for name, value in running.environment.items():
+        for name, value in running.variables.items():
             patched.setenv(name, value)
         yield running
 
@@ -56,7 +56,7 @@ def addresses() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def kerberized(
+def kerberos_broker(
     realm: Realm, addresses: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalKafka]:
     """A broker that takes tickets with and without TLS."""
@@ -123,14 +123,16 @@ class Project:
 
 @pytest.fixture
 def project(
-    kerberized: LocalKafka, addresses: dict[str, str], tmp_path: Path, fresh_topic: Callable[..., str]
+    kerberos_broker: LocalKafka, addresses: dict[str, str], tmp_path: Path, fresh_topic: Callable[..., str]
 ) -> Project:
-    topic = fresh_topic(partitions=2, cluster=kerberized, name="kerberized")
-    with closing(KafkaProducer(bootstrap_servers=kerberized.bootstrap, linger_ms=20, **kerberized.client())) as sender:
+    topic = fresh_topic(partitions=2, cluster=kerberos_broker, name="kerberized")
+    with closing(
+        KafkaProducer(bootstrap_servers=kerberos_broker.bootstrap, linger_ms=20, **kerberos_broker.client())
+    ) as sender:
         for n in range(RECORDS):
             sender.send(topic, b"%d" % n, partition=n % 2)
         sender.flush()
-    return Project(tmp_path, kerberized, addresses, topic)
+    return Project(tmp_path, kerberos_broker, addresses, topic)
 
 
 def check_all_landed(project: Project, feed: Feed) -> None:

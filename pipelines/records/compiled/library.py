@@ -81,8 +81,8 @@ def list_targets() -> tuple[str, ...]:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
         flags = next((line for line in lines if line.startswith("flags")), "")
     is_free = not any(name in os.environ for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX"))
-    is_free = is_free and platform.machine() == "x86_64"  # an emulator of others shows the flags of its host
-    return (LEVEL, GENERIC) if is_free and _FLAGS.issubset(flags.split()) else (GENERIC,)
+    is_own = platform.machine() == "x86_64"  # an emulator of others shows the flags of its host
+    return (LEVEL, GENERIC) if is_free and is_own and _FLAGS.issubset(flags.split()) else (GENERIC,)
 
 
 @cache
