@@ -670,6 +670,7 @@ def _context(settings: SparkSettings, output: BinaryIO) -> SparkContext:
         public = [(k, v) for k, v in conf.items() if k not in settings.conf or LAUNCHING.fullmatch(k)]
         popen = {"stdout": output, "stderr": output}
         gateway = launch_gateway(SparkConf().setAll(public), popen)  # type: ignore[no-untyped-call]
+    _NumpyConverter.put_in_place()
     try:
         return SparkContext(conf=SparkConf().setAll(list(conf.items())), gateway=gateway)
     finally:
@@ -677,6 +678,27 @@ def _context(settings: SparkSettings, output: BinaryIO) -> SparkContext:
             with begun.output as printed:
                 output.write(_read_end(printed.fileno()))
             output.flush()
+
+
+class _NumpyConverter:
+    """PySpark's converter of numpy's values to Java's, asked about these only.
+
+    PySpark asks it about each argument, and its first answer imports pandas and gRPC where they are installed.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.convert = inner, inner.convert
+
+    def can_convert(self, value: object) -> bool:
+        numpy = sys.modules.get("numpy")
+        is_numpy = numpy is not None and isinstance(value, numpy.generic | numpy.ndarray)
+        return is_numpy and bool(self._inner.can_convert(value))
+
+    @classmethod
+    def put_in_place(cls) -> None:
+        from py4j.protocol import INPUT_CONVERTER
+
+        INPUT_CONVERTER[:] = [cls(c) if type(c).__name__.startswith("Numpy") else c for c in INPUT_CONVERTER]
 
 
 def _jvm_printed() -> str:

@@ -87,6 +87,9 @@ def test_cold_run_imports_no_more_modules_than_recorded(project: Path, kafka: Lo
     check("without Dagster", without)
     assert sluice(*produce).code == 0
     check("through Dagster", run(project, "--dagster") - without)
+    assert sluice(*produce).code == 0
+    # PySpark's converters of arguments would import these, where they are installed.
+    assert not run(project, "--no-dagster", "--engine", "spark") & {"pandas", "grpc", "pyspark.testing"}
     window = call(project, "check", "orders")[0]["window"]
     for command in (("files", "orders", "--window", window, "--partial"), ("explain", "orders", f"{topic}:0:0")):
         document, modules = call(project, *command)

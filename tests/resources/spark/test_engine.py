@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql.functions import lit
 
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.sections import SparkSettings
@@ -174,6 +176,13 @@ def test_engine_is_described_while_another_thread_starts_it(settings: SparkSetti
         use = SparkEngine(settings).describe()
     assert use.application in ("", starting.result().applicationId)
     assert SparkEngine(settings).describe().application == starting.result().applicationId
+
+
+@pytest.mark.spark
+def test_values_of_numpy_still_reach_java(settings: SparkSettings) -> None:
+    spark.context(settings)
+    frame = spark.session(settings).range(1).select(lit(np.int64(-3)), lit(np.array([1.5, 2.5])))
+    assert [tuple(row) for row in frame.collect()] == [(-3, [1.5, 2.5])]
 
 
 @pytest.mark.spark
