@@ -121,12 +121,7 @@ class SparkEngine:
         master = get_master(self._settings)
         with _lock:  # PySpark names a context before it is complete
             running = None if is_connect(self._settings) else _running()
-        if running is None:
-            return EngineUse(EngineKind.SPARK, master)
-        conf, page = running.getConf(), running.uiWebUrl or ""
-        if not page and conf.get("spark.eventLog.enabled") == "true":
-            page = f"{conf.get('spark.eventLog.dir', '/tmp/spark-events')}/{running.applicationId}"
-        return EngineUse(EngineKind.SPARK, master, str(running.applicationId), page)
+        return _describe_context(running, master) if running else EngineUse(EngineKind.SPARK, master)
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome | TaskTraffic]:
         """Return an outcome for each offset range of the tasks (positions in the plan), and each task's traffic,
@@ -152,7 +147,8 @@ class SparkEngine:
         def collect() -> list[str]:
             spark = self._spark()  # a context, or a session of Spark Connect
             name, default = "spark.speculation", "false"
-            value = spark.conf.get(name, default) if hasattr(spark, "conf") else spark.getConf().get(name, default)
+            settings = spark.conf if hasattr(spark, "conf") else spark._jsc.getConf()
+            value = settings.get(name, default)
             if str(value).lower() == "true":
                 raise SetupError(
                     f"with spark.speculation Spark carries tasks out twice at once, and {what} would be in its own way",
@@ -590,6 +586,15 @@ def _running() -> SparkContext | None:
     if _jvm_ended() is not None or active is None or active._jsc.sc().isStopped():
         _forget_jvm()
     return SparkContext._active_spark_context
+
+
+@lru_cache(1)
+def _describe_context(running: SparkContext, master: str) -> EngineUse:
+    application, page = str(running.applicationId), running.uiWebUrl or ""
+    settings: Any = running._jsc.getConf()  # that of Python copies all settings, by a hundred calls to Java
+    if not page and settings.get("spark.eventLog.enabled", "false") == "true":
+        page = f"{settings.get('spark.eventLog.dir', '/tmp/spark-events')}/{application}"
+    return EngineUse(EngineKind.SPARK, master, application, page)
 
 
 def _jvm_ended(seconds: float = 0) -> int | None:

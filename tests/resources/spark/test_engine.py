@@ -17,6 +17,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
+from py4j.java_gateway import GatewayClient
 from pyspark.sql.functions import lit
 
 from sluice.pipelines.errors import Failed
@@ -176,6 +177,21 @@ def test_engine_is_described_while_another_thread_starts_it(settings: SparkSetti
         use = SparkEngine(settings).describe()
     assert use.application in ("", starting.result().applicationId)
     assert SparkEngine(settings).describe().application == starting.result().applicationId
+
+
+@pytest.mark.spark
+def test_description_costs_few_calls_to_java(settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark.context(settings)
+    commands = list[str]()
+    send = GatewayClient.send_command
+
+    def note_and_send(client: GatewayClient, command: str, *arguments: bool) -> object:
+        commands.append(command)
+        return send(client, command, *arguments)
+
+    monkeypatch.setattr(GatewayClient, "send_command", note_and_send)
+    assert SparkEngine(settings).describe().application
+    assert len([c for c in commands if not c.startswith("m\n")]) < 20  # others free objects in Java
 
 
 @pytest.mark.spark
