@@ -264,7 +264,8 @@ def _free_port(wanted: int | None) -> int:
         with contextlib.suppress(OSError), socket.create_server((HOST, port)):
             return port
     which = f"port {wanted} is" if wanted else f"ports {PORTS.start} to {PORTS.stop - 1} are"
-    raise UsageError(f"{which} taken", remedy="choose a free port: sluice ui --port 3100")
+    with socket.create_server((HOST, 0)) as free:
+        raise UsageError(f"{which} taken", remedy=f"choose a free port: sluice ui --port {free.getsockname()[1]}")
 
 
 # -- reload after changes of the project

@@ -157,14 +157,13 @@ def _check_meant(session: Session, feed: Feed, records: int, bootstrap: str | No
     if bootstrap is None and not _is_local(session, there):
         raise NotLocal(
             f"{there} is not this project's local Kafka, and sample events would stay in its topics; no event was sent",
-            remedy=f"start the local Kafka: sluice kafka start; or send "
-            f"{many(records, 'sample event')} there anyway: sluice produce {feed.name} --bootstrap {there}",
+            remedy=f"send {many(records, 'sample event')} there anyway: sluice produce {feed.name} --records {records}"
+            f" --bootstrap {there}; or leave `kafka` out of the feed, and start the local Kafka: sluice kafka start",
         )
 
 
 def _is_local(session: Session, bootstrap: str) -> bool:
-    local = (session.project.local_bootstrap() or "").split(",")
-    return set(bootstrap.split(",")) <= set(local)
+    return {*bootstrap.split(",")} <= {*(session.project.local_bootstrap() or "").split(",")}
 
 
 def view(sent: SentEvents, topics: tuple[str, ...]) -> tuple[RenderableType, ...]:

@@ -22,6 +22,7 @@ _WHERE = (
     "write host:port, several with commas between; where a feed names none, the project's local Kafka serves: "
     "sluice kafka start"
 )
+_REGISTRY = "write its address; where a feed names none, the project's local one serves: sluice kafka start --registry"
 _PROTECTED = (
     f'write `drop`, {{keep_last: 4}} or {{hmac: "${{file:PATH}}"}}, with a key as `openssl rand -hex 32` makes it;'
     f" {docs_command('protection')} says more"
@@ -34,6 +35,8 @@ _REMEDIES = {
     "kafka": f"{docs_command('security')} has the settings of each way to log in",
     "kafka.bootstrap": _WHERE,
     "kafka.sasl_oauth_token_endpoint": "leave it out; sasl_oauth_client_id and sasl_oauth_client_secret log in",
+    "registry.url": _REGISTRY,
+    "url": _REGISTRY,  # of a section that is read alone
     "schedule": "write own, or a name that several feeds share, such as hourly: lower-case letters, digits and _",
     "offsets": "write {store: zookeeper, connect: host:2181/chroot}, or {connect: …, dual_commit: true} for both",
     "offsets.connect": "write host:port, several with commas between, and a chroot if there is one: host:2181/kafka",

@@ -130,12 +130,13 @@ def refusal(feed: str, group: str, migration: Migration) -> SluiceError | None:
         return None
     sound = migration.of(MigrationAction.MOVE, MigrationAction.DONE)
     first = migration.of(*REFUSED)[0]
+    log_bound = first.log_end if first.step is MigrationAction.BEYOND else first.log_start
+    offset = _at(first.target) if first.step is MigrationAction.BACK else log_bound
     only = " ".join(f"--only {r.tp}" for r in sound[:_SHOWN]) + (" …" if len(sound) > _SHOWN else "")
     others = f"; or move only the others: {only}" if sound else ""
     return Refused(
         f"group {group} is not migrated; {'; '.join(reasons)}",
-        remedy=f"correct the offset in the store, such as: sluice offsets reset {feed} --to-offset"
-        f" {first.log_end if first.step is MigrationAction.BEYOND else _at(first.source) or first.log_start}"
+        remedy=f"correct the offset in the store, such as: sluice offsets reset {feed} --to-offset {offset}"
         f" --only {first.tp}{others}",
         topic=first.tp.topic,
         partition=first.tp.partition,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -226,10 +228,16 @@ def run_ui(port: int, *signals: signal.Signals) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_ui_listens_on_loopback_and_shows_new_feeds(project: Path, unused_port: Callable[[], int]) -> None:
+def test_ui_listens_on_loopback_and_shows_new_feeds(project: Path, sluice: Sluice) -> None:
     (project / "feeds" / "broken.yaml").write_text("topics: [\n")  # the other feeds' pages are still served
     query = json.dumps({"query": "{ assetNodes { assetKey { path } } }"}).encode()
-    with run_ui(unused_port(), signal.SIGINT) as announcement:
+    with open_instance(Project(project)):
+        (remedy,) = find_daemon(sluice)["remedy"].split(";")[:1]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = sluice("ui", "--port", str(taken.getsockname()[1]))
+    (port,) = re.findall(r"sluice ui --port (\d+)$", refused.err)
+    assert (refused.code, remedy) == (2, "sluice ui")
+    with run_ui(int(port), signal.SIGINT) as announcement:
         assert [e["error"] for e in announcement["broken"]] == ["FeedError"]
 
         def list_assets() -> list[str]:
@@ -242,6 +250,14 @@ def test_ui_listens_on_loopback_and_shows_new_feeds(project: Path, unused_port: 
         assert "orders/landed" in list_assets()
         (project / "feeds" / "refunds.yaml").write_text("topics: refunds\nstart: earliest\ngroup: g-refunds\n")
         wait_until(lambda: "refunds/landed" in list_assets(), 60)
+        wait_until(lambda: find_daemon(sluice)["health"] == "ok", 60)
+
+
+def find_daemon(sluice: Sluice) -> dict[str, Any]:
+    """Returns what `sluice doctor` reports about Dagster's daemon."""
+    groups = sluice("doctor", "--json").document["groups"]
+    (daemon,) = (check for group in groups for check in group["checks"] if check["title"] == "daemon")
+    return dict(daemon)
 
 
 @pytest.mark.slow

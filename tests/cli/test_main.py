@@ -240,7 +240,8 @@ def test_sample_events_go_only_to_local_or_named_kafka(sluice: Sluice, project: 
     refused = sluice("produce", "orders", "-n", "500", "--json")
     assert (refused.code, refused.document["error"]) == (3, "NotLocal")
     assert "127.0.0.1:9" in refused.document["message"]
-    assert "500 sample events there anyway: sluice produce orders --bootstrap 127.0.0.1:9" in refused.document["remedy"]
+    command = "sluice produce orders --records 500 --bootstrap 127.0.0.1:9;"
+    assert f"500 sample events there anyway: {command}" in refused.document["remedy"]
     other = sluice("produce", "orders", "--bootstrap", "127.0.0.1:10", "--json")
     assert (other.code, other.document["error"]) == (2, "UsageError")
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from kafka import KafkaConsumer
 
+from sluice.pipelines.errors import SetupError
 from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local.local_registry import LocalRegistry
 from sluice.resources.local.secured import left
 from tests.cli.conftest import Sluice
 
+AVRO = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
 SLUICE = [sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())"]
 
 
@@ -24,6 +31,7 @@ def ours(project: Path) -> Iterator[Path]:
     yield project
     if (project / ".sluice" / "kafka" / "cluster.json").exists():
         LocalKafka.attach(project / ".sluice" / "kafka").stop()
+    LocalRegistry(project / ".sluice" / "registry").stop()
 
 
 @pytest.mark.kafka
@@ -35,8 +43,9 @@ def test_rights_are_missing_until_granted_and_certificates_are_renewed(ours: Pat
     assert sluice("produce", "orders", "-n", "100").code == 0
     refused = sluice("plan", "orders", "--json")
     assert refused.document["error"] in ("NotAuthorized", "UnknownTopic")
-    assert "sluice kafka grant" in refused.document["remedy"]
-    granted = sluice("kafka", "grant", "orders", "--json").document
+    command = find_commands(refused.document["remedy"])[-1]
+    assert command == ["kafka", "grant", "FEED"], refused.document["remedy"]
+    granted = sluice(*command[:-1], "orders", "--json").document
     assert {r["kind"] for r in granted["rights"]} == {"topic", "group", "transactional-id", "cluster"}
     assert sluice("plan", "orders", "--json").document["offsets"] == 100
     secure = ours / ".sluice" / "kafka" / "secure"
@@ -48,6 +57,61 @@ def test_rights_are_missing_until_granted_and_certificates_are_renewed(ours: Pat
     assert sluice("plan", "orders", "--json").document["offsets"] == 100
     assert sluice("kafka", "stop").code == 0
     assert sluice("kafka", "renew").code == 0, "a stopped Kafka starts with the new certificates"
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_local_kafka_and_registry_start_by_the_printed_commands(ours: Path, sluice: Sluice) -> None:
+    (command,) = find_commands(sluice("plan", "orders", "--json").document["remedy"])
+    assert [command] == find_commands(sluice("kafka", "status").out)
+    assert sluice(*command).code == 0
+    assert list_topics(ours) == set()
+    assert sluice("plan", "orders", "--json").document["error"] == "UnknownTopic"
+    assert sluice("kafka", "stop").code == 0
+    refused = sluice("plan", "orders", "--json").document
+    assert (refused["error"], find_commands(refused["remedy"])) == ("KafkaUnavailable", [command])
+    assert sluice(*command).code == 0
+    assert sluice("produce", "orders", "-n", "20").code == 0
+    assert "orders" in list_topics(ours)
+
+    avro = "topics: events\nstart: earliest\nformat: avro\nschema_file: events.avsc\nregistry:\n"
+    (ours / "feeds" / "events.yaml").write_text(avro)
+    (pull,) = find_commands(sluice("run", "events", "--json").document["remedy"])
+    (command,) = find_commands(sluice(*pull, "--json").document["remedy"])
+    with pytest.raises(SetupError) as missing:
+        _ = LocalRegistry(ours / ".sluice" / "registry").url
+    assert [command] == find_commands(missing.value.remedy)
+    assert sluice(*command).code == 0
+    url = sluice("kafka", "status", "--json").document["registry"]
+    with SchemaRegistryClient({"url": url, "timeout": 20}) as client:
+        assert client.get_subjects() == []
+        client.register_schema("events-value", Schema(json.dumps(AVRO), "AVRO"))
+    assert sluice(*pull).code == 0
+    assert json.loads((ours / "events.avsc").read_text()) == AVRO
+    assert sluice("kafka", "stop").code == 0
+
+
+@pytest.mark.kafka
+def test_sample_events_go_to_the_local_kafka_by_the_printed_command(ours: Path, sluice: Sluice) -> None:
+    feed = ours / "feeds" / "orders.yaml"
+    feed.write_text("kafka: {bootstrap: '127.0.0.1:9'}\n" + feed.read_text())
+    refused = sluice("produce", "orders", "-n", "20", "--json")
+    assert refused.document["error"] == "NotLocal"
+    assert "leave `kafka` out of the feed" in refused.document["remedy"]
+    feed.write_text(feed.read_text().partition("\n")[2])
+    assert sluice(*find_commands(refused.document["remedy"])[1]).code == 0
+    assert sluice("produce", "orders", "-n", "20").code == 0
+    assert "orders" in list_topics(ours)
+
+
+def find_commands(text: str) -> list[list[str]]:
+    return [command.split() for command in re.findall(r"sluice ([^;,`\n]+)", text)]
+
+
+def list_topics(project: Path) -> set[str]:
+    """Returns the topics that another client lists in the project's own Kafka."""
+    with closing(KafkaConsumer(bootstrap_servers=LocalKafka.attach(project / ".sluice" / "kafka").bootstrap)) as client:
+        return {topic for topic in client.topics() if not topic.startswith("_")}
 
 
 @pytest.mark.kafka

@@ -15,6 +15,7 @@ from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Call
 from tests.integration.support import FeedProject, list_files, query_files, run
+from tests.integration.test_groups import make_consumer, poll_in_background
 from tests.integration.test_lives import find_hour, recreate
 
 pytestmark = pytest.mark.kafka
@@ -90,6 +91,29 @@ def test_a_replaced_topic_shows_an_offset_in_each_life(project: FeedProject, cal
     assert (former["class"], [e["record"]["id"] for e in former["earlier"]]) == ("not read yet", [30])
     code, text = call("explain", "orders", f"{project.topic}:0:15")
     assert re.search(r"not read yet.*landed by batch", text, re.DOTALL), text
+
+
+@pytest.mark.parametrize(("by", "printed"), [("--run", r"run +(none:\S+)"), ("--window", r"window (\S+) ")])
+def test_output_of_a_failed_run_leads_to_its_records(project: FeedProject, call: Call, by: str, printed: str) -> None:
+    feed = project.write_feed(format="json", schema="{id: int64}", policies="{quarantine_limit: {share: 1.0}}")
+    produce(project, 0, 40, find_hour(4))
+    produce(project, 100, 20, find_hour(2))
+    produce(project, 200, 20, find_hour(0))
+    run(feed)
+    hour = show_window(find_hour(2))
+    with poll_in_background(make_consumer(feed, project.topic)):
+        code, text = call("run", "orders", "--window", hour, "--replace", "--no-dagster")
+    assert code == 3, text
+    value = re.findall(printed, text)[-1]
+    code, listed = call("explain", "orders", by, value, "-n", "100")
+    (command,) = re.findall(r"sluice (explain orders \S+)", listed)
+    coordinates = re.findall(rf"{project.topic}:(\d+):(\d+) .*landed", listed)
+    query = """select kafka_partition, kafka_offset from read_parquet($files, hive_partitioning = false)
+        where id between 100 and 199"""
+    expected = {tuple(map(str, r.values())) for r in query_files(feed, query, list_files(feed)).to_pylist()}
+    assert (code, {*coordinates}) == (0, expected)
+    code, document = call(*command.split(), "--json")
+    assert (code, document["record"]["id"] // 100) == (0, 1)
 
 
 def test_an_offset_and_a_search_exclude_each_other(project: FeedProject, call: Call) -> None:

@@ -9,22 +9,29 @@ import itertools
 import json
 import re
 import shutil
+import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import dagster as dg
 import deltalake
 import duckdb
 import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
 import sluice
-from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, WindowRetired
+from sluice.pipelines.batch import land
+from sluice.pipelines.errors import FeedError, LakeUnavailable, PartUnreadable, WindowRetired
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.republishing import send_lane
 from sluice.pipelines.util.units import show_window
 from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local.local_registry import LocalRegistry
 from tests.faults.effects import run_command, run_until_killed
 from tests.integration.conftest import Call
 from tests.integration.support import FeedProject, consume_topic
@@ -536,11 +543,178 @@ def test_a_cut_republish_goes_on_by_the_printed_command(
     assert call("audit", "orders", "--republished", name)[0] == 0
 
 
+def test_an_unknown_republish_is_begun_by_the_printed_command(
+    project: FeedProject, call: Call, fresh_topic: Callable[..., str]
+) -> None:
+    project.write_feed(**TYPED)
+    produce(project, range(20), find_hour(3), 2)
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    target = fresh_topic()
+    code, text = call("republish", "orders", "--resume", "nothing")
+    (command,) = find_commands(text, "republish orders --topic")
+    assert code == 2
+    words = command.removesuffix(" TOPIC begins one").split()
+    code, text = call(*words, target, "--window", show_window(find_hour(3)), "--yes")
+    assert code == 0, text
+    assert sorted(json.loads(r["value"])["id"] for r in consume_topic(project.kafka, target)) == [*range(20)]
+
+
 def read_table(catalog: Mapping[str, str]) -> list[int]:
     """Returns the ids that PyIceberg reads."""
     from pyiceberg.catalog import load_catalog
 
     return sorted(load_catalog("sluice", **catalog).load_table("gh.push").scan().to_arrow().column("id").to_pylist())
+
+
+# -- the first steps of a project, of a feed and of its records
+
+
+def test_a_folder_becomes_a_project_by_the_printed_commands(project: FeedProject, call: Call) -> None:
+    produce(project, range(40), find_hour(3), 2)
+    options = ("--bootstrap", project.kafka.bootstrap, "--topic", project.topic)
+    code, text = call("status")
+    assert (code, find_commands(text, "init")) == (2, ["init begins a project"]), text
+    code, text = call("init", "Web Orders!", *options)
+    assert code == 2
+    written = follow(call, text, "init web_orders", *options)
+    follow(call, written, "plan web_orders")
+    follow(call, written, "run web_orders")
+    check_rows(project, range(40), "web_orders")
+    check_sound(call, "web_orders")
+    code, text = call("init", "web_orders", *options)
+    assert (code, find_commands(text, "init")) == (2, ["init NAME"]), text
+
+
+def test_doctor_and_dbt_name_the_command_that_writes_a_first_feed(project: FeedProject, call: Call) -> None:
+    produce(project, range(10), find_hour(3))
+    (project.root / "feeds").mkdir()
+    assert "init" in find_commands(call("dbt", "sources")[1], "init")
+    (command,) = find_commands(call("doctor")[1], "init")
+    options = ("--bootstrap", project.kafka.bootstrap, "--topic", project.topic)
+    code, text = call(command.removesuffix(" writes one"), "orders", *options)
+    assert code == 0, text
+    assert find_commands(call("doctor")[1], "init") == []
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    check_rows(project, range(10))
+
+
+def test_a_missing_schema_file_is_fetched_by_the_printed_command(
+    project: FeedProject, call: Call, registry: LocalRegistry
+) -> None:
+    schema = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+    with SchemaRegistryClient({"url": registry.url, "timeout": 20}) as client:
+        number = client.register_schema(f"{project.topic}-value", Schema(json.dumps(schema), "AVRO"))
+    with KafkaProducer(bootstrap_servers=project.kafka.bootstrap) as producer:
+        for i in range(20):  # by zigzag, one byte is a number below 64
+            value = struct.pack(">bIB", 0, number, 2 * i)
+            producer.send(project.topic, value, partition=0, timestamp_ms=find_hour(3) + i)
+    with pytest.raises(FeedError, match="does not exist"):
+        project.write_feed(format="avro", schema_file="orders.avsc", registry=f"{{url: '{registry.url}'}}")
+    code, text = call("run", "orders", "--no-dagster")
+    assert code == 2
+    follow(call, text, "schema pull orders")
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    check_rows(project, range(20))
+    check_sound(call)
+
+
+def test_a_missing_contract_is_proposed_by_the_printed_command(project: FeedProject, call: Call) -> None:
+    project.write_feed(**TYPED)
+    produce(project, range(300), find_hour(3), 2)
+    code, text = call("contract", "check", "orders")
+    assert code == 2
+    follow(call, text, "contract init orders")
+    (proposed,) = (project.root / "feeds").glob("*.proposed.json")
+    suite = json.loads(proposed.read_text())["expectations"]
+    assert {"expect_column_values_to_not_be_null"} <= {e["type"] for e in suite if e["kwargs"].get("column") == "id"}
+    proposed.rename(proposed.with_name("orders.contract.json"))
+    assert call("contract", "check", "orders")[0] == 0
+    with KafkaProducer(bootstrap_servers=project.kafka.bootstrap) as producer:
+        producer.send(project.topic, b"{}", partition=0, timestamp_ms=find_hour(3))
+    code, text = call("run", "orders", "--no-dagster")
+    assert (code, "broken by 1 of 301 rows" in text) == (0, True), text
+
+
+def test_sample_events_reach_another_kafka_by_the_printed_command(project: FeedProject, call: Call) -> None:
+    project.write_feed(schema="{order_id: string}", format="json")
+    code, text = call("produce", "orders", "--records", "30")
+    assert (code, consume_topic(project.kafka, project.topic)) == (3, [])
+    follow(call, text, "produce orders --records")
+    assert len(consume_topic(project.kafka, project.topic)) == 30
+
+
+# -- runs of Dagster and of several feeds
+
+
+def test_a_killed_run_is_ended_by_the_printed_command(project: FeedProject, call: Call) -> None:
+    project.write_feed(**TYPED)
+    produce(project, range(30), find_hour(3), 2)
+    home = project.root / ".sluice" / "dagster"
+    for effect in itertools.count(1):
+        assert run_until_killed(effect, run_command, project.root, "run", "orders")
+        text = call("doctor")[1]
+        if find_commands(text, "unstick"):
+            break
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        (run,) = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
+    follow(call, text, "unstick")
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        ended = instance.get_run_by_id(run.run_id)
+        assert (ended and ended.status) == dg.DagsterRunStatus.FAILURE
+    assert find_commands(call("doctor")[1], "unstick") == []
+    assert call("run", "orders")[0] == 0
+    check_rows(project, range(30))
+    check_sound(call)
+
+
+def test_logs_of_runs_are_removed_by_the_command_in_dagsters_settings(project: FeedProject, call: Call) -> None:
+    project.write_feed(**TYPED)
+    produce(project, range(30), find_hour(3), 2)
+    assert call("run", "orders")[0] == 0
+    home = project.root / ".sluice" / "dagster"
+    (command,) = find_commands((home / "dagster.yaml").read_text(), "prune")
+    assert call(command)[0] == 0
+
+    def read_history() -> tuple[int, set[str]]:
+        with dg.DagsterInstance.from_config(str(home)) as instance:
+            (run,) = instance.get_runs()
+            return len(instance.all_logs(run.run_id)), instance.get_materialized_partitions(
+                dg.AssetKey(["orders", "landed"])
+            )
+
+    entries, partitions = read_history()
+    assert (entries > 10, bool(partitions)) == (True, True), "only old runs"
+    code, text = call(command, "--older", "0s")
+    assert code == 0, text
+    assert read_history() == (0, partitions)
+    produce(project, range(30, 40), find_hour(2), 2)
+    assert call("run", "orders")[0] == 0
+    check_rows(project, range(40))
+    check_sound(call)
+
+
+def test_a_failure_among_several_feeds_is_repeated_with_its_traceback(
+    project: FeedProject, call: Call, fresh_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write_feed(**TYPED)
+    project.write_feed("web", **TYPED | {"topics": fresh_topic()})
+    produce(project, range(20), find_hour(3), 2)
+    survey = land.take_survey
+
+    def fail(feed: Feed, *more: Any) -> Any:
+        if feed.name == "orders":
+            raise ZeroDivisionError("a bug")
+        return survey(feed, *more)
+
+    monkeypatch.setattr(land, "take_survey", fail)
+    code, text = call("run", "--all", "--no-dagster")
+    (command,) = find_commands(text, "run orders --debug")
+    assert code != 0
+    code, text = call(*command.split(), "--no-dagster")
+    assert (code, "Traceback" in text, "ZeroDivisionError: a bug" in text) == (1, True, True), text
+    monkeypatch.setattr(land, "take_survey", survey)
+    assert call("run", "--all", "--no-dagster")[0] == 0
+    check_rows(project, range(20))
 
 
 # -- two environments

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaConsumer
+from kafka import KafkaAdminClient, KafkaConsumer
 from kafka import TopicPartition as KafkaPartition
+from kafka.structs import OffsetAndMetadata
 
 from sluice.cli.main import main
 from sluice.pipelines.committing.commit import CommitStatus
@@ -108,14 +110,37 @@ def test_dry_run_changes_nothing_and_offsets_migrate_both_ways(group: Group, mig
 def test_migration_of_an_invalid_tree_is_refused(
     group: Group, migrate: Migrate, offsets: dict[int, str], message: str
 ) -> None:
-    import re
-
     group.put(offsets)
     for words in (("--dry-run",), ("--yes",)):
         code, document = migrate(*THERE, *words)
         assert code == 3
         assert re.search(message, (document.get("problem") or document)["message"])
     assert group.in_kafka() == {}
+
+
+@pytest.mark.parametrize(
+    ("offsets", "ahead", "expected"),
+    [
+        ({0: "4", 1: "11", 2: "0"}, {}, {0: 4, 1: 10, 2: 0}),
+        ({0: "4", 2: "0"}, {}, {0: 4, 1: 0, 2: 0}),
+        ({0: "4", 1: "2", 2: "0"}, {1: 7}, {0: 4, 1: 7, 2: 0}),
+    ],
+    ids=["beyond the log", "missing", "behind the target"],
+)
+def test_an_invalid_offset_is_corrected_by_the_printed_command(
+    group: Group, migrate: Migrate, offsets: dict[int, str], ahead: dict[int, int], expected: dict[int, int]
+) -> None:
+    group.put(offsets)
+    with KafkaAdminClient(bootstrap_servers=group.project.kafka.bootstrap) as admin:
+        moved = {KafkaPartition(group.project.topic, p): OffsetAndMetadata(o, "", None) for p, o in ahead.items()}
+        admin.alter_group_offsets(group.name, moved)
+    code, document = migrate(*THERE, "--yes")
+    (command,) = re.findall(r"sluice (offsets reset [^;]+)", document["problem"]["remedy"])
+    assert code == 3
+    assert main([*command.split(), "--yes", "--project", str(group.project.root)]) == 0
+    assert group.in_zookeeper() == {p: str(offset) for p, offset in expected.items()}
+    assert migrate(*THERE, "--yes")[0] == 0
+    assert group.in_kafka() == expected
 
 
 def test_valid_partitions_can_be_migrated_alone(group: Group, migrate: Migrate) -> None:

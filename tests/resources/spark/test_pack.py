@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tarfile
@@ -136,6 +137,44 @@ def test_pack_is_created_once(capfd: pytest.CaptureFixture[str], tmp_path: Path)
     assert (document["created"], document["path"]) == (False, str(tmp_path / "p.tar.gz"))
     assert document["bytes"] == (tmp_path / "p.tar.gz").stat().st_size
     assert "kafka-python 3.0.12" in document["distributions"]
+
+
+@pytest.mark.cluster
+def test_a_missing_archive_is_made_by_the_printed_command(tmp_path: Path) -> None:
+    settings = SparkSettings(master="yarn", environment=str(tmp_path / "p.tar.gz"))
+    with pytest.raises(SetupError) as missing:
+        executors.conf(settings, {})
+    (command,) = re.findall(r"sluice (pack [^;]+)", missing.value.remedy)
+    assert main(command.split()) == 0
+    assert executors.conf(settings, {})["spark.archives"] == f"{settings.environment}#sluice-env"
+    assert import_packed(tmp_path / "p.tar.gz", "sluice.pipelines.landing.task") == "sluice.pipelines.landing.task\n"
+
+
+@pytest.mark.cluster
+def test_an_archive_with_a_module_is_made_by_the_printed_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "alone.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    archive = tmp_path / "own.tar.gz"
+    with pytest.raises(ValueError, match="has modules") as refused:
+        SparkSettings(master="yarn", environment=str(archive), modules=("alone",))
+    (command,) = re.findall(r"sluice (pack --with MODULE --output FILE)", str(refused.value))
+    assert main(command.replace("MODULE", "alone").replace("FILE", str(archive)).split()) == 0
+    assert executors.archive(SparkSettings(master="yarn", environment=str(archive))) == str(archive)
+    assert import_packed(archive, "alone") == "alone\n"
+
+
+def import_packed(archive: Path, module: str) -> str:
+    """Returns the name of a module that a Python without other packages imports from the archive."""
+    folder = archive.with_suffix(".folder")
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+    bare = {"PYTHONPATH": str(folder), "HOME": str(folder), "PATH": os.environ["PATH"]}
+    ask = f"import importlib; print(importlib.import_module({module!r}).__name__)"
+    return subprocess.run(
+        [sys.executable, "-S", "-c", ask], env=bare, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_pack_digest_depends_on_releases_and_files(tmp_path: Path) -> None:
