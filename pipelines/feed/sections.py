@@ -6,7 +6,7 @@ docs/feeds.md explains every key. Sizes are in bytes, durations in ms.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
@@ -633,6 +633,14 @@ class WindowSettings(Settings):
             starts.append(first)
             first = self.end_of(first)
         return tuple(starts)
+
+    def join(self, starts: Iterable[int]) -> list[tuple[int, int]]:
+        """Returns the spans [start, end) of windows in a row, in order, of windows by their starts."""
+        spans: list[tuple[int, int]] = []
+        for start in sorted(starts):
+            first = spans.pop()[0] if spans and spans[-1][1] == start else start
+            spans.append((first, self.end_of(start)))
+        return spans
 
     def list_named(self, text: object) -> Sequence[int]:
         """Returns the windows (their starts, ms) that text names: those of its day, of its hour, or one.

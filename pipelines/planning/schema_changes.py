@@ -35,6 +35,7 @@ from sluice.pipelines.ledger.entries import (
     SplitText,
 )
 from sluice.pipelines.model.receipts import Drift, DriftKind, Receipt
+from sluice.pipelines.planning.windows import find_boundary
 from sluice.pipelines.records.rows.split_rule import SplitRule, Tombstones
 from sluice.pipelines.records.rows.value_reader import KeyReader, Reader
 from sluice.pipelines.records.shape import SPLIT, Shape, Split
@@ -54,7 +55,7 @@ from sluice.pipelines.schema.schema import (
     path_below,
 )
 from sluice.pipelines.schema.wider import RAW_TYPES, holds, one_table, parse_type
-from sluice.pipelines.util.units import many
+from sluice.pipelines.util.units import join_first, many
 from sluice.pipelines.validation.drift import OTHERS, sum_drift
 
 MOST_EVOLVED = 200
@@ -229,11 +230,11 @@ def find_corrected_table(feed: Feed, shape: Shape, ledger: Ledger, state: State)
         check_one_table(feed, shape, state)
     except SchemaChanged as error:
         published = ((n, e) for n, e in ledger.entries() if isinstance(e, PublishEntry))
-        names = {r.format for n, e in published for r in state.receipts(n, e) if r.counts.landed_rows}
-        table = dict[str, str]()
+        remaining = [r for n, e in published for r in state.receipts(n, e) if r.counts.landed_rows]
+        names, table = {r.format for r in remaining}, dict[str, str]()
         for name in (n for n in state.shapes if n in names):
             table = one_table(table, state.schemas[name])
-        check_one_table(feed, shape, replace(state, table=table))
+        check_one_table(feed, shape, replace(state, table=table), remaining)
         if live := state.live():
             remedy = f"finish or abandon it first, with the former schema: sluice repair {feed.name}"
             raise SchemaChanged(f"{error.message}\n    and batch {live[0].id} is live", remedy=remedy) from None
@@ -249,8 +250,11 @@ def preview_protection(feed: Feed, ledger: Ledger, state: State) -> str:
     return f"{'; '.join(changes)}; landed rows stay as they are" if changes else ""
 
 
-def check_one_table(feed: Feed, shape: Shape, state: State) -> None:
-    """Raises SchemaChanged when rows of the shape would not form one table with all landed rows."""
+def check_one_table(feed: Feed, shape: Shape, state: State, remaining: Sequence[Receipt] = ()) -> None:
+    """Raises SchemaChanged when rows of the shape would not form one table with all landed rows.
+
+    The remedy names the windows of the `remaining` rows whose type does not fit.
+    """
     last = find_newest_name(state)
     if state.table and last and last.startswith(SPLIT) != (shape.split is not None):
         was = "without `split`" if shape.split else "with `split`"
@@ -263,14 +267,43 @@ def check_one_table(feed: Feed, shape: Shape, state: State) -> None:
             _ = make_layout(own.columns) if own.columns else None
     except SchemaProblem as problem:  # a copy of a column that records have widened
         raise SchemaChanged(f"feed {feed.name}: {problem}", remedy=problem.remedy) from None
-    problems = list(_find_problems(spell_columns(shape), state.table))
+    columns = spell_columns(shape)
+    problems = list(_find_problems(columns, state.table))
     if not problems:
         return
     lines = "".join(f"\n    {text}" for text, _ in problems[:_SAID])
     more = f"\n    and {len(problems) - _SAID} more" if len(problems) > _SAID else ""
     raise SchemaChanged(
         f"feed {feed.name}: new rows would not form one table with the landed ones:{lines}{more}",
-        remedy=f"{problems[0][1]}; or land it as a new feed",
+        remedy=f"{problems[0][1]}; or land it as a new feed{_format_correction(feed, columns, state, remaining)}",
+    )
+
+
+def _format_correction(feed: Feed, columns: Mapping[str, str], state: State, remaining: Sequence[Receipt]) -> str:
+    """Returns the commands after which no row has another type than these columns; empty if there are none.
+
+    A column that records added cannot be left out.
+    """
+    types = {name: parse_type(text) for name, text in columns.items() if name not in state.evolved}
+    misfits, closed, others = dict[str, None](), set[int](), list[str]()
+    for receipt in remaining:
+        old, r = state.schemas[receipt.format], receipt.offset_range
+        names = [n for n, t in types.items() if n in old and not holds(t, parse_type(old[n]))]
+        if names and state.current.get(r.tp) == r.key:
+            misfits |= dict.fromkeys(names)
+            if r.window is None or find_boundary(state, r.key, feed.window.end_of(r.window)) is None:
+                others.append(f"--offsets {r.key}:{r.start}-{r.end}")
+            else:
+                closed.add(feed.window.start_of(r.window))
+    if not misfits:
+        return ""
+    name = feed.window.name
+    options = [*(f"--from {name(start)} --to {name(end)}" for start, end in feed.window.join(closed)), *others]
+    commands = join_first((f"sluice run {feed.name} {o} --replace" for o in options), _SAID, "; and {:,} more", "; ")
+    until = ", with `on_drift: extra`" if feed.policies.on_drift is OnDrift.EVOLVE else ""
+    return (
+        f"; to correct a type: leave {', '.join(misfits)} out{until}, land the rows of the old type again, add it, and"
+        f" land them once more: {commands}; rows that Kafka no longer has keep the old type until they expire"
     )
 
 
@@ -294,8 +327,7 @@ def _find_problems(columns: Mapping[str, str], table: Mapping[str, str]) -> Iter
         elif not holds(parse_type(text), parse_type(table[name])):
             message = f"{name} is {text}, and has landed as {table[name]}, which {text} does not hold"
             remedy = f"give {name} its old type ({table[name]}) or a wider one, or give the new field another name"
-            again = f"leave {name} out, land all windows again (run --from --to --replace), and add it then"
-            yield message, f"{remedy}; once no row has the old type, it may have this one: {again}"
+            yield message, remedy
 
 
 def _build_entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.FolderPrefix) -> SchemaEntry:

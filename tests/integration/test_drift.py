@@ -131,7 +131,7 @@ def test_wrong_type_is_corrected_once_no_row_has_it(
     right = write_feed(code="string")
     with pytest.raises(SchemaChanged, match="code is string, and has landed as int64") as refused:
         run(right)
-    assert "leave code out, land all windows again" in refused.value.remedy
+    assert "leave code out, land the rows of the old type again" in refused.value.remedy
     without = write_feed()
     run(without, request_again(0, 10))
     with pytest.raises(SchemaChanged):

@@ -95,6 +95,13 @@ def read_ids(project: FeedProject, feed: str = "orders") -> list[int]:
     return [i for (i,) in rows]
 
 
+def read_codes(project: FeedProject) -> list[tuple[int, int, str]]:
+    """Returns the rows' numbers and codes, and DuckDB's type of the latter."""
+    files = [str(p) for p in list_files(project)]
+    query = "select id, code, typeof(code) from read_parquet($1, hive_partitioning = false) order by id"
+    return duckdb.execute(query, [files]).fetchall()
+
+
 def check_rows(project: FeedProject, expected: Sequence[int], feed: str = "orders") -> None:
     """Compare the rows of the folder with the numbers that are to be there, each once."""
     assert Counter(read_ids(project, feed)) == Counter(expected)
@@ -360,20 +367,66 @@ def test_a_topic_that_is_gone_or_is_another_feeds_leaves_by_the_printed_commands
     check_rows(project, range(20, 60), "web")
 
 
-def test_a_type_is_corrected_once_rows_that_kafka_no_longer_has_expire(project: FeedProject, call: Call) -> None:
+@pytest.mark.parametrize("policy", ["extra", "evolve"])
+def test_a_type_is_corrected_by_the_printed_commands(project: FeedProject, call: Call, policy: str) -> None:
+    right, without = "{id: int64, code: int64}", "{id: int64}"
+    typed = TYPED | {"policies": f"{{on_drift: {policy}}}"}
+    project.write_feed(**typed | {"schema": "{id: int64, code: float64}"})
+    for n, ago in enumerate((14, 13, 11, 9, 7, 5, 3)):
+        for i in range(10 * n, 10 * n + 10):
+            produce(project, range(i, i + 1), find_hour(ago), 2, more=f', "code": {i}')
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    produce(project, range(70, 80), find_hour(0), 2, more=', "code": 5')
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    project.write_feed(**typed | {"schema": right})
+    code, text = call("run", "orders", "--no-dagster")
+    first = f"run orders --from {show_window(find_hour(14))} --to {show_window(find_hour(12))} --replace"
+    followed: list[str] = []
+    assert (code, find_commands(text, "run orders --")[0], "; and 3 more" in text) == (3, first, True), text
+    while code == 3:
+        assert ("leave code out, with `on_drift: extra`" in text) == (policy == "evolve"), text
+        commands = find_commands(text, "run orders --")
+        project.write_feed(**TYPED | {"schema": without})
+        for command in commands:
+            assert call(*command.split(), "--no-dagster")[0] == 0
+        project.write_feed(**typed | {"schema": right})
+        code, text = call("run", "orders", "--no-dagster")
+        followed += commands
+    for command in followed:
+        assert call(*command.split(), "--no-dagster")[0] == 0
+    assert read_codes(project) == [(i, min(i, 5) if i >= 70 else i, "BIGINT") for i in range(80)]
+    check_sound(call)
+
+
+def test_no_command_is_printed_for_the_type_of_a_column_that_records_added(project: FeedProject, call: Call) -> None:
+    """Left out of the file, it stays a column."""
+    project.write_feed(**TYPED | {"policies": "{on_drift: evolve}"})
+    for n, ago in enumerate((5, 4)):
+        produce(project, range(10 * n, 10 * n + 10), find_hour(ago), more=', "code": 1.5')
+        assert call("run", "orders", "--no-dagster")[0] == 0
+    project.write_feed(**TYPED | {"schema": "{id: int64, code: int64}"})
+    code, text = call("run", "orders", "--no-dagster")
+    assert (code, "has landed as float64" in text, "--replace" in text) == (3, True, False), text
+
+
+def test_a_type_is_corrected_from_a_raw_feed_once_rows_that_kafka_no_longer_has_expire(
+    project: FeedProject, call: Call, fresh_topic: Callable[..., str]
+) -> None:
     """Landing again without the column, the other way, is refused: it would lose the rows."""
     hours = [show_window(find_hour(ago)) for ago in (5, 4)]
-    wrong, right = ({"schema": f"{{id: int64, code: {type_}}}"} for type_ in ("int64", "string"))
+    wrong, right = ({"schema": f"{{id: int64, code: {type_}}}"} for type_ in ("float64", "int64"))
     project.write_feed(**TYPED | wrong)
+    project.write_feed("raw")
     produce(project, range(20), find_hour(5), more=', "code": 7')
-    assert call("run", "orders", "--no-dagster")[0] == 0
+    assert call("run", "--all", "--no-dagster")[0] == 0
     delete_records(project, {0: 20})
-    produce(project, range(20, 40), find_hour(3), more=', "code": "007"')
+    produce(project, range(20, 40), find_hour(3), more=', "code": 8')
     project.write_feed(**TYPED | right)
     code, text = call("run", "orders", "--no-dagster")
-    assert (code, "run --from --to --replace" in text) == (3, True), text
+    (command,) = find_commands(text, "run orders --from")
+    assert (code, "keep the old type until they expire" in text) == (3, True), text
     project.write_feed(**TYPED)
-    code, text = call("run", "orders", "--from", hours[0], "--to", hours[1], "--replace", "--no-dagster")
+    code, text = call(*command.split(), "--no-dagster")
     assert (code != 0, "Kafka" in text) == (True, True), text
     check_rows(project, range(20))
     project.write_feed(**TYPED | right)
@@ -381,6 +434,11 @@ def test_a_type_is_corrected_once_rows_that_kafka_no_longer_has_expire(project: 
     assert call("expire", "orders", "--before", hours[1], *YES)[0] == 0
     assert call("run", "orders", "--no-dagster")[0] == 0
     check_rows(project, range(20, 40))
+    again = fresh_topic()
+    assert call("republish", "raw", "--topic", again, "--window", hours[0], "--yes")[0] == 0
+    project.write_feed(**TYPED | right | {"topics": f"[{project.topic}, {again}]"})
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    assert read_codes(project) == [(i, 7 if i < 20 else 8, "BIGINT") for i in range(40)]
     check_sound(call)
 
 
