@@ -289,21 +289,21 @@ def _format_correction(feed: Feed, columns: Mapping[str, str], state: State, rem
     for receipt in remaining:
         old, r = state.schemas[receipt.format], receipt.offset_range
         names = [n for n, t in types.items() if n in old and not holds(t, parse_type(old[n]))]
+        misfits |= dict.fromkeys(names)
         if names and state.current.get(r.tp) == r.key:
-            misfits |= dict.fromkeys(names)
             if r.window is None or find_boundary(state, r.key, feed.window.end_of(r.window)) is None:
                 others.append(f"--offsets {r.key}:{r.start}-{r.end}")
             else:
                 closed.add(feed.window.start_of(r.window))
-    if not misfits:
-        return ""
-    name = feed.window.name
+    name, expiry = feed.window.name, "; rows that Kafka no longer has keep the old type until they expire"
     options = [*(f"--from {name(start)} --to {name(end)}" for start, end in feed.window.join(closed)), *others]
+    if not options:
+        return expiry if misfits else ""
     commands = join_first((f"sluice run {feed.name} {o} --replace" for o in options), _SAID, "; and {:,} more", "; ")
     until = ", with `on_drift: extra`" if feed.policies.on_drift is OnDrift.EVOLVE else ""
     return (
         f"; to correct a type: leave {', '.join(misfits)} out{until}, land the rows of the old type again, add it, and"
-        f" land them once more: {commands}; rows that Kafka no longer has keep the old type until they expire"
+        f" land them once more: {commands}{expiry}"
     )
 
 

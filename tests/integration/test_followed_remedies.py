@@ -95,9 +95,9 @@ def read_ids(project: FeedProject, feed: str = "orders") -> list[int]:
     return [i for (i,) in rows]
 
 
-def read_codes(project: FeedProject) -> list[tuple[int, int, str]]:
+def read_codes(project: FeedProject, feed: str = "orders") -> list[tuple[int, int, str]]:
     """Returns the rows' numbers and codes, and DuckDB's type of the latter."""
-    files = [str(p) for p in list_files(project)]
+    files = [str(p) for p in list_files(project, feed)]
     query = "select id, code, typeof(code) from read_parquet($1, hive_partitioning = false) order by id"
     return duckdb.execute(query, [files]).fetchall()
 
@@ -395,6 +395,37 @@ def test_a_type_is_corrected_by_the_printed_commands(project: FeedProject, call:
     for command in followed:
         assert call(*command.split(), "--no-dagster")[0] == 0
     assert read_codes(project) == [(i, min(i, 5) if i >= 70 else i, "BIGINT") for i in range(80)]
+    check_sound(call)
+
+
+def test_a_type_of_an_output_is_corrected_where_kafka_has_the_records(project: FeedProject, call: Call) -> None:
+    """Of a topic that was created again, rows of the former one stay until they expire."""
+
+    def write(columns: str) -> None:
+        outputs = f"{{push: {{schema: {columns}}}, pull: {{schema: {{id: int64}}}}}}"
+        project.write_feed(format="json", split=f"{{by: {{header: kind}}, into: {outputs}}}")
+
+    push = [("kind", b"push")]
+    write("{id: int64, code: float64}")
+    produce(project, range(10), find_hour(5), headers=push, more=', "code": 7')
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    recreate(project, project.topic, 5)
+    assert call("accept", "orders", "recreated", *YES)[0] == 0
+    produce(project, range(10, 20), find_hour(3), headers=push, more=', "code": 8')
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    write("{id: int64, code: int64}")
+    code, text = call("run", "orders", "--no-dagster")
+    (command,) = find_commands(text, "run orders --")
+    assert (code, "leave push/code out" in text, show_window(find_hour(5)) in command) == (3, True, False), text
+    write("{id: int64}")
+    assert call(*command.split(), "--no-dagster")[0] == 0
+    write("{id: int64, code: int64}")
+    code, text = call("run", "orders", "--no-dagster")
+    assert (code, "keep the old type until they expire" in text, find_commands(text, "run orders --")) == (3, True, [])
+    assert call("expire", "orders", "--before", show_window(find_hour(4)), *YES)[0] == 0
+    assert call("run", "orders", "--no-dagster")[0] == 0
+    assert call(*command.split(), "--no-dagster")[0] == 0
+    assert read_codes(project, "orders/push") == [(i, 8, "BIGINT") for i in range(10, 20)]
     check_sound(call)
 
 
