@@ -62,8 +62,8 @@ def is_own(result: PeerResult) -> bool:
 def _draw_legend(own: Mapping[str, str]) -> Iterator[Html]:
     for i, (peer, title) in enumerate(own.items()):
         x = _WIDTH - 200 * (len(own) - i)
-        yield _draw_rectangle(x, 17, _BAR, _choose_class([*own], peer))
-        yield text(title, x + _BAR + 6, 27, class_="note")
+        yield _draw_rectangle(x, 37, _BAR, _choose_class([*own], peer))
+        yield text(title, x + _BAR + 6, 47, class_="note")
 
 
 def _choose_class(own: Sequence[str], peer: str) -> str:
