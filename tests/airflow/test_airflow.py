@@ -25,6 +25,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
+from kafka import KafkaAdminClient, KafkaProducer
 
 from sluice.pipelines.util.units import DAY, HOUR, show_window
 from sluice.resources.liveness import now
@@ -32,6 +33,7 @@ from sluice.resources.local.local_kafka import LocalKafka
 from tests.cli.conftest import CommandResult, Sluice
 from tests.cli.conftest import project as project
 from tests.cli.conftest import sluice as sluice
+from tests.integration.support import consume_topic
 from tests.resources.kafka.tools import free_port
 
 pytestmark = [pytest.mark.airflow, pytest.mark.usefixtures("default_engine")]
@@ -239,7 +241,7 @@ class Airflow:
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "120",
         }
         services = [["scheduler", "--skip-serve-logs"], ["triggerer", "--skip-serve-logs"]]
-        if [*self.bin.parent.glob("lib/python*/site-packages/airflow/sdk")]:
+        if not self.is_old:
             # Tasks fail while no API server listens.
             services = [["api-server", "--host", "127.0.0.1", "--port", str(port)], ["dag-processor"], *services]
         with ExitStack() as running:
@@ -252,10 +254,16 @@ class Airflow:
                     _wait_for(lambda: _is_listening(port))
             yield
 
-    def count_runs(self) -> Mapping[str, int]:
-        """Return the runs of the feed's DAG by state."""
+    def count_runs(self, dag: str = "land_orders") -> Mapping[str, int]:
+        """Return the runs of the DAG by state."""
         with closing(sqlite3.connect(self.home / "airflow.db", timeout=60)) as database:
-            return dict(database.execute("select state, count(*) from dag_run where dag_id = 'land_orders' group by 1"))
+            query = "select state, count(*) from dag_run where dag_id = ? group by 1"
+            return dict(database.execute(query, [dag]))
+
+    @property
+    def is_old(self) -> bool:
+        """True for Airflow 2."""
+        return not [*self.bin.parent.glob("lib/python*/site-packages/airflow/sdk")]
 
     def kill_next_run(self, sign: signal.Signals, before: set[Path]) -> set[Path]:
         """Kill the process of the next run when it has a plan. Returns the heartbeats there are."""
@@ -524,7 +532,7 @@ def _wait_for(condition: Callable[[], object], every: float = 0.5) -> None:
 def test_documented_maintenance_merges_and_expires(airflow: Airflow, sluice: Sluice) -> None:
     page = (ROOT / "docs" / "airflow.md").read_text()
     (code,) = re.findall(r"```python\n(from datetime[^`]*BashOperator.*?)```", page, re.DOTALL)
-    if not [*airflow.bin.parent.glob("lib/python*/site-packages/airflow/sdk")]:
+    if airflow.is_old:
         code = code.replace("airflow.providers.standard.operators.bash import", "airflow.operators.bash import")
         code = code.replace("airflow.sdk import", "airflow.models.dag import")
     (airflow.home / "dags" / "maintenance.py").write_text(code.replace("/srv/sluice", str(airflow.project)))
@@ -544,6 +552,94 @@ def test_documented_maintenance_merges_and_expires(airflow: Airflow, sluice: Slu
     states = {w["window"]: w["state"] for w in windows}
     assert [states[hour] for hour in airflow.hours] == ["retired", "landed", "landed"]
     audit(sluice)
+
+
+REPORT = """
+import json, os
+from pathlib import Path
+
+import duckdb
+
+try:
+    from airflow.sdk import DAG, task
+except ImportError:
+    from airflow.decorators import task
+    from airflow.models import DAG
+
+with DAG("hourly_report", schedule=None):
+
+    @task
+    def write(dag_run=None):
+        hour, files = dag_run.conf["hour"], os.environ["SLUICE_PROJECT"] + "/.sluice/lake/data/orders/**/*.parquet"
+        query = '''select partition, "offset" from read_parquet(?) where strftime(timestamp, '%Y-%m-%dT%H:00') = ?
+            order by all'''
+        report = Path(os.environ["AIRFLOW_HOME"]) / "report.json"
+        written = report.with_suffix(".new")
+        written.write_text(json.dumps([hour, duckdb.execute(query, [files, hour]).fetchall()]))
+        written.rename(report)
+
+    write()
+"""
+"""A report by record time, of the rows in the lake."""
+
+
+def test_documented_correction_adds_late_rows_to_the_report(
+    airflow: Airflow, kafka: LocalKafka, sluice: Sluice
+) -> None:
+    """Compare the report of an hour with the records that a plain consumer reads, before and after a late record."""
+    page = (ROOT / "docs" / "reading.md").read_text()
+    (code,) = re.findall(r"```py\n(from datetime[^`]*correct_reports.*?)```", page, re.DOTALL)
+    if airflow.is_old:
+        code = code.replace("airflow.providers.standard.operators.trigger_dagrun", "airflow.operators.trigger_dagrun")
+        old = "from airflow.decorators import task\nfrom airflow.models import DAG, Variable"
+        code = code.replace("from airflow.sdk import DAG, Variable, task", old)
+    for name, text in (("correct", code), ("report", REPORT)):
+        (airflow.home / "dags" / f"{name}.py").write_text(text)
+    (airflow.home / "dags" / "feeds.py").unlink()
+    topic, first = f"late-{secrets.token_hex(4)}", now() // HOUR * HOUR - 4 * HOUR
+    path = airflow.project / "feeds" / "orders.yaml"
+    text = re.sub(r"topics: .*", f"topics: {topic}", path.read_text())
+    path.write_text(re.sub(r"group: .*", f"group: g-{topic}", text))
+    with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
+        admin.create_topics({topic: {"num_partitions": 1}}, wait_for_metadata=True)
+    producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
+
+    def send(*minutes: int) -> None:
+        for minute in minutes:
+            producer.send(topic, b"%d" % minute, timestamp_ms=first + minute * 60_000).get(30)
+
+    def expect_report() -> list[object]:
+        records = [r for r in consume_topic(kafka, topic) if r["timestamp"] // HOUR == first // HOUR]
+        return [show_window(first), [[r["partition"], r["offset"]] for r in records]]
+
+    def read_report() -> object:
+        report = airflow.home / "report.json"
+        return json.loads(report.read_text()) if report.exists() else None
+
+    def correct(times: int) -> None:
+        airflow.call("dags", "trigger", "correct_reports")
+        _wait_for(lambda: airflow.count_runs("correct_reports").get("success", 0) >= times)
+
+    send(1, 30, 59, 61)
+    assert sluice("run", "orders", "--window", show_window(first), "--no-dagster").code == 0
+    with airflow.run_services():
+        for dag in ("hourly_report", "correct_reports"):
+            _wait_for(lambda dag=dag: "is_paused" in airflow.call("dags", "unpause", dag, "--yes"), every=2)
+        conf = json.dumps({"hour": show_window(first)})
+        airflow.call("dags", "trigger", "hourly_report", "--conf", conf)
+        correct(1)
+        _wait_for(lambda: read_report() == expect_report())
+        assert len(expect_report()[1]) == 3
+        send(45)
+        assert sluice("run", "orders", "--no-dagster").code == 0
+        assert read_report() != expect_report()
+        correct(airflow.count_runs("correct_reports")["success"] + 1)
+        _wait_for(lambda: read_report() == expect_report())
+        assert len(expect_report()[1]) == 4
+        correct(airflow.count_runs("correct_reports")["success"] + 1)
+        _wait_for(lambda: [*airflow.count_runs("hourly_report")] == ["success"])
+        assert airflow.count_runs("hourly_report") == {"success": 2}, "the noted number is not reported again"
+    producer.close()
 
 
 def test_provider_is_listed_by_airflow(airflow: Airflow) -> None:
