@@ -101,14 +101,20 @@ def _describe_check(view: LedgerView, window: int) -> Metadata:
 def describe_hour(c: WindowCheck, address: str) -> tuple[str, str]:
     """Returns the verdict of a check, and all of it as Markdown."""
     # Late: definitions load without it.
-    from sluice.pipelines.operating.check_text import describe_copies, describe_verdict, list_figures, list_reasons
+    from sluice.pipelines.operating import check_text
 
-    kind, sentence = describe_verdict(c)
+    kind, sentence = check_text.describe_verdict(c)
     verdict = f"{ {'good': '✓', 'warn': '!', 'bad': '✗'}[kind] } {sentence}"
-    reasons = [f"- {_show(r.text)} → {_show(r.remedy)}" for r in list_reasons(c)]
+    reasons = [f"- {_show(r.text)} → {_show(r.remedy)}" for r in check_text.list_reasons(c)]
     unchecked = [f"- not checked in Kafka: {_show(text)}" for text in c.unchecked]
-    causes = [("", f"{cause}: {examples}") for cause, examples in describe_copies(c.rows.repeats)] if c.rows else []
-    figures = [f"| {name} | {_show(text)} |" for name, text in [*list_figures(c), *causes]]
+    causes = (
+        [("", f"{cause}: {examples}") for cause, examples in check_text.describe_copies(c.rows.repeats)]
+        if c.rows
+        else []
+    )
+    # Values stay out of Dagster's database, which an erasure does not reach.
+    samples = (("", f"{why}: {', '.join(r.position for r in first)}") for why, first in check_text.describe_refusals(c))
+    figures = [f"| {name} | {_show(text)} |" for name, text in [*check_text.list_figures(c), *samples, *causes]]
     lines = [f"**{_show(verdict)}**", *reasons, *unchecked, "", "| | |", "|---|---|", *figures]
     return verdict, "\n".join([*lines, "", f"Page: {_show(address)}"])
 

@@ -228,7 +228,7 @@ def _format_strict(more: Strict) -> list[RenderableType]:
     out: list[RenderableType] = [Text(summary)]
     for u in more.unseen:
         ranges = ", ".join(map(str, u.ranges))
-        out.append(warn(f"{u.key} {ranges}: {count(u.records)} records not compared with Kafka: {u.why}"))
+        out.append(warn(f"{u.key} {ranges}: {many(u.records, 'record')} not compared with Kafka: {u.why}"))
     if more.expired:
         out.append(warn(f"Kafka no longer has committed offsets of {', '.join(map(str, more.expired))}"))
     return out
@@ -251,7 +251,7 @@ def _format_verdict(report: AuditReport, rescanned: bool, strict: bool) -> Rende
     if not report.partitions:
         return good(f"no offset is accounted for yet: nothing has landed → sluice run {report.feed}")
     before = f", {count(report.compared_before)} by earlier audits" if report.compared_before else ""
-    compared = f"; {count(report.compared)} records compared with Kafka, value by value{before}" if rescanned else ""
+    compared = f"; {many(report.compared, 'record')} compared with Kafka, value by value{before}" if rescanned else ""
     missing = f", {count(report.not_comparable)} no longer in Kafka" if report.not_comparable else ""
     # A lake that was restored reconciles with itself: only the group knows of entries that it lacks.
     group = "" if strict else "; the group was not compared (--strict)"

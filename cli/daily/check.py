@@ -60,9 +60,10 @@ def check(
     """Show whether a window is complete, and why it has duplicates.
 
     It counts landed and quarantined records, late records (stamped in an earlier window), and repeated keys with their
-    likely causes. It reads the ledger and exactly the window's files. Kafka is asked only why a window that is due is
-    not complete. Exit 1 if the window is not complete; 75 if it is not closed, a transaction holds it, or a run is
-    active. With --event-hour, exit 1 if a due window from the hour on is not complete.
+    likely causes, and shows excerpts of quarantined values. It reads the ledger and exactly the window's files. Kafka
+    is asked only why a window that is due is not complete. Exit 1 if the window is not complete; 75 if it is not
+    closed, a transaction holds it, or a run is active. With --event-hour, exit 1 if a due window from the hour on is
+    not complete.
 
     $ sluice check orders
     $ sluice check orders 2026-11-20T14 --key order_id
@@ -118,7 +119,7 @@ def _view_event_hour(e: EventHour) -> Iterator[RenderableType]:
 
 
 def _view(c: WindowCheck) -> Iterator[RenderableType]:
-    from sluice.pipelines.operating.check_text import describe_verdict, list_figures, list_reasons
+    from sluice.pipelines.operating.check_text import describe_refusals, describe_verdict, list_figures, list_reasons
 
     yield heading(
         f"{c.feed} {c.standing.window}", f"to {c.settings.name(c.settings.end_of(c.standing.start))}, in arrival order"
@@ -131,6 +132,12 @@ def _view(c: WindowCheck) -> Iterator[RenderableType]:
     for text in c.unchecked:
         yield warn(f"not checked in Kafka: {text}")
     yield facts(*list_figures(c))
+    for why, records in describe_refusals(c):
+        yield Text(f"    {safe(why)}")
+        for r in records:
+            before, wrong, after = map(safe, r.pieces)
+            position = f"      {r.position}  {r.absence}"
+            yield Text.assemble((position, "dim"), before, (wrong, "bold red"), after)
     if c.rows:
         yield from _view_copies(c.rows.repeats)
     labels = label_partitions(a.key for a in c.partitions)

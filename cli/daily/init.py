@@ -399,7 +399,7 @@ def _dagster_of_ones_own(root: Path) -> str | None:
 def _view(sample: TopicSample, proposal: FeedProposal, fit: Fit | None) -> list[RenderableType]:
     from sluice.pipelines.operating.feed_text import list_misfits, list_rest
 
-    number = f"{count(sample.offsets)} offsets" + (f", {size(sample.bytes)}" if sample.bytes is not None else "")
+    number = many(sample.offsets, "offset") + (f", {size(sample.bytes)}" if sample.bytes is not None else "")
     since = f", from {show_instant(sample.oldest)[:16]}Z on" if sample.oldest is not None else ""
     pairs = [
         ("topic", f"{sample.topic}, {many(len(sample.partitions), 'partition')}, {number}{since}"),

@@ -285,7 +285,7 @@ def _format_detail(status: FeedStatus, terminal: CommandOutput) -> list[Renderab
     ]
     out += [*problems, Text()] if problems else []
     out += [
-        table(names, limit_rows(rows), right="origin frontier committed stable lag behind", optional="origin"),
+        table(names, limit_rows(rows), right="origin frontier committed last lag behind", optional="origin"),
         facts(
             *(outlooks.pace(outlook) if outlook else ()),
             ("last batch", _format_batch(status)),

@@ -131,7 +131,7 @@ def _format_partitions(preview: Preview) -> RenderableType:
         for p in preview.partitions
     ]
     names = ("partition", "leader", "log start", "position", "last stable", "pending", "")
-    return table(names, limit_rows(rows), right="leader log position stable pending", optional="leader log")
+    return table(names, limit_rows(rows), right="leader log position last pending", optional="leader log")
 
 
 def _format_notes(p: PreviewedPartition) -> str:
@@ -154,7 +154,7 @@ def _format_work(plan: Plan) -> list[RenderableType]:
         for t in plan.tasks
     ]
     names = ("task", "leader", "ranges", "offsets", "about", "reads")
-    note = f"{count(plan.offsets)} offsets, about {size(plan.estimated_bytes)}, plan {plan.hash[:12]}"
+    note = f"{many(plan.offsets, 'offset')}, about {size(plan.estimated_bytes)}, plan {plan.hash[:12]}"
     note += f", replacing {many(len(plan.replaces), 'file')}" if plan.request.replace else ""
     return [
         heading("Tasks", note),

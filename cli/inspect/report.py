@@ -51,10 +51,10 @@ def report(
 ) -> None:
     """Print the address of a page: of a window, of a batch or of all feeds. It is HTML that opens offline.
 
-    A window's page shows what `sluice check` prints, with samples of quarantined records; it is made again. Runs write
-    it and the batch's report. A missing report is built again from the ledger and the files of the batch. Once `--all`
-    has made the page of all feeds, runs refresh it. Pages contain values of records. For users without the right to
-    write they are temporary files, or `--output`.
+    A window's page shows what `sluice check` prints; it is made again. Runs write it and the batch's report. A missing
+    report is built again from the ledger and the files of the batch. Once `--all` has made the page of all feeds, runs
+    refresh it. Pages contain values of records. For users without the right to write they are temporary files, or
+    `--output`.
 
     $ sluice report orders 2026-11-20T14
     $ sluice report orders --output orders.html

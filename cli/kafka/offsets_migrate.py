@@ -155,7 +155,7 @@ def _note(row: OffsetMigration, done: bool) -> str | Text:
     if row.step in REFUSED:
         return warn(str(row.step))
     if row.lost:
-        return warn(f"{count(row.lost)} offsets are no longer in Kafka: the next run records them as lost")
+        return warn(f"{many(row.lost, 'offset')} no longer in Kafka: the next run records the loss")
     return "moved" if done and row.step is MigrationAction.MOVE else str(row.step)
 
 

@@ -170,7 +170,7 @@ def view(sent: SentEvents, topics: tuple[str, ...]) -> tuple[RenderableType, ...
     kinds = {"tombstones": sent.tombstones, "malformed": sent.malformed, "with headers": sent.with_headers}
     kinds_text = ", ".join(f"{count(n)} {name}" for name, n in kinds.items() if n)
     return (
-        good(f"{count(sent.committed)} records sent to {', '.join(topics)}"),
+        good(f"{many(sent.committed, 'record')} sent to {', '.join(topics)}"),
         facts(
             *((("among them", kinds_text),) if kinds_text else ()),
             *((("aborted", f"{count(sent.aborted)} more, in aborted transactions"),) if sent.aborted else ()),

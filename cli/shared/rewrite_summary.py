@@ -88,7 +88,7 @@ def view_matches(dataset: Feed, matches: Matches, title: str) -> Iterator[Render
         rows = [[name(dataset, w), count(n)] for w, n in matches.windows.items()]
         yield table(("window", "records"), limit_rows(rows), right="records")
     if matches.quarantined:
-        yield Text(f"  {count(matches.quarantined)} of them are in quarantine.")
+        yield Text(f"  Of them in quarantine: {count(matches.quarantined)}.")
     if matches.unsearchable:
         records = many(matches.unsearchable, "quarantined record")
         yield warn(f"{records} could be searched by key only: the value is no JSON that fits the columns, or not there")

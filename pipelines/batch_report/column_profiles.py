@@ -28,7 +28,7 @@ from sluice.pipelines.model.receipts import Part, Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.arrays import fixed_width, get_value_type
 from sluice.pipelines.util import scratch
-from sluice.pipelines.util.units import show_instant
+from sluice.pipelines.util.units import show_float, show_instant
 
 if TYPE_CHECKING:
     import duckdb
@@ -241,7 +241,8 @@ class _SampleTable:
         )
         stats = [("different", f"{n:,}")]
         if shortest is not None:
-            stats.append(("length", f"{shortest:,} to {longest:,}, {mean:,.1f} on average"))
+            varied = f" to {longest:,}, {_count_said(mean)} on average" if shortest < longest else ""
+            stats.append(("length", f"{shortest:,}{varied}"))
         return replace(blank, stats=tuple(stats), top=self._top(c.sql_name))
 
     def _top(self, sql_name: str) -> tuple[tuple[str, int], ...]:
@@ -342,7 +343,9 @@ def _number_format(t: pa.DataType) -> Any:
 
 
 def _number_said(v: float) -> str:
-    return f"{v:,.0f}" if v == int(v) and abs(v) < 1e15 else f"{v:,.4g}" if abs(v) < 1e5 else f"{v:,.1f}"
+    if 1e5 <= abs(v) < 1e15:
+        return f"{v:,.0f}" if v == int(v) else f"{v:,.1f}"
+    return f"{v:,.0f}" if abs(v) < 1e5 and v == int(v) else show_float(v, 4)
 
 
 def _count_said(v: float) -> str:
@@ -358,7 +361,8 @@ def _value_text(c: _SampleColumn, v: Any) -> str:
         and v == v
         and abs(v) != float("inf")
     ):
-        return f"{v:,}" if format_number is _number_said else str(format_number(v))
+        exact = show_float(v) if isinstance(v, float) else f"{v:,}"
+        return exact if format_number is _number_said else str(format_number(v))
     return "…" if isinstance(v, bool) and not pa.types.is_boolean(c.type) else str(v)
 
 

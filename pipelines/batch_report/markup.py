@@ -89,10 +89,11 @@ def page(title: str, header: Html, sections: Iterable[Html], note: str) -> str:
     return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
 
 
-def render_tiles(figures: Iterable[tuple[str, str]]) -> Html:
-    """Large figures, each with its label."""
+def render_tiles(figures: Iterable[Sequence[str]]) -> Html:
+    """Large figures, each with its label: two texts, or one that begins with the figure."""
+    pairs = (f.partition(" ")[::2] if isinstance(f, str) else f for f in figures)
     return tag(
-        "div", *(tag("div", tag("b", f), tag("span", label), class_="tile") for f, label in figures), class_="tiles"
+        "div", *(tag("div", tag("b", f), tag("span", label), class_="tile") for f, label in pairs), class_="tiles"
     )
 
 
@@ -297,7 +298,8 @@ summary{cursor:pointer;color:var(--soft);font-size:13px}
 td code{white-space:nowrap}td .any code{white-space:normal}
 .feed{display:grid;grid-template-columns:180px max-content 1fr;gap:2px 16px;align-items:start;padding:3px 0;
 font-size:13.5px}.feed b{overflow-wrap:anywhere}.feed details,.feed p{margin:0;overflow-wrap:anywhere;min-width:0}
-.feed summary{color:inherit}
+.feed summary,.line summary{color:inherit;white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
+.line{margin:0;font-size:13.5px;overflow-wrap:anywhere}
 .feed:target{background:var(--track)}.cells{display:flex;gap:2px;width:384px}.c{flex:1;height:19px;border-radius:3px}
 .legend .c{display:inline-block;width:11px;height:11px;margin-right:6px;vertical-align:-1px}
 a.c:hover,a.c:focus{outline:2px solid}

@@ -5,11 +5,8 @@ Raw records in quarantine are read only for the few that are shown. Memory is bo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import pyarrow as pa
 
 from sluice.pipelines.batch_report.batch_account import BatchAccount
 from sluice.pipelines.batch_report.column_profiles import Profile, Profiles
@@ -36,51 +33,22 @@ from sluice.pipelines.contract import catalogue
 from sluice.pipelines.contract.catalogue import ExpectationOutcome
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
 from sluice.pipelines.errors import PartUnreadable
-from sluice.pipelines.lake import parquet
 from sluice.pipelines.model.receipts import Counts, DriftKind, Part, Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine.limit import Fault, QuarantineKind, faults_of, rank_faults
+from sluice.pipelines.quarantine.listing import QuarantineGroup, RejectedRecord, SampledGroup, sample_groups
 from sluice.pipelines.util.units import many, show_instant
+from sluice.pipelines.validation.drift import OTHERS
 
 MOST_FILES = 200
 """Files in quarantine that are read; of the others only the number of rows is known."""
-SHOWN = 12
-"""The number of reasons that are shown with records."""
-SAMPLES = 2
-ROWS_AT_ONCE = 1 << 10
-SAMPLE_BYTES = 1 << 10
-"""Bytes that are kept of a key, and of a value around the byte at fault."""
-_COLUMNS = (*QuarantineKind._fields, "offset", "timestamp", "key", "value", "byte")
-
-
-@dataclass(frozen=True, slots=True)
-class RejectedRecord:
-    """One refused record with an excerpt of its value. `byte` is the position of the error in the excerpt, `size` the
-    size of the whole value. `cut` is true if the excerpt begins after the value's first byte.
-    """
-
-    position: str
-    timestamp: int | None
-    key: bytes | None
-    value: bytes | None
-    size: int
-    byte: int | None
-    cut: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """Records that are wrong in the same way, and the first of them."""
-
-    fault: Fault
-    samples: tuple[RejectedRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rejects:
     """The most frequent first. `unread`: rows in files that were not read, `files` of them."""
 
-    kinds: tuple[Reject, ...] = ()
+    groups: tuple[SampledGroup, ...] = ()
     unread: int = 0
     files: int = 0
 
@@ -100,66 +68,14 @@ def rejects(parts: Sequence[Placed], lake: Lake, *, published: bool) -> Rejects:
             faults += faults_of([path], lake)
         except PartUnreadable:
             unread.append(path)
-    faults_by_size = sorted(rank_faults(faults), key=lambda f: (-f.records, f.first))
-    kinds = [
-        Reject(f, _read_samples(f, parts, lake, published) if i < SHOWN else ()) for i, f in enumerate(faults_by_size)
-    ]
-    return Rejects(tuple(kinds), sum(files[path] for path in unread), len(unread))
+    ranked = sorted(rank_faults(faults), key=lambda f: (-f.records, f.first))
+    groups = (QuarantineGroup(None, None, f.kind, f.records, f.first) for f in ranked)
+    samples = sample_groups(groups, lake, [(r.offset_range, _path(part, published)) for r, part in parts])
+    return Rejects(samples, sum(files[path] for path in unread), len(unread))
 
 
 def _path(part: Part, published: bool) -> str:
     return part.path if published else part.staged
-
-
-def _read_samples(fault: Fault, parts: Sequence[Placed], lake: Lake, published: bool) -> tuple[RejectedRecord, ...]:
-    """The first record of a kind, and the next one that is like it nearby."""
-    partition, _, offset = fault.first.rpartition(":")
-    for receipt, part in parts:
-        s = receipt.offset_range
-        if str(s.tp) == partition and s.start <= int(offset) < s.end:
-            with suppress(PartUnreadable):
-                if samples := _search(int(offset), partition, part, lake, published):
-                    return samples
-    return ()
-
-
-def _search(offset: int, partition: str, part: Part, lake: Lake, published: bool) -> tuple[RejectedRecord, ...]:
-    for batch in parquet.read_part(lake, part, _path(part, published), ROWS_AT_ONCE, list(_COLUMNS)):
-        offsets = batch.column("offset").to_pylist()
-        if offsets and offsets[0] <= offset <= offsets[-1]:
-            if offset not in offsets:
-                return ()
-            first = offsets.index(offset)
-            values = _kind_values(batch, first)
-            like = [row for row in range(first, batch.num_rows) if _kind_values(batch, row) == values]
-            return tuple(_cut_sample(batch, row, partition) for row in like[:SAMPLES])
-    return ()
-
-
-def _kind_values(batch: pa.RecordBatch, row: int) -> list[str | None]:
-    return [batch.column(name)[row].as_py() for name in QuarantineKind._fields]
-
-
-def _cut_sample(batch: pa.RecordBatch, row: int, partition: str) -> RejectedRecord:
-    cell = {name: batch.column(name)[row] for name in ("offset", "timestamp", "key", "value", "byte")}
-    stamp, key, value, byte = (cell[n] for n in ("timestamp", "key", "value", "byte"))
-    buffer = value.as_buffer() if value.is_valid else None
-    at = byte.as_py() if byte.is_valid else None
-    start = max(0, (at or 0) - SAMPLE_BYTES // 4)
-    return RejectedRecord(
-        position=f"{partition}:{cell['offset'].as_py()}",
-        timestamp=stamp.value if stamp.is_valid else None,
-        key=_first(key.as_buffer()) if key.is_valid else None,
-        value=None if buffer is None else _first(buffer.slice(min(start, buffer.size))),
-        size=0 if buffer is None else buffer.size,
-        byte=None if at is None else at - start,
-        cut=start > 0,
-    )
-
-
-def _first(data: pa.Buffer) -> bytes:
-    head: bytes = data.slice(0, min(SAMPLE_BYTES, data.size)).to_pybytes()
-    return head
 
 
 REASONS = 40
@@ -180,14 +96,14 @@ def quarantine(counts: Counts, refused_records: Rejects) -> Html | None:
     if refused_records.unread:
         unread_files = many(refused_records.files, "file")
         note += f" {number(refused_records.unread)} of them are in {unread_files} that were not read."
-    with_samples = [r for r in refused_records.kinds[:SHOWN] if r.samples]
-    samples = details("Samples", *(_samples(r) for r in with_samples)) if with_samples else Html("")
+    with_samples = [g for g in refused_records.groups if g.samples]
+    samples = details("Samples", *map(_samples, with_samples)) if with_samples else Html("")
     opened = Html(samples.replace("<details>", "<details open>", 1))
     return section("quarantine", "Quarantine", _ranked_faults(refused_records, total), opened, note=note)
 
 
 def _ranked_faults(refused_records: Rejects, all_: int) -> Html:
-    faults = [r.fault for r in refused_records.kinds]
+    faults = [g.group for g in refused_records.groups]
     largest = faults[0].records if faults else 0
     rows = [
         [
@@ -213,11 +129,11 @@ def _kind_lines(kind: QuarantineKind) -> list[str]:
     return [cut(kind.stage, NAME), why, join_html([*where, *expectation])]
 
 
-def _samples(r: Reject) -> Html:
-    kind = r.fault.kind
+def _samples(g: SampledGroup) -> Html:
+    kind = g.group.kind
     where = [" · ", value(kind.field, NAME)] if kind.field else []
     head = tag("h3", cut(kind.reason, NAME), *where)
-    return tag("div", head, *(_sample(s) for s in r.samples), class_="kind")
+    return tag("div", head, *(_sample(s) for s in g.samples), class_="kind")
 
 
 def _sample(s: RejectedRecord) -> Html:
@@ -225,21 +141,10 @@ def _sample(s: RejectedRecord) -> Html:
     key = [] if s.key is None else [" · key ", tag("code", value(readable(s.key, 80)))]
     line = tag("div", tag("code", s.position), stamp, *key, f" · {size(s.size)}", class_="soft any")
     if s.value is None:
-        return join_html([line, tag("div", "no value (a tombstone)", class_="sample soft")])
-    return join_html([line, tag("code", *_marked_value(s), class_="sample")])
-
-
-def _marked_value(s: RejectedRecord) -> Iterator[Html]:
-    """The value, with a mark at the byte that is wrong."""
-    data, byte = s.value or b"", s.byte
-    if byte is None or byte >= len(data):
-        yield value(("…" if s.cut else "") + readable(data))
-        return
-    end = next((i for i in range(byte + 1, byte + 5) if i >= len(data) or data[i] & 0xC0 != 0x80), byte + 1)
-    text = data[:byte].decode("utf-8", "backslashreplace").replace("\n", "\\n")
-    yield value(("…" if s.cut or len(text) > 120 else "") + text[-120:])
-    yield tag("mark", readable(data[byte:end], 8))
-    yield value(readable(data[end:], 120))
+        return join_html([line, tag("div", s.absence, class_="sample soft")])
+    before, wrong, after = s.pieces
+    marked = (value(before), *([tag("mark", wrong)] if wrong else []), value(after))
+    return join_html([line, tag("code", *marked, class_="sample")])
 
 
 # -- the contract
@@ -365,7 +270,7 @@ def _histogram(p: Profile) -> list[Html]:
     bars = [Bar(b.label, b.rows, "other" if b.edge else "") for b in p.bins]
     name = harmless(cut(p.name, NAME))
     beyond = "; grey: values outside the range shown" if any(b.edge for b in p.bins) else ""
-    plot = upright(f"Histogram of {name}", bars, p.ends, f"{p.of}, up to {number(largest)} rows a bar{beyond}")
+    plot = upright(f"Histogram of {name}", bars, p.ends, f"{p.of}, up to {many(largest, 'row')} a bar{beyond}")
     rows = [[b.label, number(b.rows)] for b in p.bins if b.rows]
     return [plot, details("As a table", table(f"Histogram of {name}", [p.of, "rows"], rows, right=["rows"]))]
 
@@ -410,7 +315,7 @@ def drift(a: BatchAccount) -> Html | None:
     rows = [
         [
             str(d.kind),
-            value(d.field, NAME),
+            tag("span", "further fields", class_="soft") if d.field == OTHERS else value(d.field, NAME),
             plain(a.types.get(d.field, "–"), 60),
             plain(d.type or "–", 60),
             lying([(d.records, "other")], largest),

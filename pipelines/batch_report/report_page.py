@@ -161,11 +161,12 @@ def _why(a: BatchAccount) -> Html:
 def _tiles(a: BatchAccount, behind: Sequence[PartitionLag] | None) -> Html:
     facts, counts = a.facts, a.facts.counts
     rate, ms = number(facts.per_second(counts.landed)), facts.took or 0
+    landed = "landed" if a.is_published else "would land"
     took = f"{ms / 1000:.1f} s" if ms < 120_000 else f"{ms // 60_000} min {ms // 1000 % 60} s"
     figures = [
-        (number(counts.landed), "rows landed" if a.is_published else "rows would land"),
+        many(counts.landed, f"row {landed}", f"rows {landed}"),
         (number(counts.quarantined), f"quarantined, {share(counts.quarantined, counts.records)}"),
-        (number(counts.no_record), "offsets without a record"),
+        many(counts.no_record, "offset without a record", "offsets without a record"),
         *([(number(counts.dropped), "dropped by policy")] if counts.dropped else []),
         (size(facts.bytes), f"in {many(facts.files, 'file')}"),
         *([(took, "from plan to publish"), (rate, "rows a second")] if facts.took else []),
@@ -372,13 +373,13 @@ def _plot(by_window: Mapping[str, Counts]) -> Html:
         Bar(name, c.landed, text=f"{number(c.landed)} landed, {number(c.quarantined)} quarantined")
         for name, c in shown_windows
     ]
-    highest = number(max(c.landed for _, c in shown_windows))
+    highest = many(max(c.landed for _, c in shown_windows), "row")
     left_out = f"; the last {WINDOWS} of {len(by_window)}" if len(by_window) > WINDOWS else ""
     return upright(
         "Rows landed by window",
         bars,
         [shown_windows[0][0], shown_windows[-1][0]],
-        f"up to {highest} rows landed{left_out}",
+        f"up to {highest} landed{left_out}",
     )
 
 
@@ -531,7 +532,7 @@ def render_history(a: BatchAccount) -> Html | None:
     for p in past:
         name, c, when = f"batch {p.batch}", p.counts, _show_time(p)
         refused = share(c.quarantined, c.records)
-        landed.append(Bar(name, c.landed, "now" if p.batch == a.batch.id else "", f"{number(c.landed)} rows, {when}"))
+        landed.append(Bar(name, c.landed, "now" if p.batch == a.batch.id else "", f"{many(c.landed, 'row')}, {when}"))
         shares.append(Bar(name, c.quarantined_share, "reject", f"{refused} quarantined, {when}"))
         rows.append([str(p.batch), when, number(c.landed), number(c.quarantined), refused])
     ends = [_show_time(past[0]), _show_time(past[-1])]
@@ -572,7 +573,7 @@ def render_ranges(a: BatchAccount) -> Html | None:
     rest = ordered[RANGES:]
     columns = ["partition", "offsets", "window", "landed", "quarantined", "files"]
     note = f"{many(len(ordered), 'offset range')} in {many(a.facts.files, 'file')}." + (
-        f" The first {RANGES} are shown; the others hold {number(sum(r.counts.landed for r in rest))} rows."
+        f" The first {RANGES} are shown; the others hold {many(sum(r.counts.landed for r in rest), 'row')}."
         if rest
         else ""
     )

@@ -22,7 +22,7 @@ from sluice.pipelines.contract.expectation import Severity
 from sluice.pipelines.contract.literals import PER_UNIT
 from sluice.pipelines.schema.schema import KAFKA, Field, Kind, Schema, Type, TypeFamily
 from sluice.pipelines.schema.wider import unit_of
-from sluice.pipelines.util.units import many
+from sluice.pipelines.util.units import many, show_float
 
 ENOUGH = 200
 """The least number of rows, and of values in a column, for a proposal."""
@@ -141,7 +141,7 @@ def _number(value: Decimal) -> int | float:
 
 
 def _format_decimal(value: Decimal) -> str:
-    return f"{value:,f}" if -12 < value.adjusted() < 15 else f"{value:.3g}"
+    return f"{value:,f}" if -12 < value.adjusted() < 15 else show_float(float(value), 3)
 
 
 # -- times

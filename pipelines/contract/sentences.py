@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from sluice.pipelines.util.units import join_first, sanitize
+from sluice.pipelines.util.units import join_first, sanitize, show_float
 
 Args = Mapping[str, Any]
 
@@ -50,7 +50,7 @@ def format_value(value: object) -> str:
         case int():
             return f"{value:,}"
         case float():
-            return f"{int(value):,}" if value.is_integer() and abs(value) < 1e15 else f"{value:,}"
+            return f"{int(value):,}" if value.is_integer() and abs(value) < 1e15 else show_float(value)
         case str():
             return f'"{abbreviate(value)}"'
         case list() | tuple():

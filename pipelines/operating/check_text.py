@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from sluice.pipelines.batch_report.markup import number, share, size
+from sluice.pipelines.batch_report.markup import cut, number, share, size
 from sluice.pipelines.operating.check_window import Reason, WindowCheck
+from sluice.pipelines.quarantine.listing import RejectedRecord
 from sluice.pipelines.status.repeats import Coordinate, Repeats
 from sluice.pipelines.status.window_rows import Outside, WindowRows
 from sluice.pipelines.status.window_state import Standing, describe_complete
@@ -95,12 +96,20 @@ def describe_copies(r: Repeats) -> Iterator[tuple[str, str]]:
         yield f"{about}{number(copies.records)} likely: {copies.cause.text}", examples
 
 
+def describe_refusals(c: WindowCheck) -> Iterator[tuple[str, tuple[RejectedRecord, ...]]]:
+    """Yields the frequent reasons of quarantine, each with the first records."""
+    for sampled in c.reasons_of_quarantine[:_NAMED]:
+        kind = sampled.group.kind
+        why = f"{cut(str(kind), 80)} ({cut(kind.detail, 160)})"
+        yield f"{number(sampled.group.records)} quarantined: {why}", sampled.samples
+
+
 def _describe_quarantine(c: WindowCheck) -> str:
     if not c.counts.quarantined:
         return "none"
     records: Counter[str] = Counter()
     for group in c.reasons_of_quarantine:
-        records[str(group.kind)] += group.records
+        records[cut(str(group.group.kind), 80)] += group.group.records
     kinds = "; ".join(f"{number(n)} {kind}" for kind, n in records.most_common(_NAMED))
     percent = share(c.counts.quarantined, c.counts.records)
     more = f"; {many(len(records) - _NAMED, 'more reason')}" if len(records) > _NAMED else ""

@@ -36,7 +36,7 @@ from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.published_files import File, build_file, describe_protection_then
-from sluice.pipelines.quarantine.listing import Filter, QuarantineGroup, listing
+from sluice.pipelines.quarantine.listing import Filter, SampledGroup, listing, sample_groups
 from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.status import strip
 from sluice.pipelines.status.batch_facts import BatchFacts
@@ -125,7 +125,7 @@ class WindowCheck:
     standing: Flat[WindowStanding]
     reasons: tuple[Reason, ...]
     partitions: tuple[CheckedPartition, ...]
-    reasons_of_quarantine: tuple[QuarantineGroup, ...]
+    reasons_of_quarantine: tuple[SampledGroup, ...]
     rows: Flat[WindowRows | None]
     files: tuple[File, ...]
     batches: tuple[LandingBatch, ...]
@@ -202,13 +202,14 @@ def check_window(feed: Feed, ports: Ports, window: int | None, by: Sequence[str]
         placed = [(r.offset_range, p) for r in receipts for p in r.parts]
         landed = [(s, p) for s, p in placed if p.kind is PartKind.LANDED]
         wrong, rows = manifest.find_wrong_files(ports.lake, (p for _, p in placed)), None
-        quarantine: tuple[QuarantineGroup, ...] = ()
+        refused = [(s, p.path) for s, p in placed if p.kind is PartKind.QUARANTINED]
+        quarantine: tuple[SampledGroup, ...] = ()
         try:
+            if refused and wrong.keys().isdisjoint(path for _, path in refused):
+                meant = Filter(windows=frozenset([start]), output=feed.output)
+                quarantine = sample_groups(listing(ledger, ports.lake, meant, settings).held, ports.lake, refused)
             if not wrong:
                 rows = read_rows(ports.lake, landed, start, settings, by, report)
-                quarantine = listing(
-                    ledger, ports.lake, Filter(windows=frozenset([start]), output=feed.output), settings
-                ).held
         except PartUnreadable as error:
             wrong, rows = {error.path: error}, None
         if not wrong or not ledger.list_replaced(wrong):

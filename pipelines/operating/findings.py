@@ -278,7 +278,7 @@ def _find_lag(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
     yield Finding(
         "lag",
         f"the oldest pending record ({oldest.key}) is {show_about(outlook.age)} old (alerts.lag "
-        f"{show_duration(late)}); {outlook.lag:,} offsets are behind{pace}{takes}",
+        f"{show_duration(late)}); {many(outlook.lag, 'offset')} behind{pace}{takes}",
         f"catch up: sluice run {feed.name}; see that its schedule is on and its runs succeed",
         since=outlook.since,
     )

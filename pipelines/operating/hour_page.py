@@ -1,6 +1,6 @@
 """The page of an hour: the check of a window as one HTML file that opens offline.
 
-Figures are those of `WindowCheck` and its sentences; only samples of quarantined records are read in addition.
+Figures are those of `WindowCheck` and its sentences; nothing is read in addition.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import PartKind, sum_counts
 from sluice.pipelines.operating.check_text import describe_verdict, list_figures, list_reasons
 from sluice.pipelines.operating.check_window import CheckedPartition, WindowCheck, check_window
-from sluice.pipelines.ports import Lake, Ports
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.status import strip
 from sluice.pipelines.status.repeats import Repeats
@@ -49,10 +49,11 @@ _MOST_HOURS, _MOST_ROWS = 24, 1_000_000
 """The windows and rows that a run reads again for pages. `sluice report` makes the pages of others."""
 
 
-def render(c: WindowCheck, lake: Lake, now: int) -> bytes:
-    """Returns the page of a window. Raises LakeUnavailable."""
-    placed = [(r, p) for r in c.receipts for p in r.parts if p.kind is PartKind.QUARANTINED]
-    refused = quality.rejects(placed, lake, published=True) if placed else quality.Rejects()
+def render(c: WindowCheck, now: int) -> bytes:
+    """Returns the page of a window."""
+    files = {p.path for r in c.receipts for p in r.of(PartKind.QUARANTINED)}
+    unread = 0 if c.reasons_of_quarantine else c.counts.quarantined
+    refused = quality.Rejects(c.reasons_of_quarantine, unread, len(files))
     sections = {
         "Records": _render_partitions(c),
         "Late": _render_outside(c, c.rows.late, "late", "Late") if c.rows else None,
@@ -106,13 +107,13 @@ def _name_state(c: WindowCheck) -> str:
 def _render_tiles(c: WindowCheck) -> Html:
     counts, pending = c.counts, [p.pending for p in c.partitions]
     without = c.account.total - counts.landed - counts.quarantined
-    landed = [f for f in c.files if f.kind is PartKind.LANDED]
+    landed, copied = [f for f in c.files if f.kind is PartKind.LANDED], c.rows.repeats.copied if c.rows else None
     figures = [
-        (number(counts.landed), "records landed"),
+        many(counts.landed, "record landed", "records landed"),
         (number(counts.quarantined), f"quarantined, {share(counts.quarantined, counts.records)}"),
         (number(c.rows.late.records if c.rows else None), "late: stamped in an earlier window"),
-        (number(c.rows.repeats.copied if c.rows else None), "copies of an earlier record"),
-        (number(without), "offsets without a row"),
+        (number(copied), "copy of an earlier record" if copied == 1 else "copies of an earlier record"),
+        many(without, "offset without a row", "offsets without a row"),
         *([(number(None if None in pending else sum(p or 0 for p in pending)), "pending")] if any(pending) else []),
         (size(sum(f.bytes for f in landed)), f"landed in {many(len({f.path for f in landed}), 'file')}"),
     ]
@@ -264,7 +265,7 @@ class HourPage:
 def build_page(feed: Feed, ports: Ports, check: WindowCheck) -> HourPage:
     """Make the page of a check, and store it if the lake may be written."""
     path = paths.get_hour_page_path(feed.stored, check.standing.start, feed.output)
-    data = render(check, ports.lake, ports.clock())
+    data = render(check, ports.clock())
     return HourPage(check, data, ports.lake.locate(path) if put_page(ports.lake, path, data) else "")
 
 

@@ -6,9 +6,10 @@ are drawn as unknown, so that a feed without runs never looks complete.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import shorten
 
@@ -32,6 +33,8 @@ UNKNOWN = "unknown"
 LOSSES = "landed, with losses"
 _REMEDIES = 3
 """The findings of a feed that the page has in full."""
+_WORST = 3
+"""The findings of several feeds that are not folded: the windows begin on the first screen of a phone."""
 _FINE_FEEDS = 25
 """If more feeds have no findings, they are folded: the others then fit on a screen."""
 _NOTE = "Written by each run and by sluice report --all. It needs no network."
@@ -163,9 +166,9 @@ def render(rows: Iterable[FeedRow], now: int, link: Callable[[str, int], str] = 
     closed = sum(n for state, n in states.items() if state != Standing.OPEN)
     lacking = sum(n for state, n in states.items() if state not in _FINE)
     figures = [
-        (number(len(ranked)), "feeds"),
+        many(len(ranked), "feed"),
         (number(troubled), "with findings"),
-        (number(closed - lacking), f"of {number(closed)} windows landed"),
+        (number(closed - lacking), f"of {many(closed, 'window')} landed"),
         (number(states[Standing.FAILED] + states[LOSSES]), "failed or with losses"),
         (number(states[UNKNOWN]), "unknown: no run since"),
     ]
@@ -192,7 +195,35 @@ def render(rows: Iterable[FeedRow], now: int, link: Callable[[str, int], str] = 
     if folded:
         lines.append(details(f"{folded} feeds without findings", *(_render_row(row, link) for row in fine)))
     note = f"The newest {WINDOWS} windows of each feed. A window links to its page, if it has one."
-    return page("Sluice: feeds", head, [section("feeds", "Windows", axis, *lines, note=note)], _NOTE).encode()
+    sections = [*_render_findings(ranked), section("feeds", "Windows", axis, *lines, note=note)]
+    return page("Sluice: feeds", head, sections, _NOTE).encode()
+
+
+def _render_findings(ranked: Sequence[FeedRow]) -> Iterator[Html]:
+    """Yields the findings of all feeds, if several feeds have the same: the worst, and the others folded.
+
+    Findings are the same if they differ in numbers and in the feed's name alone.
+    """
+    groups: dict[tuple[bool, str], dict[str, tuple[str, str]]] = {}
+    for row in ranked:
+        own = re.compile(rf"\b{re.escape(row.feed)}\b")
+        for severe, text, remedy in row.findings:
+            shape = re.sub(r"\d+", "0", own.sub("", text.splitlines()[0] + remedy))
+            groups.setdefault((severe, shape), {}).setdefault(row.feed, (text, remedy))
+    if all(len(feeds) == 1 for feeds in groups.values()):
+        return
+    worst = sorted(groups.items(), key=lambda group: (not group[0][0], -len(group[1])))
+    lines = [_render_group("bad" if severe else "warn", feeds) for (severe, _), feeds in worst]
+    rest = [details(many(len(lines) - _WORST, "more finding"), *lines[_WORST:])] if lines[_WORST:] else []
+    yield section("findings", "Findings", *lines[:_WORST], *rest)
+
+
+def _render_group(kind: str, feeds: Mapping[str, tuple[str, str]]) -> Html:
+    first, (text, remedy) = next(iter(feeds.items()))
+    subject = f"{many(len(feeds), 'feed')}, such as {first}: " if len(feeds) > 1 else f"{first}: "
+    links = (piece for name in feeds for piece in (tag("a", tag("bdi", name), href=f"#feed-{name}"), " "))
+    inside = tag("p", tag("b", text), tag("br"), "→ ", tag("code", remedy)), tag("p", *links)
+    return tag("details", tag("summary", tag("b", subject, class_=kind), text.splitlines()[0]), *inside, class_="line")
 
 
 def _extend(row: FeedRow, now: int) -> FeedRow:

@@ -1,4 +1,4 @@
-"""The current quarantine, counted by reason or shown row by row, from the ledger's receipts and their parts.
+"""The current quarantine, counted by reason, sampled or shown row by row, from the ledger's receipts and their parts.
 
 Promise: counting reads only the columns with coordinates and reasons, and keeps only the result in memory. A refusal
 of a staged batch is decided by the same functions, on the same receipts, as by the run that takes the batch over.
@@ -7,6 +7,7 @@ of a staged batch is decided by the same functions, on the same receipts, as by 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.errors import BatchRefused
+from sluice.pipelines.errors import BatchRefused, PartUnreadable
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import parquet, paths
@@ -22,14 +23,15 @@ from sluice.pipelines.landing.landed_rows import read_part_at
 from sluice.pipelines.landing.proof import read_receipts
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.model.kafka import TopicPartition
-from sluice.pipelines.model.plans import Plan
+from sluice.pipelines.model.plans import OffsetRange, Plan
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt, group_by_sharing
 from sluice.pipelines.planning.schema_changes import find_shape
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine.limit import ROWS_AT_ONCE, QuarantineKind, check_quarantine, kinds_of
-from sluice.pipelines.schema.arrays import boolean_array, fixed_width, int64s, text_array
-from sluice.pipelines.util.documents import Derived, Flat, Internal
+from sluice.pipelines.records.rows.row_format import OVERSIZED, WITHHELD
+from sluice.pipelines.schema.arrays import boolean_array, fixed_width, int64s, text_array, view_int32s
+from sluice.pipelines.util.documents import Derived, Flat, Instant, Internal
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.validation.drift import check_drift
 
@@ -186,6 +188,115 @@ def _count_kinds(
 
 
 # -- samples
+
+SHOWN = 12
+"""The number of reasons with samples."""
+SAMPLES = 2
+"""Of a reason."""
+SAMPLE_BYTES = 1 << 10
+"""Bytes that are kept of a key, and of a value around the byte at fault."""
+_AROUND = 120
+"""Characters that are shown before and after it."""
+_COLUMNS = {*QuarantineKind._fields, "topic", "partition", "offset", "timestamp", "key", "value", "byte", WITHHELD.name}
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRecord:
+    """One refused record. `byte` is the position of the error in its value of `size` bytes, and `value` an excerpt,
+    from byte `start` on. Without an excerpt, `absence` is the reason.
+    """
+
+    position: str
+    timestamp: Instant | None
+    key: Internal[bytes | None]
+    value: Internal[bytes | None]
+    size: int
+    byte: int | None
+    start: Internal[int]
+    absence: str
+
+    @property
+    def pieces(self) -> tuple[str, str, str]:
+        """Returns the excerpt as text: before the byte at fault, its character, and after it."""
+        data, at = self.value or b"", 0 if self.byte is None else self.byte - self.start
+        ends = (i for i in range(at + 1, at + 4) if i >= len(data) or data[i] & 0xC0 != 0x80)
+        end = at if self.byte is None else next(ends, at + 4)
+        texts = (d.decode("utf-8", "backslashreplace") for d in (data[:at], data[at:end], data[end:]))
+        before, wrong, after = (text.replace("\n", "\\n") for text in texts)
+        before = f"…{before[-_AROUND:]}" if self.start or len(before) > _AROUND else before
+        is_cut = len(after) > _AROUND or self.start + len(data) < self.size
+        return before, wrong, f"{after[:_AROUND]}…" if is_cut else after
+
+    @property
+    def excerpt(self) -> Derived[str | None]:
+        return None if self.value is None else "".join(self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledGroup:
+    """Records that were refused for one reason, and the first of them."""
+
+    group: Flat[QuarantineGroup]
+    samples: tuple[RejectedRecord, ...] = ()
+
+
+def sample_groups(
+    groups: Iterable[QuarantineGroup], lake: Lake, files: Sequence[tuple[OffsetRange, str]]
+) -> tuple[SampledGroup, ...]:
+    """Returns the groups, the first `SHOWN` with samples from the quarantined files (lake paths) of these ranges.
+
+    Of each, only row groups are read whose bounds have its first record. Missing and damaged files have no samples.
+    """
+    sampled = list[SampledGroup]()
+    for number, group in enumerate(groups):
+        partition, _, offset = group.first.rpartition(":")
+        records: tuple[RejectedRecord, ...] = ()
+        for s, path in files if number < SHOWN else ():
+            if not records and str(s.tp) == partition and s.start <= int(offset) < s.end:
+                with suppress(PartUnreadable):
+                    records = _search(lake, path, s.partition, int(offset))
+        sampled.append(SampledGroup(group, records))
+    return tuple(sampled)
+
+
+def _search(lake: Lake, path: str, partition: int, offset: int) -> tuple[RejectedRecord, ...]:
+    """Returns the record at this place, and those soon after it that were refused for the same reason."""
+    with parquet.open_parquet(lake, path) as file:
+        columns = [f.name for f in file.schema_arrow if f.name in _COLUMNS]
+        names, numbers = file.schema_arrow.names, range(file.num_row_groups)
+        near = set(numbers)
+        for name, value in (("partition", partition), ("offset", offset)):
+            bounds = {i: file.metadata.row_group(i).column(names.index(name)).statistics for i in numbers}
+            near &= {i for i, b in bounds.items() if b and b.has_min_max and b.min <= value <= b.max}
+        for rows in parquet.read(file, path, 1 << 10, columns, sorted(near)):
+            of_partition = view_int32s(rows.column("partition")) == partition
+            at = np.flatnonzero(of_partition & (int64s(rows.column("offset")) >= offset)).tolist()
+            if at and rows.column("offset")[at[0]].as_py() == offset:
+                kinds = [[rows.column(name)[i].as_py() for name in QuarantineKind._fields] for i in at]
+                like = [i for i, kind in zip(at, kinds, strict=True) if kind == kinds[0]]
+                return tuple(_cut_sample(rows, i) for i in like[:SAMPLES])
+    return ()
+
+
+def _cut_sample(rows: pa.RecordBatch, row: int) -> RejectedRecord:
+    cell = {name: rows.column(name)[row] for name in rows.schema.names}
+    stamp = cell.pop("timestamp")  # which no calendar may have
+    record = {WITHHELD.name: None} | {name: value.as_py() for name, value in cell.items()}
+    key, value, withheld, byte = (record[n] for n in ("key", "value", WITHHELD.name, "byte"))
+    absence = "only in Kafka" if record["reason"] == OVERSIZED else "no value (a tombstone)"
+    if withheld is not None:
+        value, absence = None, "not shown: the feed protects fields"
+    start = 0 if value is None else min(max(0, (byte or 0) - SAMPLE_BYTES // 4), len(value))
+    return RejectedRecord(
+        f"{record['topic']}:{record['partition']}:{record['offset']}",
+        stamp.value if stamp.is_valid else None,
+        key and key[:SAMPLE_BYTES],
+        None if value is None else value[start : start + SAMPLE_BYTES],
+        withheld or len(value or b""),
+        byte,
+        start,
+        absence if value is None else "",
+    )
 
 
 def samples(feed: Feed, ports: Ports, wanted: Filter, limit: int) -> Iterator[tuple[int | None, pa.Table]]:

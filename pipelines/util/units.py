@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
@@ -120,6 +121,18 @@ _SPOKEN = (("d", 86_400, ("h", 3600)), ("h", 3600, ("min", 60)), ("min", 60, (""
 def many(n: int, thing: str, things: str = "") -> str:
     """`1 feed`, `3 feeds`."""
     return f"{n:,} {thing}" if n == 1 else f"{n:,} {things or f'{thing}s'}"
+
+
+def show_float(value: float, digits: int = 0) -> str:
+    """A float to as many digits (0: all), without an exponent unless it is huge or tiny: `0.000085`, `8.5 × 10⁻¹²`."""
+    text = f"{value:.{digits}g}" if digits else repr(value)
+    mantissa, sign, power = text.partition("e")
+    if not sign:
+        return f"{value:,.{digits}g}" if digits else f"{value:,}"
+    return f"{Decimal(text):,f}" if -10 < int(power) < 15 else f"{mantissa} × 10{str(int(power)).translate(_RAISED)}"
+
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def join_first(items: Iterable[object], limit: int, more: str = " and {:,} more", between: str = ", ") -> str:

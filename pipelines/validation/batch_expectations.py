@@ -45,7 +45,7 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Kind, Type, TypeFamily
 from sluice.pipelines.schema.wider import unit_of
-from sluice.pipelines.util.units import join_first, many
+from sluice.pipelines.util.units import join_first, many, show_float
 from sluice.pipelines.validation.duckdb_table import MEMORY, Counted, StagedTable
 
 PARAMETER = "$PARAMETER"
@@ -354,7 +354,7 @@ def format_number(value: Number | None) -> str:
     """A number as text, to 15 digits."""
     if value is None:
         return "no values"
-    return f"{value:,}" if isinstance(value, int | Decimal) else f"{value:,.15g}"
+    return f"{value:,}" if isinstance(value, int | Decimal) else show_float(value, 15)
 
 
 def _format_value(value: Any, t: Type) -> str:

@@ -103,7 +103,7 @@ def test_window_with_losses_or_rows_twice_is_never_just_complete(world: World, i
         (lossy, "complete, with losses", "but 3 offsets are lost"),
         (doubled, "rows twice", "1 record landed twice, such as orders:0:0"),
     ):
-        page, (figures,) = render(wrong, world.lake, 0).decode(), list_hour_figures({0: wrong}).values()  # type: ignore[arg-type]
+        page, (figures,) = render(wrong, 0).decode(), list_hour_figures({0: wrong}).values()  # type: ignore[arg-type]
         assert f">{word}</span>" in page
         assert ">complete</span>" not in page
         assert text in page

@@ -16,6 +16,7 @@ from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 
 import sluice
 import sluice.dagster
+from sluice.assets.events.landed_metadata import describe_hour
 from sluice.cli.main import main
 from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.feed.load import load_feed
@@ -26,7 +27,7 @@ from sluice.pipelines.status.repeats import Cause
 from sluice.pipelines.status.window_rows import read_rows
 from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
-from tests.integration.support import FeedProject, request_offsets, run
+from tests.integration.support import FeedProject, consume_topic, request_offsets, run
 from tests.pipelines.batch_report.test_page import Outline, parse
 
 HOUR, MINUTE = 3_600_000, 60_000
@@ -213,6 +214,76 @@ def test_hour_page_shows_figures_of_the_check_and_the_remedy_that_completes_the_
     assert "Window 2026-11-20T15:00 is complete" in page.text
 
 
+ODD = "\x1b[31mno json \u202e%d"
+
+
+@pytest.mark.kafka
+def test_check_page_and_dagster_have_the_same_samples_of_quarantine(
+    tmp_path: Path,
+    kafka: LocalKafka,
+    fresh_topic: Callable[..., str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Names and values of records are escaped, Dagster gets coordinates, and few row groups are read."""
+    monkeypatch.chdir(tmp_path)
+    project = FeedProject(tmp_path, kafka, fresh_topic(partitions=2, config={"retention.ms": "-1"}), {})
+    producer = Producer(project)
+    for n in range(40):
+        wrong = {"id": "few", "a": "x" * 3000} if n % 4 == 3 else {"id": n, "\x1b[32m" + "y" * 300: 1}
+        producer.send("k", (ODD % n).encode() if n < 30 and n % 4 != 3 else json.dumps(wrong).encode(), 1, n % 2)
+    for partition in range(2):
+        producer.send("next", b'{"id": 1}', 181, partition)
+    producer.kafka.close()
+    settings = {"quarantine_limit": {"share": 1}, "on_drift": "quarantine"}
+    run(
+        project.write_feed(
+            format="json", schema="{id: int64}", policies=json.dumps(settings), tuning="{row_group_rows: 4}"
+        )
+    )
+    _, document = run_command(capfd, "check", "orders", FIRST)
+    query = """select reason, field, detail, count(*), list(topic || ':' || partition || ':' || "offset"
+        order by topic, partition, "offset") from read_parquet('.sluice/lake/quarantine/**/*.parquet') group by all"""
+    expected = {(*kind, records): positions for *kind, records, positions in duckdb.execute(query).fetchall()}
+    groups = document["reasons_of_quarantine"]
+    assert {(g["reason"], g["field"], g["detail"], g["records"]) for g in groups} == {*expected}
+    for g in groups:
+        positions = [s["position"] for s in g["samples"]]
+        assert 1 <= len(positions) <= 2
+        assert positions == expected[g["reason"], g["field"], g["detail"], g["records"]][: len(positions)]
+    samples = [s for g in groups for s in g["samples"]]
+    assert {s["excerpt"] for s in samples if "no json" in s["excerpt"]} == {ODD % 0, ODD % 2}
+    assert all(len(s["excerpt"]) < 260 for s in samples)
+    page, _ = read_page(project, capfd, FIRST)
+    check = sluice.check("orders", FIRST, project=project.root)
+    dagster = describe_hour(check, "")[1]
+    for columns in ("60", "120"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["check", "orders", FIRST]) == 0
+        printed = capfd.readouterr().out
+        assert "\x1b" not in printed
+        assert "\u202e" not in printed
+        assert r"\x1b[31mno json \u202e0" in printed
+        for s in samples:
+            assert all(s["position"] in text for text in (printed, page.text, dagster))
+    assert "no json" not in dagster
+
+    # Bounded: values of other row groups than those of the first records may be anything.
+    (first,) = {g["first"] for g in groups if g["reason"] == "not_json"}
+    for path in project.root.glob(".sluice/lake/quarantine/**/*.parquet"):
+        footer = pq.read_metadata(path)
+        data = bytearray(path.read_bytes())
+        for group in map(footer.row_group, range(footer.num_row_groups)):
+            columns = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
+            offsets, value = columns["offset"].statistics, columns["value"]
+            if not any(offsets.min <= int(g["first"].split(":")[2]) <= offsets.max for g in groups):
+                start = value.dictionary_page_offset or value.data_page_offset
+                data[start : start + value.total_compressed_size] = bytes(value.total_compressed_size)
+                assert first
+        path.write_bytes(data)
+    assert run_command(capfd, "check", "orders", FIRST)[1]["reasons_of_quarantine"] == groups
+
+
 def list_outcomes(
     project: FeedProject, capfd: pytest.CaptureFixture[str], path: Path
 ) -> tuple[Any, set[tuple[int, bool]]]:
@@ -373,11 +444,20 @@ def test_late_rows_start_corrections_of_their_hours(
     assert sluice.find_late_hours("orders", begun.number).hours == {}
 
     orders = sluice.dagster.feed_assets("orders", "feeds")
+    reports = dict[str, int]()
 
-    @dg.asset(partitions_def=orders.partitions_def)
-    def make_hourly_report() -> None: ...
+    @dg.asset(partitions_def=orders.partitions_def, name="hourly_report")
+    def make_hourly_report(context) -> None:  # type: ignore[no-untyped-def] # Dagster reads annotations
+        query = "select count(*) from read_parquet($1) where strftime(kafka_timestamp, '%Y-%m-%dT%H:00') = $2"
+        parameters = [f"{project.root}/.sluice/lake/data/orders/**/*.parquet", context.partition_key]
+        ((reports[context.partition_key],),) = duckdb.execute(query, parameters).fetchall()
 
-    sensor = sluice.dagster.when_late("orders", "feeds", [make_hourly_report])
+    page = (Path(__file__).parents[2] / "docs" / "reading.md").read_text()
+    (code,) = re.findall(r"```py\n(corrections = .*?)```", page, re.S)
+    documented = {"sluice": sluice, "dg": dg, "hourly_report": make_hourly_report}
+    exec(code, documented)
+    (sensor,) = documented["defs"].sensors
+    hour = "2026-11-20T14:00"
     with dg.DagsterInstance.ephemeral() as instance:
         before = sensor(dg.build_sensor_context(instance))
         assert (before.run_requests, before.cursor) == ([], str(begun.number))
@@ -385,9 +465,14 @@ def test_late_rows_start_corrections_of_their_hours(
         producer.send("late", b'{"id": 11}', 59)
         producer.send("late", b'{"id": 12}', -600_000)
         producer.kafka.close()
+        dg.materialize([make_hourly_report], partition_key=hour, instance=instance)
         run(load_feed(project.root / "feeds" / "orders.yaml", {}))
         again = sensor(dg.build_sensor_context(instance, cursor=before.cursor))
-    assert [(r.partition_key, r.tags["sluice/late_rows"]) for r in again.run_requests] == [("2026-11-20T14:00", "1")]
+        assert [(r.partition_key, r.tags["sluice/late_rows"]) for r in again.run_requests] == [(hour, "1")]
+        stale = reports[hour]
+        dg.materialize([make_hourly_report], partition_key=again.run_requests[0].partition_key, instance=instance)
+    stamped = [r["timestamp"] // HOUR for r in consume_topic(project.kafka, project.topic)].count(START // HOUR)
+    assert (stale, reports[hour]) == (stamped - 1, stamped), "the records of the hour in Kafka"
     assert run_command(capfd, "compact", "orders")[0] == 0
     with dg.DagsterInstance.ephemeral() as instance:
         assert sensor(dg.build_sensor_context(instance, cursor=again.cursor)).run_requests == []

@@ -174,7 +174,40 @@ def test_feeds_without_findings_are_folded_if_they_are_many(tmp_path: Path) -> N
     assert "without findings" not in render([*fine[:5], bad], now).decode()
 
 
+def test_findings_of_several_feeds_are_one_line_and_the_worst_come_first(tmp_path: Path) -> None:
+    now = 1_795_186_800_000
+    cells = (Cell(now - HOUR, "h", "landed"),)
+
+    def build(name: str, *findings: tuple[bool, str, str]) -> FeedRow:
+        return FeedRow(name, now, HOUR, "", findings, cells)
+
+    late = [build(f"late_{n}", (False, f"late_{n} is {n} h old", f"sluice run late_{n}")) for n in range(37)]
+    refused = [build(f"f{n}", (True, f"batch {n} was refused", f"sluice run f{n}")) for n in range(2)]
+    single = [build(f"s{n}", (False, f"only {chr(97 + n)}", "fix it")) for n in range(3)]
+    page = render([*late, *refused, *single], now).decode()
+    lines = re.findall(r'<summary><b class="(\w+)">(.*?): </b>(.*?)</summary>', page)
+    assert lines == [
+        ("bad", "2 feeds, such as f0", "batch 0 was refused"),
+        ("warn", "37 feeds, such as late_0", "late_0 is 0 h old"),
+        *(("warn", f"s{n}", f"only {chr(97 + n)}") for n in range(3)),
+    ]
+    above, _, folded = page.partition("2 more findings")
+    assert "only a" in above
+    assert ("only b" in above, "only b" in folded) == (False, True)
+    assert above.count('href="#feed-late_') == 37
+    assert "Findings" not in render(single, now).decode(), "each is in the line of its feed"
+
+
 # -- in a browser
+
+
+def build_many(now: int) -> Iterator[FeedRow]:
+    """Yields 500 feeds with long names, of which 120 have findings."""
+    cells = tuple(Cell(now - HOUR * back, f"h{back}", "landed") for back in range(24, 0, -1))
+    for n in range(500):
+        text = f"{'a_long_word_' * 20}of partition {n} is refused\nby {'x' * 200}"
+        findings = ((n % 3 == 0, text, f"sluice run feed_{n} --offsets {'1' * 100}"),) if n < 120 else ()
+        yield FeedRow(f"feed_{n}{'_long' * (n % 30)}", now, HOUR, "caught up", findings, cells)
 
 
 @contextmanager
@@ -199,7 +232,7 @@ def serve(folder: Path, requests: list[str]) -> Iterator[str]:
 FRAME = """<body><iframe id=f src="{page}" style="border:0;width:{width}px;height:900px"></iframe><script>
 onload = () => {{ const d = document.getElementById('f').contentDocument, e = d.documentElement;
   const wide = [...d.querySelectorAll('main *, header *')].filter(x => x.getBoundingClientRect().right > {width} + 1
-    && !x.closest('.scroll')).length;
+    && !x.parentElement.closest('.scroll, summary')).length;
   document.title = [e.scrollWidth, wide, getComputedStyle(d.body).backgroundColor].join(' ') }}</script>"""
 
 
@@ -210,6 +243,8 @@ def test_pages_fit_screens_and_phones_in_light_and_dark(project: FeedProject, ca
     call("run", "--all")
     root = Path(call("report", "--all")[1].strip()).parent
     pages = ["report.html", next(link for link in Cells(root / "report.html").links if link.startswith("a_copy"))]
+    (root / "many.html").write_bytes(render(build_many(1_795_186_800_000), 1_795_186_800_000))
+    pages.append("many.html")
     requests, grounds = list[str](), set[str]()
     with serve(root, requests) as address:
         for page in pages:

@@ -207,6 +207,8 @@ def test_no_canary_is_written_anywhere(
         ["audit", "people", "--rescan", "--hashes", "--strict", "--json"],
         ["report", "people", "--output", "report.html"],
         ["check", dataset, "2023-11-14T22"],
+        ["check", dataset, "2023-11-14T22", "--json"],
+        ["report", dataset, "2023-11-14T22", "--output", "report.html"],
         ["files", dataset, "--window", "2023-11-14T22", "--json"],
         ["status", "--json"],
         ["feeds", "list", "--json"],
@@ -390,6 +392,10 @@ def test_encrypted_records_of_the_quarantine_land_after_a_fix(
     assert f"{len(json.dumps(sent[0]))} bytes, encrypted" in " ".join(printed.split())
     _, document = call("quarantine", "show", "people", "--json")
     assert {r["withheld_bytes"] for r in document["records"]} == {len(json.dumps(sent[0]))}
+    _, checked = call("check", "people", "--json")
+    samples = [s for group in checked["reasons_of_quarantine"] for s in group["samples"]]
+    assert {(s["size"], s["excerpt"]) for s in samples} == {(len(json.dumps(sent[0])), None)}
+    assert "not shown: the feed protects fields" in " ".join(call("check", "people")[1].split())
     monkeypatch.setattr(sys.modules[__name__], "KEY", "another key of which nobody knows")
     write_feed(project, monkeypatch, **settings)
     contract.unlink()

@@ -238,7 +238,7 @@ def copy_members(
 MOST_NAMES = 64
 """Names with a count of their own. All others share the number MOST_NAMES."""
 MOST_BYTES = 800
-"""Bytes of a distinguished name."""
+"""Bytes of a name: longer ones that begin alike count as one."""
 NULL, BOOL, INT, FLOAT, BIG, TEXT, NESTED = 1, 2, 4, 8, 16, 32, 64
 """The kind of a value, as bits: BIG is an integer beyond int64."""
 COUNT, FIRST, LAST, KINDS, SIZE, HASH, NODE = 0, 1, 2, 3, 4, 5, 6
@@ -319,11 +319,9 @@ def _same(names: Names, slot: int, node: int, buf: Array, at: int, size: int) ->
 @inlined
 def _number_name(names: Names, node: int, buf: Array, at: int, size: int, guess: int) -> int:
     """The number of the name in this struct, a new one when it is new; MOST_NAMES: it cannot have one."""
-    used = names.used[0]
+    used, size = names.used[0], min(size, MOST_BYTES)
     if guess < used and _same(names, guess, node, buf, at, size):
         return guess
-    if size > MOST_BYTES:
-        return int64(MOST_NAMES)
     hashed = uint64(0xCBF29CE484222325)
     for i in range(size):
         hashed = (hashed ^ uint64(byte(buf, at + i))) * uint64(0x100000001B3)

@@ -448,6 +448,7 @@ def test_every_kind_of_column() -> None:
         "struct": pa.array([{"a": 1}, None, {"a": None}, {"a": 2}]),
         "one": pa.array([7, 7, 7, 7]),
         "few": pa.array(["a", "a", "b", None]).dictionary_encode(),
+        "code": pa.array(["abc", "abd", None, "abc"]),
     }
     table = pa.table(columns | {"offset": pa.array(range(4), pa.int64())})
     profiles = {p.name: p for p in _read_columns(table, list(columns))}
@@ -458,6 +459,7 @@ def test_every_kind_of_column() -> None:
     assert profiles["one"].bins == (column_profiles.Bin("7", 4),)
     assert profiles["bytes"].of == "lengths in bytes"
     assert dict(profiles["text"].stats) == {"different": "3", "length": "0 to 2,000,000, 666,667.7 on average"}
+    assert dict(profiles["code"].stats) == {"different": "2", "length": "3"}
     assert max(len(v) for v, _ in profiles["text"].top) == column_profiles.TEXT
     assert all(sum(b.rows for b in p.bins) == 4 - p.nulls for p in profiles.values() if p.bins)
     assert {n for n, p in profiles.items() if p.bins} == {"i8", "u64", "bytes", "day", "at", "money", "one"}

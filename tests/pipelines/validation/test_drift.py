@@ -261,6 +261,11 @@ def test_drifted_field_names_are_bounded_in_number_and_length(world: World) -> N
     assert max(len(name) for _, name in drift) <= 201
 
 
+def test_long_field_name_is_reported_by_its_beginning(world: World) -> None:
+    drift = observe_drift(world, ROW | {f"{'y' * 5000}{n}": n for n in range(3)}, ROW | {"é" * 1300: "x"})
+    assert drift == {(NEW, f"{'y' * 200}…"): (1, 0, "int64"), (NEW, f"{'é' * 200}…"): (1, 1, "string")}
+
+
 def test_drift_is_summed_over_pieces_and_ranges() -> None:
     drifts = Drifts()
     drifts.add([Drift(NEW, "a", 2, 7, "int64"), Drift(MISSING, "b", 5, 0)], 5)
