@@ -12,6 +12,7 @@ import dagster as dg
 
 from sluice.assets.factory import build
 from sluice.assets.instance.instance import check_home
+from sluice.pipelines.util import COLLECTING
 from sluice.resources.project import Project
 
 
@@ -20,7 +21,7 @@ def load() -> dg.Definitions:
     project = Project.find()
     check_home(project, sys.argv)
     collecting = gc.isenabled()
-    gc.set_threshold(20_000, 20)  # as `sluice.cli.terminal.process.COLLECTING`, for steps
+    gc.set_threshold(*COLLECTING)
     gc.disable()  # hardly any of the new objects is garbage: looking for it would take a fifth of the time
     try:
         return build(project)

@@ -22,7 +22,7 @@ from sluice.assets.jobs.catch_up_job import catch_up_job
 from sluice.assets.jobs.fleet_job import Fleet, many_job
 from sluice.assets.jobs.report_assets import report_definitions, report_key
 from sluice.assets.runs.run_config import catch_up_config, fleet_config
-from sluice.assets.runs.run_session import FEED_TAG, OpenPorts, RunSession, open_real_ports
+from sluice.assets.runs.run_session import FEED_TAG, RunSession, open_real_ports
 from sluice.assets.specs.asset_specs import AssetSpecs, now, partitions_of
 from sluice.assets.specs.feed_files import read_feeds, recall, topics_of
 from sluice.pipelines.batch.result import Skip
@@ -31,6 +31,7 @@ from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.sql_report import load_report
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Reporter
+from sluice.pipelines.operating.feed_status import OpenPorts
 from sluice.resources.project import Project
 from sluice.running import RunResult
 

@@ -32,7 +32,7 @@ from sluice.assets.jobs.report_assets import read_reports, report_definitions, r
 from sluice.assets.jobs.republish_job import republish_job
 from sluice.assets.runs.run_session import FEED_TAG, RunSession
 from sluice.assets.schedules.sensors import watch_check, watch_sensor
-from sluice.assets.schedules.window_scheduler import WINDOWS, feed_schedule, fleet_schedule
+from sluice.assets.schedules.window_scheduler import WINDOWS, FeedPartitions, feed_schedule, fleet_schedule
 from sluice.assets.specs.asset_specs import (
     AssetOf,
     AssetSpecs,
@@ -55,11 +55,11 @@ from sluice.assets.steps.observe_step import observe_step
 from sluice.assets.steps.table_step import table_check
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.feed import OWN, SHARED, Feed
+from sluice.pipelines.util.grouping import group_by
 from sluice.pipelines.util.units import many
 from sluice.resources.project import Project
 
 Partitions = dg.TimeWindowPartitionsDefinition
-FeedPartitions = Mapping[str, dg.TimeWindowPartitionsDefinition]
 
 _BACKFILL = dg.BackfillPolicy.multi_run(WINDOWS)
 """A backfill is one run for consecutive windows, up to the schedule's maximum."""
@@ -273,9 +273,7 @@ def fleets_of(files: FeedFiles, windows: FeedPartitions, session: RunSession) ->
     In a code location of feeds alone, one job lands any request, and a single feed needs no shared schedule.
     """
     lone = session.steps.lone
-    by_name: dict[str, list[Feed]] = {}
-    for feed in files.feeds.values():
-        by_name.setdefault(feed.schedule, []).append(feed)
+    by_name = group_by(files.feeds.values(), lambda feed: feed.schedule)
     landing = [n for n in by_name if not lone or (n != OWN and (n != SHARED or len(files.feeds) > 1))]
     others = [job(name, session.apart()) for name in by_name for job in (compact_job, republish_job)]
     if lone and files.feeds:

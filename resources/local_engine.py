@@ -39,6 +39,7 @@ from sluice.resources.spark.worker_pool import (
     DIED,
     DONE,
     FAILED,
+    GOES_ON,
     MEMORY,
     ROW,
     PoolProcess,
@@ -47,7 +48,6 @@ from sluice.resources.spark.worker_pool import (
     get_pool,
 )
 
-_GOES_ON = "run again: it goes on where it ended"
 _CANCEL_SECONDS = 5.0
 
 
@@ -87,7 +87,7 @@ class LocalEngine:
 
         Raises as `run`; nothing is salvaged.
         """
-        job = _Job(partial(executor.call, call), count, f"{what} of {feed}", _GOES_ON)
+        job = _Job(partial(executor.call, call), count, f"{what} of {feed}", GOES_ON)
         return [answer for _, answer in self._carry_out(job)]
 
     def cancel(self) -> None:

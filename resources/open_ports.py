@@ -14,10 +14,12 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.rights import rights_of
 from sluice.pipelines.feed.table_section import QUARANTINE_TABLE, WINDOWS_TABLE
+from sluice.pipelines.lake import paths
 from sluice.pipelines.model.receipts import EngineKind, PartKind
 from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.pipelines.ports import Engine, Groups, Lake, Ports, Table
 from sluice.pipelines.util import extras
+from sluice.pipelines.util.grouping import group_by
 from sluice.resources.lake import open_lake
 from sluice.resources.liveness import LakeLiveness, now
 from sluice.resources.registry.confluent import writers_of
@@ -53,9 +55,7 @@ def share_ports(feeds: Iterable[Feed]) -> Iterator[Callable[[Feed], AbstractCont
         return
     from sluice.resources.kafka.cluster.shared_cluster import SharedKafka
 
-    alike: dict[KafkaSettings, list[Feed]] = {}
-    for feed in feeds:
-        alike.setdefault(feed.kafka, []).append(feed)
+    alike = group_by(feeds, lambda feed: feed.kafka)
     with ExitStack() as opened:
         shared = {
             access: opened.enter_context(closing(SharedKafka(access, many)))
@@ -178,7 +178,7 @@ def open_table(feed: Feed, lake: Lake, kind: PartKind = PartKind.LANDED) -> Tabl
     if feed.table.delta:
         from sluice.resources.tables.delta import DeltaLakeTable
 
-        return DeltaLakeTable.of(feed, lake, kind)
+        return DeltaLakeTable.of(feed, lake, paths.delta_root(feed.stored, kind, feed.output))
     from sluice.resources.tables.iceberg import IcebergTable
 
     return IcebergTable.of(feed, lake, "" if kind is PartKind.LANDED else QUARANTINE_TABLE)
@@ -225,7 +225,8 @@ def _open_current_table(feed: Feed, lake: Lake) -> CurrentTable | None:
     if feed.table.delta:
         from sluice.resources.tables.delta import DeltaLakeTable
 
-        return CurrentTable(DeltaLakeTable.of_current(feed, lake), feed.changes, feed.landing)
+        root = paths.get_current_table_root(feed.stored_dataset)
+        return CurrentTable(DeltaLakeTable.of(feed, lake, root), feed.changes, feed.landing)
     from sluice.resources.tables.iceberg import IcebergTable
 
     return CurrentTable(IcebergTable.of(feed, lake, name=str(feed.table.current)), feed.changes, feed.landing)
@@ -235,7 +236,7 @@ def _open_windows_table(feed: Feed, lake: Lake) -> Table:
     if feed.table and feed.table.delta:
         from sluice.resources.tables.delta import DeltaLakeTable
 
-        return DeltaLakeTable.of_windows(feed, lake)
+        return DeltaLakeTable.of(feed, lake, paths.windows_table_root(feed.stored_dataset))
     from sluice.resources.tables.iceberg import IcebergTable
 
     return IcebergTable.of(feed, lake, suffix=WINDOWS_TABLE)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sluice.pipelines.errors import FeedError, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
-from sluice.pipelines.feed.load import demand_feed, find_feed_file, find_output, load_feed, load_feeds
+from sluice.pipelines.feed.load import choose_feed, demand_feed, find_feed_file, find_output, load_feed, load_feeds
 from sluice.pipelines.feed.project_files import FleetSettings, NotifySettings, load_fleet, load_notify
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY
 
@@ -140,10 +140,8 @@ class Project:
         if path.is_file() and (feed := load_feed(path, environ, folder=self.feeds_folder)).name == name:
             return feed
         feeds = load_feeds(self.feeds_folder, environ)
-        name = next((f.name for f in feeds.values() if f.stored == name), name) if name not in feeds else name
-        if name not in feeds:
-            raise FeedError(
-                f"no feed {name!r} in {self.feeds_folder}",
-                remedy=f"feeds here: {', '.join(sorted(feeds)) or 'none'}",
-            )
-        return feeds[name]
+        if chosen := choose_feed(name, feeds):
+            return chosen
+        raise FeedError(
+            f"no feed {name!r} in {self.feeds_folder}", remedy=f"feeds here: {', '.join(sorted(feeds)) or 'none'}"
+        )

@@ -28,6 +28,7 @@ from sluice.pipelines.ports import Lake, Liveness, Ports
 from sluice.pipelines.publishing import publish
 from sluice.pipelines.records.shape import RAW, Shape
 from sluice.pipelines.status.batch_facts import BatchFacts
+from sluice.pipelines.util.grouping import group_by
 
 if TYPE_CHECKING:
     from sluice.pipelines.operating.check_window import WindowCheck
@@ -273,7 +274,7 @@ class LedgerView:
         if batch.id not in self._entries:
             entry = self.ledger.publication(batch)
             self._entries[batch.id] = _PublishedBatch(
-                entry, _group_by_window(self.state.receipts(batch.published or 0, entry))
+                entry, group_by(self.state.receipts(batch.published or 0, entry), lambda r: r.offset_range.window)
             )
         return self._entries[batch.id]
 
@@ -292,10 +293,3 @@ class _PublishedBatch:
 
     entry: PublishEntry
     receipts: Mapping[int | None, Sequence[Receipt]]
-
-
-def _group_by_window(receipts: Sequence[Receipt]) -> Mapping[int | None, Sequence[Receipt]]:
-    out: dict[int | None, list[Receipt]] = {}
-    for r in receipts:
-        out.setdefault(r.offset_range.window, []).append(r)
-    return out

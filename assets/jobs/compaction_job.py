@@ -14,6 +14,7 @@ import dagster as dg
 from pydantic import Field
 
 from sluice.assets.instance.instance import with_dagster_liveness
+from sluice.assets.runs.run_config import list_windows
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.steps.table_step import sync_table
 from sluice.pipelines.errors import UsageError
@@ -23,7 +24,6 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.maintenance.compaction import Compacted, compact
 from sluice.pipelines.maintenance.expiry import Retired, request_retention, retire
 from sluice.pipelines.model.receipts import count_files
-from sluice.pipelines.planning.windows import check_aligned
 from sluice.resources.liveness import new_owner
 
 POOL = "sluice_compaction"
@@ -41,19 +41,9 @@ class CompactConfig(dg.Config):
         """Returns the windows' starts (ms); None: all. Raises UsageError."""
         if not (self.since or self.until):
             return None
-        first, last = _parse_window(self.since, "since", settings), _parse_window(self.until, "until", settings)
-        if first >= last:
-            raise UsageError(f"no window lies between {self.since} and {self.until}", remedy="`until` must be later")
-        return list(settings.list_starts(first, last))
-
-
-def _parse_window(text: str, name: str, settings: WindowSettings) -> int:
-    try:
-        start = settings.parse_name(text)
-    except ValueError as error:
-        raise UsageError(f"{name}: {text!r} {error}", remedy="name both, or neither") from None
-    check_aligned(start, settings)
-    return start
+        if not (self.since and self.until):
+            raise UsageError("`since` and `until` go together", remedy="name both, or neither")
+        return list(list_windows(self.since, self.until, settings))
 
 
 _CONFIG = CompactConfig.to_config_schema().as_field()

@@ -39,7 +39,7 @@ from sluice.assets.runs.run_config import (
     op_name,
     reset_outcome,
 )
-from sluice.assets.runs.run_session import OpenPorts, RunLedgers, RunSession, as_failure
+from sluice.assets.runs.run_session import RunLedgers, RunSession, as_failure
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds
 from sluice.assets.steps.commit_step import commit_step
 from sluice.assets.steps.land_step import land_step
@@ -47,6 +47,7 @@ from sluice.pipelines.errors import NotReached, SluiceError, UsageError, WindowO
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.model.plans import Request
 from sluice.pipelines.model.receipts import Reporter
+from sluice.pipelines.operating.feed_status import OpenPorts
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import many
 from sluice.running import RunResult, SideBySide, build_unforeseen, log_stages, run_feeds

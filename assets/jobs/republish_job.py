@@ -7,20 +7,20 @@ It waits for no run of the feed and delays none: it reads published rows, and ch
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of `config` itself, not as text.
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
 
+from sluice.assets.runs.run_config import list_windows
 from sluice.assets.runs.run_session import RunSession
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.model.plans import AskedRange
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.planning.windows import check_aligned
 from sluice.pipelines.ports import Engine, Ports
 from sluice.pipelines.republishing import CODEC_NAMES
 
@@ -76,36 +76,16 @@ class RepublishConfig(dg.Config):
         if self.offsets and (self.window or self.until):
             raise UsageError("`offsets` and windows together", remedy="`offsets` names exactly what to send")
         offsets = [AskedRange(o.topic, o.partition, o.start, o.end) for o in self.offsets]
-        windows = () if offsets else self._parse_windows(feed)
-        return RepublishRequest(wishes, windows, offsets, name_of(self.name), self.into_source)
-
-    def _parse_windows(self, feed: Feed) -> Sequence[int]:
-        if not self.window:
+        if not (offsets or self.window):
             raise UsageError("no rows are selected", remedy="name `window`, `window` and `until`, or `offsets`")
-        first = _parse_window(self.window, feed)
-        last = (
-            _parse_window(self.until, feed)
-            if self.until
-            else feed.window.end_of(feed.window.list_named(self.window)[-1])
-        )
-        if first >= last:
-            raise UsageError(f"no window lies between {self.window} and {self.until}", remedy="`until` must be later")
-        return feed.window.list_starts(first, last)
+        windows = () if offsets else list_windows(self.window, self.until, feed.window)
+        return RepublishRequest(wishes, windows, offsets, name_of(self.name), self.into_source)
 
     @property
     def codec(self) -> int:
         if self.compression not in CODEC_NAMES:
             raise UsageError(f"{self.compression!r} is no codec", remedy=f"one of {', '.join(CODEC_NAMES)}")
         return CODEC_NAMES.index(self.compression)
-
-
-def _parse_window(text: str, feed: Feed) -> int:
-    try:
-        start = feed.window.parse_name(text)
-    except ValueError as error:
-        raise UsageError(f"{text!r} {error}", remedy="such as 2026-11-20T14:00") from None
-    check_aligned(start, feed.window)
-    return start
 
 
 _CONFIG = RepublishConfig.to_config_schema().as_field()

@@ -17,11 +17,12 @@ import dagster as dg
 from sluice.assets.instance.instance import end_run, has_died, is_held, let_go, list_processes
 from sluice.assets.instance.internals import PARTITION_TAG, RANGE_TAGS, keeps_runs_here, name_job, optional
 from sluice.assets.runs.run_config import find_feeds
-from sluice.assets.runs.run_session import FEED_TAG, OpenPorts
+from sluice.assets.runs.run_session import FEED_TAG
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import Life, Verdict
+from sluice.pipelines.operating.feed_status import OpenPorts
 from sluice.pipelines.publishing.publish import describe_outlook
 from sluice.pipelines.util.documents import Derived, Instant, Internal
 from sluice.resources.liveness import process_gone

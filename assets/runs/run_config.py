@@ -5,7 +5,7 @@ A run over many feeds has the requests in its configuration, and the outcomes in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +21,7 @@ from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.planning.windows import check_aligned
 from sluice.pipelines.ports import Clock
 from sluice.pipelines.util.units import show_instant, show_window
 
@@ -82,7 +83,21 @@ def window_start(text: str, settings: WindowSettings) -> int:
     try:
         return settings.parse_name(text)
     except ValueError as error:
-        raise UsageError(f"{text!r} {error}") from None
+        raise UsageError(f"{text!r} {error}", remedy="such as 2026-11-20T14:00") from None
+
+
+def list_windows(first: str, until: str, settings: WindowSettings) -> Sequence[int]:
+    """Returns the starts (ms) of the windows from `first` up to `until`. If that is empty: of those that `first` names.
+
+    Raises UsageError.
+    """
+    start = window_start(first, settings)
+    end = window_start(until, settings) if until else settings.end_of(settings.list_named(first)[-1])
+    check_aligned(start, settings)
+    check_aligned(end, settings)
+    if start >= end:
+        raise UsageError(f"no window lies between {first} and {until}", remedy="`until` must be later")
+    return settings.list_starts(start, end)
 
 
 class FeedConfig(LandConfig):

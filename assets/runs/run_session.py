@@ -28,7 +28,7 @@ from sluice.pipelines.feed.stores import StoreSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.tip import Tip
-from sluice.pipelines.model.receipts import Progress, Reporter
+from sluice.pipelines.model.receipts import Reporter
 from sluice.pipelines.planning.origins import check_cluster
 from sluice.pipelines.planning.windows import list_pending_windows
 from sluice.pipelines.ports import Ports
@@ -36,11 +36,12 @@ from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import MINUTE
 from sluice.resources.observe import tracing
 from sluice.resources.project import Project
-from sluice.running import RunResult, log_stages
+from sluice.running import RunResult, observe
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sluice.pipelines.operating.feed_status import OpenPorts
     from sluice.reading import Windows
 
 
@@ -137,7 +138,6 @@ AGAIN_TAG = "sluice/again"
 ERROR_TAG = "sluice/error"
 """Tag of a run that failed: the class of the error that ended it."""
 
-OpenPorts = Callable[[Feed], AbstractContextManager[Ports]]
 Ask = Callable[[Report, "Windows"], "pa.Table"]
 
 
@@ -236,21 +236,7 @@ class RunSession:
 
     def reporter(self, log: Logger) -> Reporter:
         """Where progress goes: to the caller that started the run, otherwise a line in its log for each stage."""
-        reports = [self.report] if self.report else []
-        step = tracing.current_step()
-        if step:
-            reports.append(step.progress)
-        if self.report is None or logs.as_json():
-            reports.append(log_stages(log))
-
-        here = logs.get_context()
-
-        def report_to_all(progress: Progress) -> None:
-            with logs.log_context(**here):  # a thread of its own reports the progress of a batch
-                for report in reports:
-                    report(progress)
-
-        return report_to_all
+        return observe(self.report, log)
 
     @contextmanager
     def step(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, feed: str = "") -> Iterator[None]:

@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 
 from sluice.pipelines.errors import Failed, FeedError, LakeUnavailable, SluiceError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.load import clashes, demand_feed, find_output, list_feed_files, load_feed
+from sluice.pipelines.feed.load import choose_feed, clashes, demand_feed, find_output, list_feed_files, load_feed
 from sluice.pipelines.feed.problems import raise_problems
 from sluice.pipelines.feed.sections import BOOTSTRAP
 from sluice.pipelines.feed.stores import STORES
@@ -27,7 +27,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.tip import Facts, Tip
 from sluice.pipelines.model.kafka import is_topic_name
 from sluice.pipelines.ports import Lake
-from sluice.resources.project import Project
+from sluice.resources.project import NOWHERE, Project
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,6 @@ def recall_feeds(
     return answers, failures | {f.name: late for f in waiting if f.name not in answers and f.name not in failures}
 
 
-NOWHERE = "127.0.0.1:9"
-"""Used for an unset address while definitions load: they need the shape of a feed, not where Kafka is."""
-
 AT_RUN = frozenset({"kafka", "spark", "fetch"})
 """The sections that only runs need. Their variables and files may be missing where definitions load."""
 LAKE = frozenset({"lake", *(store.section for store in STORES.values())})
@@ -160,10 +157,8 @@ class FeedFiles:
         return find_output(self._find(feed), output)
 
     def _find(self, name: str) -> Feed:
-        if name in self.every:
-            return self.every[name]
-        if renamed := [f for f in self.every.values() if f.stored == name]:
-            return renamed[0]  # messages of its ledger name it so
+        if feed := choose_feed(name, self.every):
+            return feed
         for path, error in self.broken.items():
             if path.stem == name:
                 raise error

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
     from sluice.assets.specs.feed_files import FeedFiles
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.operating.feed_status import OpenPorts
     from sluice.pipelines.operating.migrate_offsets import Stores
     from sluice.pipelines.ports import Groups, Ports, Target
     from sluice.resources.project import Project
 
 Body = Callable[..., int | None]
-OpenPorts = Callable[["Feed"], AbstractContextManager["Ports"]]
 
 ProjectFolder = Annotated[
     Path | None, option("--project", "FOLDER", "The project: the folder with feeds/, or a folder below it.")

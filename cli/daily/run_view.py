@@ -25,6 +25,7 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Drift, DriftKind, Met, Scheduler, find_scheduler
 from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.util.documents import AsText, Derived, Flat, Internal
+from sluice.pipelines.util.grouping import group_by
 from sluice.pipelines.util.units import join_first, many
 from sluice.pipelines.validation.drift import describe_drift
 
@@ -194,9 +195,9 @@ def _partition_table(batches: BatchFacts) -> RenderableType:
 
 
 def _list_notices(run: TimedRun, landed: Landed) -> list[RenderableType]:
-    from sluice.pipelines.batch.result import by_message, describe_first
+    from sluice.pipelines.batch.result import describe_first
 
-    alike = by_message(landed.failures).items()
+    alike = group_by(landed.failures, lambda f: f.message).items()
     all_of = f"all of them: sluice report {run.feed} --batch {landed.batches[-1].batch if landed.batches else 0} --json"
     return [
         *([warn(landed.start_not_used)] if landed.start_not_used else []),

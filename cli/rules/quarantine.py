@@ -25,6 +25,7 @@ from sluice.cli.terminal.record_view import rows as record_rows
 from sluice.cli.terminal.record_view import view as record_view
 from sluice.cli.terminal.text_layout import count, seconds
 from sluice.pipelines.util.documents import AsText, Flat
+from sluice.pipelines.util.grouping import group_by
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -142,9 +143,7 @@ def list_view(feed: Feed, listed: Listing) -> Iterator[RenderableType]:
 
 def _list_reasons(listed: Listing) -> Iterator[list[str]]:
     all_ = sum(w.landed + w.quarantined for w in listed.windows)
-    of_kind: dict[QuarantineKind, list[Any]] = {}
-    for h in listed.held:
-        of_kind.setdefault(h.kind, []).append(h)
+    of_kind = group_by(listed.held, lambda h: h.kind)
     ranked = sorted(of_kind.items(), key=lambda x: -sum(h.records for h in x[1]))
     for kind, number in ranked:
         n = sum(h.records for h in number)
@@ -210,18 +209,14 @@ Seen = Sequence[tuple[int | None, Mapping[str, Any]]]
 
 def show_view(feed: Feed, records: Seen) -> Iterator[RenderableType]:
     """For people: a table for each partition of each window."""
+    from sluice.pipelines.quarantine.listing import describe_reason
+
     if not records:
         yield good(f"no quarantined record of {feed.name} matches")
     for partition in dict.fromkeys((w, row["topic"], row["partition"]) for w, row in records):
         rows = [row for w, row in records if (w, row["topic"], row["partition"]) == partition]
         yield heading(f"{partition[1]}:{partition[2]}", name(feed, partition[0]))
-        yield record_view(rows, [safe(_format_reason(row)) for row in rows])
-
-
-def _format_reason(row: Mapping[str, Any]) -> str:
-    where = f"{row['field']}: " if row["field"] else ""
-    byte = f" (byte {row['byte']})" if row["byte"] is not None else ""
-    return f"{where}{row['expectation'] or row['reason']}: {row['detail']}{byte}"
+        yield record_view(rows, [safe(describe_reason(row)) for row in rows])
 
 
 _WHY = ("stage", "reason", "expectation", "field", "detail", "byte", "batch", "contract", "withheld_bytes")

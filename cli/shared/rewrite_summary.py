@@ -15,6 +15,7 @@ from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.model.receipts import count_files
 from sluice.pipelines.util.documents import Flat
+from sluice.pipelines.util.grouping import group_by
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -68,9 +69,7 @@ def list_busy(feed: Feed, busy: Mapping[int | None, int]) -> list[BusyWindow]:
 
 
 def by_window(done: Compacted) -> dict[int | None, FileSums]:
-    by_start: dict[int | None, list[tuple[Merge, Receipt | None]]] = {}
-    for merge, receipt in done.merged:
-        by_start.setdefault(merge.offset_range.window, []).append((merge, receipt))
+    by_start = group_by(done.merged, lambda merged: merged[0].offset_range.window)
     return {w: FileSums.of(merges) for w, merges in by_start.items()}
 
 

@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from sluice.pipelines.util import COLLECTING
+
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
@@ -101,11 +103,6 @@ def hush() -> int:
 
 
 # -- start and exit
-
-
-COLLECTING = (20_000, 20)
-"""New objects before a collection, and collections before one of older ones. A plan of 10,000 partitions is a million
-objects and no garbage: with Python's 700 and 10, a third of its time is spent on them, and more the larger it is."""
 
 
 @contextmanager

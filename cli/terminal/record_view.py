@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sluice.cli.terminal.output import facts, safe, table
 from sluice.cli.terminal.text_layout import count
-from sluice.pipelines.util.units import CALENDAR_ENDS, DAY, many, show_instant
+from sluice.pipelines.util.units import CALENDAR_ENDS, DAY, TICKS_PER_SECOND, many, show_instant
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 SHOWN_BYTES = 240
 """Of a key or value, for people."""
 _YEAR_1 = -62_135_596_800_000
-_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 def rows(table: pa.Table) -> list[dict[str, Any]]:
@@ -87,7 +86,7 @@ def time_text(cell: pa.Scalar) -> str:
     import pyarrow as pa
 
     unit, number = "days" if pa.types.is_date(cell.type) else cell.type.unit, int(cell.value)
-    ms = number * DAY if unit == "days" else number * 1000 // _PER_SECOND[unit]
+    ms = number * DAY if unit == "days" else number * 1000 // TICKS_PER_SECOND[unit]
     if not _YEAR_1 <= ms < CALENDAR_ENDS:
         return f"{number} {unit}"
     return str(cell.cast(pa.string()).as_py())

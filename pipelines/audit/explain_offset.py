@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +22,7 @@ from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Cluster, Lake
 from sluice.pipelines.publishing import manifest
+from sluice.pipelines.quarantine.listing import describe_reason
 from sluice.pipelines.records.rows.row_format import offset_column
 from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.util.documents import Flat
@@ -199,7 +199,7 @@ def _was(lake: Lake, path: str, offset: int) -> str:
             rows = file.read_row_group(group)
             if (at := _place(rows.column("offset"), offset)) is not None:
                 row = rows.slice(at, 1).to_pylist()[0]
-                return f"it was quarantined by batch {row['batch']}: {_reason_text(row)}"
+                return f"it was quarantined by batch {row['batch']}: {describe_reason(row)}"
     return "it was quarantined, and the reason is no longer recorded"
 
 
@@ -261,13 +261,7 @@ def _reason(lake: Lake, part: Part, group: int, row: int) -> str:
     """Returns the reason for the record's quarantine."""
     with _open_part(lake, part) as file:
         columns = ["reason", "field", "detail", "byte"]
-        return _reason_text(file.read_row_group(group, columns=columns).slice(row, 1).to_pylist()[0])
-
-
-def _reason_text(row: Mapping[str, Any]) -> str:
-    where = f"{row['field']}: " if row["field"] else ""
-    byte_text = f" (byte {row['byte']})" if row.get("byte") is not None else ""
-    return f"{where}{row['reason']}: {row['detail']}{byte_text}"
+        return describe_reason(file.read_row_group(group, columns=columns).slice(row, 1).to_pylist()[0])
 
 
 def _open_part(lake: Lake, part: Part) -> AbstractContextManager[pq.ParquetFile]:

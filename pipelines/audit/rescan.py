@@ -53,6 +53,7 @@ from sluice.pipelines.records.shape import Shape, Split
 from sluice.pipelines.records.split_format import SplitFormat
 from sluice.pipelines.schema.arrays import as_mask, find_equal, fixed_width, int64s
 from sluice.pipelines.schema.schema import Schema
+from sluice.pipelines.util.grouping import group_by
 from sluice.pipelines.util.parallel import AT_ONCE
 
 
@@ -145,10 +146,7 @@ Pair = tuple[ReceiptRow, Receipt]
 
 def _cut(batch: Iterable[Pair]) -> Iterator[list[Pair]]:
     """Yields receipts of one partition, in log order, that one stream of fetches can read."""
-    by_key: dict[Key, list[Pair]] = {}
-    for row, r in batch:
-        by_key.setdefault(row.key, []).append((row, r))
-    for of_key in by_key.values():
+    for of_key in group_by(batch, lambda pair: pair[0].key).values():
         piece, offsets = list[Pair](), 0
         for pair in sorted(of_key, key=lambda pair: pair[0].range.start):
             if len(piece) >= _PIECE_RANGES or offsets >= _PIECE_OFFSETS:

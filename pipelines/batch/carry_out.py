@@ -39,6 +39,7 @@ from sluice.pipelines.publishing.manifest import read_receipts_meeting
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward, roll_forward_own
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.status.batch_facts import traffic_of
+from sluice.pipelines.util.grouping import group_by
 from sluice.pipelines.validation.drift import check_drift
 
 
@@ -139,9 +140,7 @@ _HELD = "its window is refused, and becomes a batch of its own"
 
 def _find_sound(receipts: Sequence[Receipt], judge: Callable[[Sequence[Receipt]], object]) -> list[Receipt]:
     """Returns the receipts of the windows that are not refused by themselves, and share no file with one that is."""
-    by_window: dict[int | None, list[Receipt]] = {}
-    for r in receipts:
-        by_window.setdefault(r.offset_range.window, []).append(r)
+    by_window = group_by(receipts, lambda r: r.offset_range.window)
     refused = set[int | None]()
     for window, own in by_window.items():
         try:

@@ -46,6 +46,7 @@ from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.util.documents import AsText, Derived, Flat, Internal
+from sluice.pipelines.util.grouping import group_by
 from sluice.pipelines.util.units import parse_instant
 
 
@@ -225,7 +226,7 @@ def was_lost_since_plan(feed: Feed, result: BatchResult) -> bool:
 
 def _build_incomplete_error(landed: Landed) -> BatchIncomplete:
     failures, refusals = landed.failures, landed.refusals
-    alike = list(by_message(failures).items())[:5]
+    alike = list(group_by(failures, lambda f: f.message).items())[:5]
     lines = [f"{describe_first(of)}: {message}" for message, of in alike]
     lines += [f"{r.tp}: {r.error.message}" for r in refusals[:5]]
     more = len(failures) - sum(len(of) for _, of in alike) + max(len(refusals) - 5, 0)
@@ -239,14 +240,6 @@ def _build_incomplete_error(landed: Landed) -> BatchIncomplete:
         remedy="; ".join(remedies[:5]) or "run again: finished offset ranges are adopted, only the others are read",
         transient=all(is_transient(f.error) for f in failures) and all(is_transient(r.error) for r in refusals),
     )
-
-
-def by_message(failures: Sequence[RangeFailure]) -> dict[str, list[RangeFailure]]:
-    """Returns the failures grouped by message."""
-    alike: dict[str, list[RangeFailure]] = {}
-    for f in failures:
-        alike.setdefault(f.message, []).append(f)
-    return alike
 
 
 def describe_first(alike: Sequence[RangeFailure]) -> str:

@@ -63,7 +63,7 @@ def _places(rule: Rule, kwargs: Mapping[str, Any], types: Types) -> Iterator[Fla
     for name, kwarg in rule.kwargs.items():
         if name in kwargs and kwarg.takes in _PLACES:
             try:
-                for column in _names(kwargs[name]) if kwarg.takes is Takes.COLUMNS else [kwargs[name]]:
+                for column in _names(kwargs[name], MOST_COLUMNS, 2) if kwarg.takes is Takes.COLUMNS else [kwargs[name]]:
                     _column(rule, column, types)
             except Wrong as wrong:
                 yield Flaw(name, wrong.what, wrong.remedy)
@@ -220,17 +220,15 @@ def _list(value: Any, maximum: int, minimum: int = 1) -> list[Any]:
     return value
 
 
-def _names(value: Any) -> list[str]:
-    names = _list(value, MOST_COLUMNS, 2)
+def _names(value: Any, maximum: int, minimum: int = 1) -> list[str]:
+    names = _list(value, maximum, minimum)
     if not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         raise Wrong("should be a list of columns, each once")
     return names
 
 
 def _all_names(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    names = _list(value, MOST_VALUES)
-    if not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
-        raise Wrong("should be a list of columns' names, each once")
+    _names(value, MOST_VALUES)
 
 
 def _values(items: Any, kwarg: Kwarg, about: list[Type]) -> None:

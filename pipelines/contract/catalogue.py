@@ -29,6 +29,7 @@ from sluice.pipelines.contract.sentences import (
 from sluice.pipelines.model.receipts import EXAMPLES
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Field, Kind, Schema, Type, TypeFamily
 from sluice.pipelines.util.documents import Derived, Internal
+from sluice.pipelines.util.grouping import group_by
 
 if TYPE_CHECKING:
     from sluice.pipelines.contract.expectation import Expectation
@@ -465,9 +466,7 @@ def contract_results(
     """
     condition = f"contract {contract.hash}"
     mine = [r for r in receipts if condition in r.format]
-    by_place: dict[int, list[Result]] = {}
-    for result in results:
-        by_place.setdefault(result.expectation, []).append(result)
+    by_place = group_by(results, lambda result: result.expectation)
     outcomes = []
     for e in contract.expectations:
         if rule_of(e).scope is Scope.ROW:

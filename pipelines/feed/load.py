@@ -565,6 +565,11 @@ def find_output(feed: Feed, output: str) -> Feed:
     raise FeedError(f"feed {feed.name} has no output {output!r}", remedy=f"datasets of this feed: {names}")
 
 
+def choose_feed(name: str, feeds: Mapping[str, Feed]) -> Feed | None:
+    """Returns the feed of that name, or the renamed one whose ledger and messages still have it."""
+    return feeds.get(name) or next((f for f in feeds.values() if f.stored == name), None)
+
+
 def demand_feed(name: str, feed: Feed) -> Feed:
     """Returns the feed. Raises FeedError for an output of it, which is not run by itself."""
     if feed.output:

@@ -48,15 +48,13 @@ Files from before this level stay where they are (`lake/receipt_files.py`).
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
 from sluice.pipelines.model.kafka import encode_topic
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.util.units import DAY, HOUR, parse_duration, parse_window, show_duration, show_window
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from sluice.pipelines.util.units import DAY, EPOCH, HOUR, parse_duration, parse_window, show_duration, show_window
 
 _LEVELS = {
     "date": ("%Y-%m-%d", "[0-9]{4}-[0-9]{2}-[0-9]{2}"),
@@ -552,7 +550,7 @@ def join(*parts: str) -> str:
 
 
 def _utc(ms: int) -> datetime:
-    return _EPOCH + timedelta(milliseconds=ms)
+    return EPOCH + timedelta(milliseconds=ms)
 
 
 def get_hour_page_path(feed: str, window: int, output: str = "") -> str:

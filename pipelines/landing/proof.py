@@ -27,6 +27,7 @@ from sluice.pipelines.model.plans import OffsetRange, Plan
 from sluice.pipelines.model.receipts import Outcome, Part, PartKind, RangeFailure, Receipt, group_by_sharing
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.arrays import int64s, view_int32s
+from sluice.pipelines.util.grouping import group_by
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many
 
@@ -38,10 +39,7 @@ def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tu
     Those that share a file are chosen together, or not at all.
     """
     reported = list(outcomes)
-    failures: dict[OffsetRange, list[RangeFailure]] = {}
-    for o in reported:
-        if isinstance(o, RangeFailure):
-            failures.setdefault(o.offset_range, []).append(o)
+    failures = group_by((o for o in reported if isinstance(o, RangeFailure)), lambda o: o.offset_range)
     claim = Claim(plan.feed, batch, plan.hash)
     groups = group_by_sharing(sorted((o for o in reported if isinstance(o, Receipt)), key=lambda r: r.attempt))
     chosen: dict[OffsetRange, Receipt] = {}

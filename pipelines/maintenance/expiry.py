@@ -19,7 +19,7 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import HoldEntry, KeyRange, RetireEntry
-from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.ledger.fold import NO_PINS, by_key
 from sluice.pipelines.model.kafka import Key, Range, union
 from sluice.pipelines.model.receipts import Receipt, Reporter, group_by_sharing
 from sluice.pipelines.planning import windows
@@ -46,10 +46,8 @@ class Retirement:
 
     @property
     def ranges(self) -> tuple[KeyRange, ...]:
-        by_key: dict[Key, list[Range]] = {}
-        for r in self.receipts:
-            by_key.setdefault(r.offset_range.key, []).append(r.offset_range.range)
-        return tuple(KeyRange(key=k, range=r) for k, ranges in sorted(by_key.items()) for r in union(ranges))
+        ranges = by_key((r.offset_range.key, r.offset_range.range) for r in self.receipts)
+        return tuple(KeyRange(key=k, range=r) for k, of_key in sorted(ranges.items()) for r in union(of_key))
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from sluice.pipelines.model.receipts import Met, Owner, Part, Progress, Receipt,
 from sluice.pipelines.ports import Liveness, Ports
 from sluice.pipelines.publishing import publish as owners
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward
+from sluice.pipelines.util.grouping import group_by
 
 MAX_PIECES = 1000
 """The most pieces that one batch writes."""
@@ -215,9 +216,7 @@ class Rewriting(Generic[P]):
         write = self._how.writer(
             RewriteContext(self._edges.lake, feed.stored, batch, plan.hash, self._owner.token, unbounded, stop)
         )
-        files: dict[OffsetRange, list[P]] = {}
-        for p in pieces:
-            files.setdefault(self._how.file_of(p) or p.offset_range, []).append(p)
+        files = group_by(pieces, lambda p: self._how.file_of(p) or p.offset_range)
         with ThreadPoolExecutor(self._how.threads, "sluice-rewrite") as pool:
             try:
                 for done in as_completed([pool.submit(write, of_file) for of_file in files.values()]):

@@ -8,9 +8,9 @@ its first run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sluice.pipelines.audit.gaps import find_remedies
 from sluice.pipelines.batch.result import describe_first_failure, find_remedy
@@ -30,13 +30,12 @@ from sluice.pipelines.status import strip
 from sluice.pipelines.status.outlook import Outlook, read_recent
 from sluice.pipelines.status.window_state import Standing, describe_pending
 from sluice.pipelines.util.documents import Derived, Instant
+from sluice.pipelines.util.grouping import group_by
 from sluice.pipelines.util.units import many, show_about, show_duration, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.batch.survey import Survey
     from sluice.pipelines.operating.feed_status import FeedStatus
-
-T = TypeVar("T")
 
 WINDOWS = 100
 """How many of the oldest pending windows are checked for those that stay partial."""
@@ -144,7 +143,7 @@ _ABOUT |= dict.fromkeys(("LedgerCorrupt", "LedgerTooNew"), "ledger")
 
 
 def _find_changed(survey: Survey) -> Iterator[Finding]:
-    for topic, refusals in _group_by(survey.refusals, lambda r: r.tp.topic).items():
+    for topic, refusals in group_by(survey.refusals, lambda r: r.tp.topic).items():
         error = refusals[0].error
         yield Finding(f"changed {topic}", error.message + _more("; ", refusals), error.remedy, severe=True)
 
@@ -152,7 +151,7 @@ def _find_changed(survey: Survey) -> Iterator[Finding]:
 def _find_absent(feed: Feed, state: State, survey: Survey) -> Iterator[Finding]:
     there = {k.tp for k in survey.partitions} | {r.tp for r in survey.refusals}
     absent = (k.tp for k in state.known() if k.tp not in there)
-    for topic, tps in _group_by(absent, lambda tp: tp.topic).items():
+    for topic, tps in group_by(absent, lambda tp: tp.topic).items():
         text = f"windows wait for {tps[0]}, which Kafka does not list for the feed any more{_more('; nor ', tps)}"
         yield Finding(f"absent {topic}", text, origins.advise_absent(feed.name), severe=True)
 
@@ -237,7 +236,7 @@ def _find_quarantine(feed: Feed, newest: PublishEntry | None) -> Iterator[Findin
 
 
 def _find_lost(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
-    for topic, lost in _group_by(outlook.lost, lambda o: o.key.topic).items():
+    for topic, lost in group_by(outlook.lost, lambda o: o.key.topic).items():
         start = lost[0].lost[0].start
         first = origins.explain_out_of_range(start, lost[0].key, lost[0].partition, feed.name)
         if first is not None:
@@ -246,7 +245,7 @@ def _find_lost(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
 
 
 def _find_at_risk(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
-    for topic, risks in _group_by(outlook.at_risk, lambda r: r.key.topic).items():
+    for topic, risks in group_by(outlook.at_risk, lambda r: r.key.topic).items():
         text = risks[0].describe(outlook.now) + _more("; then ranges of ", risks)
         if outlook.falls_behind or (outlook.eta or 0) > max(risks[0].deleted_from - outlook.now, 0):
             text += "; landing takes longer than that: use more machines"
@@ -325,7 +324,7 @@ def _find_unfinished(status: FeedStatus) -> Iterator[Finding]:
 
 def _find_new(feed: Feed, state: State, survey: Survey) -> Iterator[Finding]:
     known_topics = {tp.topic for tp in state.current}
-    new = _group_by((p for k, p in survey.partitions.items() if k.tp not in state.current), lambda p: p.topic)
+    new = group_by((p for k, p in survey.partitions.items() if k.tp not in state.current), lambda p: p.topic)
     for topic, unseen in new.items():
         run = f"the next run reads them: sluice run {feed.name}"
         if topic in known_topics:
@@ -339,10 +338,3 @@ def _find_new(feed: Feed, state: State, survey: Survey) -> Iterator[Finding]:
 def _more(before: str, items: Sequence[object], what: str = "partition") -> str:
     """`; 2 more partitions`, where there are others than the first."""
     return f"{before}{many(len(items) - 1, f'more {what}')}" if len(items) > 1 else ""
-
-
-def _group_by(items: Iterable[T], name: Callable[[T], str]) -> dict[str, list[T]]:
-    groups: dict[str, list[T]] = {}
-    for item in items:
-        groups.setdefault(name(item), []).append(item)
-    return groups

@@ -21,8 +21,9 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
+from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.maintenance.expiry import remove_retired
-from sluice.pipelines.model.kafka import Isolation, Key, Range, union
+from sluice.pipelines.model.kafka import Isolation, union
 from sluice.pipelines.model.plans import AskedRange, OffsetRange
 from sluice.pipelines.model.receipts import Met, Owner, Verdict, group_by_sharing
 from sluice.pipelines.planning.origins import find_key
@@ -269,10 +270,8 @@ def find_missing_files(feed: Feed, ports: Ports) -> tuple[list[list[AskedRange]]
 
 
 def _join_ranges(ranges: Iterable[OffsetRange]) -> list[AskedRange]:
-    by_key: dict[Key, list[Range]] = {}
-    for s in ranges:
-        by_key.setdefault(s.key, []).append(s.range)
-    return [AskedRange(k.topic, k.partition, *r) for k, of_key in sorted(by_key.items()) for r in union(of_key)]
+    of_keys = by_key((s.key, s.range) for s in ranges)
+    return [AskedRange(k.topic, k.partition, *r) for k, of_key in sorted(of_keys.items()) for r in union(of_key)]
 
 
 # -- leftovers

@@ -17,6 +17,7 @@ from itertools import groupby
 
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import MANY_RANGES, SEVERAL, Assignor, OffsetRange, Plan, Task
+from sluice.pipelines.util.grouping import group_by
 
 Led = tuple[int, OffsetRange]
 """An offset range behind the id of the broker that leads its partition."""
@@ -142,9 +143,7 @@ def _by_partition(ranges: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
 
 def _by_leader(ranges: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
     """A leader gets tasks by its share of the bytes."""
-    groups: dict[int, list[Led]] = {}
-    for led in ranges:
-        groups.setdefault(led[0], []).append(led)
+    groups = group_by(ranges, lambda led: led[0])
     total = _count_bytes(ranges) or 1
     wanted = _count_tasks(total, sizing)
     counts = {leader: max(1, min(len(g), round(_count_bytes(g) / total * wanted))) for leader, g in groups.items()}

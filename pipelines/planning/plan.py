@@ -178,9 +178,7 @@ def find_requested_ranges(
     """Yields the requested ranges by partition. Raises UsageError."""
     by_tp = {key.tp: key for key in partitions}
     if request.kind is RequestKind.OFFSETS:
-        ranges_of: dict[Key, list[Range]] = {}
-        for key, r in (_resolve_range(r, by_tp, partitions) for r in request.ranges):
-            ranges_of.setdefault(key, []).append(r)
+        ranges_of = by_key(_resolve_range(r, by_tp, partitions) for r in request.ranges)
         yield from ((key, r) for key, ranges in ranges_of.items() for r in union(ranges))
         return
     check_only(request.only, by_tp)

@@ -6,7 +6,7 @@ of a staged batch is decided by the same functions, on the same receipts, as by 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -311,6 +311,13 @@ def samples(feed: Feed, ports: Ports, wanted: Filter, limit: int) -> Iterator[tu
                     yield r.offset_range.window, pa.Table.from_batches([matching])
                 if not limit:
                     return
+
+
+def describe_reason(row: Mapping[str, Any]) -> str:
+    """`amount: bad_type: is no number (byte 12)`."""
+    where = f"{row['field']}: " if row["field"] else ""
+    byte = f" (byte {row['byte']})" if row.get("byte") is not None else ""
+    return f"{where}{row.get('expectation') or row['reason']}: {row['detail']}{byte}"
 
 
 def without(rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:

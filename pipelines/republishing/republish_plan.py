@@ -21,6 +21,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import find_output
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import State
+from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.model.kafka import Key, Range, intersect, subtract, union
 from sluice.pipelines.model.plans import AskedRange, to_json
 from sluice.pipelines.model.receipts import PartKind, name_dataset
@@ -179,9 +180,7 @@ def plan_republish(
     if not into_source:
         _check_target(feed, state, wishes)
     # Windows overlap in no offset, but options may name one twice: it is sent once.
-    wanted: dict[Key, list[Range]] = {}
-    for key, r in requested:
-        wanted.setdefault(key, []).append(r)
+    wanted = by_key(requested)
     _check_there(feed.name, state, wanted)
     # Only landed offsets are sent: lost, skipped and retired ones have no rows.
     sources = tuple(

@@ -14,7 +14,7 @@ import base64
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from decimal import Context, Decimal
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,9 +36,8 @@ from sluice.pipelines.republishing.republish_plan import Wishes
 from sluice.pipelines.schema.arrays import as_mask, fill_int64s, int64s
 from sluice.pipelines.schema.schema import EXTRA, Encoding, Kind, Schema, Type
 from sluice.pipelines.schema.wider import MOST_DIGITS
+from sluice.pipelines.util.units import EPOCH, TICKS_PER_SECOND
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _WIRES = (WireFormat.CONFLUENT, WireFormat.APICURIO, WireFormat.APICURIO3, WireFormat.BARE)
 _DIGITS = Context(prec=MOST_DIGITS)
 _JSON = json.JSONDecoder(parse_int=str, parse_float=str)
@@ -313,7 +312,7 @@ def _instants(column: pa.Array) -> pa.Array:
 
 def _whole(column: pa.Array, unit: str) -> pa.Array | None:
     """The ticks of a column of times in another unit; None where these are no whole numbers."""
-    ticks, finer = column.cast(pa.int64()), _PER_SECOND[column.type.unit] // _PER_SECOND[unit]
+    ticks, finer = column.cast(pa.int64()), TICKS_PER_SECOND[column.type.unit] // TICKS_PER_SECOND[unit]
     if finer == 1:
         return ticks
     if not finer:
@@ -342,7 +341,7 @@ def _texts(column: pa.Array, kind: Type, extra: Texts | None = None) -> Texts:
             return _maps(column, kind, extra)
         case Kind.TIMESTAMP | Kind.EPOCH:
             ticks = column.cast(pa.int64()).to_pylist()
-            per_second = _PER_SECOND[column.type.unit]
+            per_second = TICKS_PER_SECOND[column.type.unit]
             spell = _instant if kind.kind is Kind.TIMESTAMP else _number_of(kind.unit)
             return [None if t is None else spell(t, per_second) for t in ticks]
         case _:
@@ -412,13 +411,13 @@ def _instant(ticks: int, per_second: int) -> str:
     seconds, rest = divmod(ticks, per_second)
     digits = len(str(per_second)) - 1
     fraction = f".{rest:0{digits}}" if rest else ""
-    moment = (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None)
+    moment = (EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None)
     return f'"{moment.isoformat()}{fraction}Z"'
 
 
 def _number_of(unit: str) -> Callable[[int, int], str]:
     def spell(ticks: int, per_second: int) -> str:
-        text = f"{(Decimal(ticks) * _PER_SECOND[unit] / per_second):f}"
+        text = f"{(Decimal(ticks) * TICKS_PER_SECOND[unit] / per_second):f}"
         return text.rstrip("0").rstrip(".") if "." in text else text
 
     return spell

@@ -31,6 +31,7 @@ from sluice.pipelines.model.receipts import (
     sum_counts,
 )
 from sluice.pipelines.util.documents import Derived
+from sluice.pipelines.util.grouping import group_by
 from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.drift import sum_drift
 
@@ -241,10 +242,7 @@ class BatchFacts:
 
     def group(self, key: Callable[[Receipt], K]) -> dict[K, BatchFacts]:
         """Returns the facts of the receipts with the same key, in the order of the keys' first receipts."""
-        groups: dict[K, list[Receipt]] = {}
-        for r in self.receipts:
-            groups.setdefault(key(r), []).append(r)
-        return {k: BatchFacts(receipts) for k, receipts in groups.items()}
+        return {k: BatchFacts(receipts) for k, receipts in group_by(self.receipts, key).items()}
 
     @property
     def by_partition(self) -> dict[Key, BatchFacts]:

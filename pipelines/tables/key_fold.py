@@ -9,7 +9,6 @@ A *position* orders the changes of a key: by the texts of `changes.order_by`, th
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines.errors import Failed, TableRefused
+from sluice.pipelines.errors import TableRefused
 from sluice.pipelines.feed.changes_section import (
     AFTER,
     BEFORE,
@@ -181,20 +180,9 @@ class Fold:
     @contextmanager
     def create(cls, columns: Columns, memory: int = MEMORY) -> Iterator[Self]:
         """An empty fold. Its files on disk are removed when the block ends. Raises Failed when there is no room."""
-        import duckdb
-
-        with tempfile.TemporaryDirectory(dir=scratch.get_root()) as folder:
-            try:
-                with duckdb.connect() as db:
-                    db.execute(f"set memory_limit = '{memory >> 20}MiB'; set threads = 2; set TimeZone = 'UTC'")
-                    db.execute("set temp_directory = $folder", {"folder": folder})
-                    db.execute("set enable_progress_bar = false; set preserve_insertion_order = false")
-                    yield cls(db, columns, Path(folder))
-            except (duckdb.OutOfMemoryException, duckdb.IOException) as e:
-                raise Failed(
-                    f"DuckDB cannot fold changes in {memory >> 20} MiB: {str(e).splitlines()[0][:200]}",
-                    remedy=f"it spills to {tempfile.gettempdir()}: free space there, or set another folder in TMPDIR",
-                ) from None
+        with scratch.open_duckdb(memory, 2, "fold changes") as (db, folder):
+            db.execute("set TimeZone = 'UTC'; set preserve_insertion_order = false")
+            yield cls(db, columns, folder)
 
     def add(self, lake: Lake, files: Iterable[str]) -> None:
         """Read keys and positions of the changes in these files, by lake path. Raises PartUnreadable."""

@@ -15,9 +15,16 @@ import os
 import shutil
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sluice.pipelines.errors import Failed
+
+if TYPE_CHECKING:
+    import duckdb
 
 _PREFIX = "sluice-"
 _HELD = "held"
@@ -42,6 +49,29 @@ def _create_root(pid: int) -> Path:
     hidden.rename(visible)  # it was never there without its lock
     atexit.register(_leave, visible, pid)
     return visible
+
+
+@contextmanager
+def open_duckdb(memory: int, threads: int, work: str) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path]]:
+    """A database in memory that spills to a folder of its own, which is removed when the block ends.
+
+    Raises Failed, which names the work, when there is no room.
+    """
+    import duckdb
+
+    with tempfile.TemporaryDirectory(dir=get_root()) as folder:
+        try:
+            with duckdb.connect() as db:
+                db.execute(f"set memory_limit = '{memory >> 10}KiB'; set threads = {threads}")
+                db.execute("set temp_directory = $folder", {"folder": folder})
+                db.execute("set enable_progress_bar = false")
+                yield db, Path(folder)
+        except (duckdb.OutOfMemoryException, duckdb.IOException) as e:
+            raise Failed(
+                f"DuckDB cannot {work} in {memory >> 20} MiB: {str(e).splitlines()[0][:200]}",
+                remedy=f"DuckDB spills to {tempfile.gettempdir()}: free space there, or set another folder in TMPDIR, "
+                "and run again",
+            ) from None
 
 
 def _leave(folder: Path, pid: int) -> None:

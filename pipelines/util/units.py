@@ -13,6 +13,8 @@ from decimal import Decimal
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+TICKS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+"""Of the units of times in Arrow."""
 CALENDAR_ENDS = 253_402_300_800_000
 """The year 10000 in ms since the epoch: no datetime is later."""
 _SIZES = {"B": 1} | {

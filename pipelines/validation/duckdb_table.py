@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
@@ -18,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.contract.literals import Value
-from sluice.pipelines.errors import Failed
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.model.receipts import EXAMPLES, PartKind, Receipt
 from sluice.pipelines.ports import Lake
@@ -57,21 +55,8 @@ class StagedTable:
     @contextmanager
     def create(cls, types: Mapping[str, Type], *, typed: bool, placed: bool, memory: int = MEMORY) -> Iterator[Self]:
         """An empty table that is removed when the block ends. Raises Failed when there is no room to spill."""
-        import duckdb
-
-        with tempfile.TemporaryDirectory(dir=scratch.get_root()) as folder:
-            try:
-                with duckdb.connect() as db:
-                    db.execute(f"set memory_limit = '{memory >> 10}KiB'; set threads = {_THREADS}")
-                    db.execute("set temp_directory = $folder", {"folder": folder})
-                    db.execute("set enable_progress_bar = false")
-                    yield cls(db, types, typed=typed, placed=placed)
-            except (duckdb.OutOfMemoryException, duckdb.IOException) as e:
-                raise Failed(
-                    f"DuckDB cannot check the rows in {memory >> 20} MiB: {str(e).splitlines()[0][:200]}",
-                    remedy=f"DuckDB spills to {tempfile.gettempdir()}: free space there, or set another folder "
-                    "in TMPDIR, and run again",
-                ) from None
+        with scratch.open_duckdb(memory, _THREADS, "check the rows") as (db, _):
+            yield cls(db, types, typed=typed, placed=placed)
 
     # -- filling it
 

@@ -18,6 +18,7 @@ from urllib.request import Request
 from sluice.pipelines.errors import Failed, UsageError
 from sluice.pipelines.model.figures import FAMILIES, Figure, MetricKind
 from sluice.pipelines.util import extras
+from sluice.pipelines.util.grouping import group_by
 from sluice.resources import web
 
 PUSH_SECONDS = 30.0
@@ -134,9 +135,7 @@ def _families(figures: Iterable[Figure]) -> Iterator[Any]:
     """The library's families, in the order of ours; those without a figure are left out."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    families: dict[str, list[Figure]] = {}
-    for one in figures:
-        families.setdefault(one.name, []).append(one)
+    families = group_by(figures, lambda one: one.name)
     for name, family in FAMILIES.items():
         if name in families:
             kind = CounterMetricFamily if family.kind is MetricKind.COUNTER else GaugeMetricFamily

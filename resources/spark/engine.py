@@ -41,7 +41,7 @@ from sluice.resources.observe import tracing
 from sluice.resources.spark import executor, executors, jvm, spark_errors
 from sluice.resources.spark.daemon import POOL, WORKERS_ENVIRONMENT
 from sluice.resources.spark.executors import get_master, is_connect, is_local, tries
-from sluice.resources.spark.worker_pool import get_pool
+from sluice.resources.spark.worker_pool import ADOPTED, GOES_ON, get_pool
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -80,8 +80,6 @@ _HERE = {
 _SOCKET = 100
 """Limit on the bytes of a socket's path; next, the name that PySpark gives a socket in its folder."""
 _SOCKET_NAME = "/.00000000-0000-0000-0000-000000000000.sock"
-_ADOPTED = "run again: finished offset ranges are adopted"
-_GOES_ON = "run again: it goes on where it ended"
 _lock = threading.Lock()
 _looked: set[str] = set()
 """Applications whose executors were already checked."""
@@ -282,7 +280,7 @@ class SparkEngine:
         try:
             return _outcomes(jobs, work)
         except Exception as error:  # noqa: BLE001 - Spark has no common error over classic, Py4J and Connect
-            if ended := self._ended_by(error, _ADOPTED):
+            if ended := self._ended_by(error, ADOPTED):
                 raise ended from None
             return self._salvage(jobs, work, error)
 
@@ -290,7 +288,7 @@ class SparkEngine:
         try:
             return [answer for _, answer in jobs.rows(work)]
         except Exception as error:  # noqa: BLE001 - as above
-            raise self._ended_by(error, _GOES_ON) or self._make_failure(error) from None
+            raise self._ended_by(error, GOES_ON) or self._make_failure(error) from None
 
     def _ended_by(self, error: Exception, again: str) -> Failed | None:
         """Return the external cause that ended a job; None if it failed by itself. `again`: the effect of another
@@ -627,7 +625,7 @@ def _forget_jvm() -> None:
     SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-def _no_executors(settings: SparkSettings, ended: spark_errors.Ended, again: str = _ADOPTED) -> Failed:
+def _no_executors(settings: SparkSettings, ended: spark_errors.Ended, again: str = ADOPTED) -> Failed:
     reason, remedy = ended.summarize()
     return Failed(
         f"every executor of {settings.master} was lost, and no other came"

@@ -29,7 +29,7 @@ from sluice.pipelines.errors import SetupError
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.util.extras import VERSION
 from sluice.pipelines.util.units import join_first
-from sluice.resources.kafka.connection.connection_settings import KafkaAccess
+from sluice.resources.kafka.connection.connection_settings import FILES, KafkaAccess
 from sluice.resources.spark import executor_probe, spark_errors
 
 SECONDS = 20.0
@@ -41,7 +41,6 @@ _SAME = ("sluice", "pyspark")
 """Packages whose release must be the driver's."""
 _LIKE = ("pyarrow", "numpy", "kafka-python", "pydantic")
 """Packages whose release should be the driver's."""
-_FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
 """Kafka settings of a feed that name a file, which each host has for itself."""
 _SENT = "let the pack be sent (`spark: {environment: pack}`, the default)"
 
@@ -111,7 +110,7 @@ class ExecutorPorts:
 
         Raises the client's errors, and FileNotFoundError for a file that the feed names.
         """
-        files = {k: v for k, v in self.access.client_settings().items() if k in _FILES}
+        files = {k: v for k, v in self.access.client_settings().items() if k in FILES}
         if away := [f"{path} ({name})" for name, path in files.items() if not Path(path).is_file()]:
             raise FileNotFoundError(f"there is no {' and no '.join(away)}")
         from sluice.resources.kafka.cluster.cluster import KafkaCluster  # late: it takes the extra `kafka`

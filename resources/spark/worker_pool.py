@@ -48,6 +48,7 @@ Rows = Callable[[Iterable[int], int], Iterator[tuple[str, str]]]
 _SET_PARENT_DEATH_SIGNAL = 1
 MODULE = "sluice.resources.spark.worker_pool"
 ADOPTED = "run again: finished offset ranges are adopted"
+GOES_ON = "run again: it goes on where it ended"
 MEMORY = "if the system's log shows that memory ran out, give the machine more or lower `tuning.task_memory`"
 _ENDING_SECONDS = 2.0
 """Seconds to wait for the exit of a pool whose sockets have ended."""

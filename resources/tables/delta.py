@@ -28,8 +28,6 @@ import pyarrow.compute as pc
 from sluice.pipelines.errors import CatalogUnavailable, NotAuthorized, SluiceError, TableDiffers, TableMoved
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.stores import place
-from sluice.pipelines.lake import paths
-from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.model.tables import (
     BATCHES,
     COMPLETE,
@@ -92,25 +90,11 @@ class DeltaLakeTable:
         self._outcomes = Outcomes(self.name, "log", feed)
 
     @classmethod
-    def of(cls, feed: Feed, lake: Lake, kind: PartKind = PartKind.LANDED) -> DeltaLakeTable:
-        """The table over the feed's parts of this kind. Raises SetupError."""
+    def of(cls, feed: Feed, lake: Lake, root: str) -> DeltaLakeTable:
+        """The table of the feed in this folder of the lake. Raises SetupError."""
         extras.require("deltalake")
-        root = paths.delta_root(feed.stored, kind, feed.output)
-        return cls(lake, root, _build_options(feed), feed.stored_dataset, feed.output)
-
-    @classmethod
-    def of_windows(cls, feed: Feed, lake: Lake) -> DeltaLakeTable:
-        """The table of the feed's complete windows."""
-        extras.require("deltalake")
-        root = paths.windows_table_root(feed.stored_dataset)
-        return cls(lake, root, _build_options(feed), feed.stored_dataset, feed.output)
-
-    @classmethod
-    def of_current(cls, feed: Feed, lake: Lake) -> DeltaLakeTable:
-        """The table of the feed's current rows."""
-        extras.require("deltalake")
-        root = paths.get_current_table_root(feed.stored_dataset)
-        return cls(lake, root, _build_options(feed), feed.stored_dataset, feed.output)
+        options = open_client(feed.lake, feed.store).build_delta_options() if feed.store else {}
+        return cls(lake, root, options, feed.stored_dataset, feed.output)
 
     @property
     def name(self) -> str:
@@ -569,8 +553,3 @@ def _build_hooks() -> PostCommitHookProperties:
     from deltalake import PostCommitHookProperties
 
     return PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
-
-
-def _build_options(feed: Feed) -> dict[str, str]:
-    """How deltalake reaches the feed's lake in a store: as the feed itself does."""
-    return open_client(feed.lake, feed.store).build_delta_options() if feed.store else {}

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.util.grouping import group_by
 
 CONSUMERS = "/consumers"
 _OFFSET = re.compile(rb"\s*([0-9]{1,19})\s*")
@@ -135,10 +136,7 @@ def parse_consumer(name: str, data: bytes) -> Consumer:
 def owners(consumer: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, bytes]:
     """Return the stream that owns each partition, by the old consumers' range: the n-th in order of names."""
     out: dict[TopicPartition, bytes] = {}
-    by_topic: dict[str, list[TopicPartition]] = {}
-    for tp in sorted(set(partitions)):
-        by_topic.setdefault(tp.topic, []).append(tp)
-    for tps in by_topic.values():
+    for tps in group_by(sorted(set(partitions)), lambda tp: tp.topic).values():
         streams = sorted(f"{consumer}-{n}" for n in range(len(tps)))
         out |= {tp: stream.encode() for tp, stream in zip(tps, streams, strict=True)}
     return out

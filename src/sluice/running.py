@@ -53,11 +53,11 @@ from sluice.resources.spark import executors
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.project_files import FleetSettings
+    from sluice.pipelines.operating.feed_status import OpenPorts
     from sluice.reading import When
 
 log = logging.getLogger(logs.OURS)
 
-OpenPorts = Callable[[Feed], AbstractContextManager[Ports]]
 OnProgress = Callable[[str, Progress], None]
 """Called with the feed and its progress."""
 Feeds = str | Iterable[str] | Mapping[str, Request]
@@ -446,12 +446,13 @@ def run_feed(
     return result
 
 
-def observe(report: Reporter) -> Reporter:
-    """Returns a reporter that passes progress to the step's trace, and to JSON logs, too."""
-    reports, step, about = [report], tracing.current_step(), logs.get_context()
+def observe(report: Reporter | None, log: logging.Logger = log) -> Reporter:
+    """Returns a reporter that passes progress on, and to the step's trace. `log`: if it is JSON, and without another
+    reporter, it gets a line for each stage."""
+    reports, step, about = [report] if report else [], tracing.current_step(), logs.get_context()
     if step:
         reports.append(step.progress)
-    if logs.as_json():
+    if report is None or logs.as_json():
         reports.append(log_stages(log))
 
     def report_to_all(progress: Progress) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sluice.cli.app.invocation import Body, OpenPorts, Session, build_arguments
+from sluice.cli.app.invocation import Body, Session, build_arguments
 from sluice.cli.main import main
 from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.operating.migrate_offsets import Stores
@@ -22,6 +22,7 @@ from tests.resources.kafka.tools import free_port
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.operating.feed_status import OpenPorts
     from sluice.pipelines.ports import Groups, Ports
     from tests.assets.world import World
 

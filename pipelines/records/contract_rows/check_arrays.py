@@ -15,7 +15,7 @@ from sluice.pipelines.schema.schema import Kind, Type
 
 _NAMED = {"float": Kind.FLOAT32, "double": Kind.FLOAT64, "date32[day]": Kind.DATE}
 _KINDS = {str(k): k for k in Kind} | _NAMED
-_FLOATS = {Kind.FLOAT32: np.float32, Kind.FLOAT64: np.float64}
+FLOATS = {Kind.FLOAT32: np.float32, Kind.FLOAT64: np.float64}
 
 
 def type_of(arrow: pa.DataType) -> Type:
@@ -45,7 +45,7 @@ def numpy_type(arrow: pa.DataType) -> np.dtype[Any]:
     """The numpy type of the numbers that a column is made of."""
     kind = type_of(arrow).kind
     if kind in (Kind.FLOAT32, Kind.FLOAT64):
-        return np.dtype(_FLOATS[kind])
+        return np.dtype(FLOATS[kind])
     if kind is Kind.TIMESTAMP:
         return np.dtype(np.int64)
     return np.dtype(np.int32) if kind is Kind.DATE else np.dtype(str(arrow))

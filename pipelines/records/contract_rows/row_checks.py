@@ -24,6 +24,7 @@ from sluice.pipelines.contract.catalogue import get_argument
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.contract.literals import PER_UNIT, member, parse_bound, whole_range
 from sluice.pipelines.records.contract_rows.check_arrays import (
+    FLOATS,
     array_of,
     int32s,
     is_ascii,
@@ -88,7 +89,7 @@ def _check_values(breaks: Breaks) -> Check:
 def _check_range(e: Expectation, types: Sequence[pa.DataType]) -> Check:
     t = type_of(types[0])
     plain = numbers(array_of(types[0], [])).type
-    limits = _get_limits(t, e) if t.kind not in _FLOATS else _get_float_limits(t, e)
+    limits = _get_limits(t, e) if t.kind not in FLOATS else _get_float_limits(t, e)
     if limits is None:
         return _check_values(pc.is_valid)
     low, high = (None if v is None else scalar(plain, v) for v in limits)
@@ -101,9 +102,6 @@ def _find_outside(column: pa.Array, low: pa.Scalar | None, high: pa.Scalar | Non
     if below is None or not below.true_count:
         return above
     return below if above is None or not above.true_count else pc.or_(below, above)
-
-
-_FLOATS = {Kind.FLOAT32: np.float32, Kind.FLOAT64: np.float64}
 
 
 def _read_bounds(t: Type, e: Expectation) -> tuple[Any, Any]:
@@ -137,7 +135,7 @@ def _get_limits(t: Type, e: Expectation) -> tuple[int | None, int | None] | None
 def _get_float_limits(t: Type, e: Expectation) -> tuple[float | None, float | None]:
     """The allowed floats of the column's width that are nearest to the bounds."""
     low, high = _read_bounds(t, e)
-    kind = _FLOATS[t.kind]
+    kind = FLOATS[t.kind]
     first = None if low is None else _round_limit(kind, low, math.inf, strict=get_argument(e, "strict_min"))
     last = None if high is None else _round_limit(kind, high, -math.inf, strict=get_argument(e, "strict_max"))
     return first, last
@@ -170,13 +168,13 @@ def _make_members(arrow: pa.DataType, values: Sequence[object]) -> pa.Array:
     t = type_of(arrow)
     plain = arrow.value_type if pa.types.is_dictionary(arrow) else arrow
     members = [_to_units(t, member(t, v)) for v in values]
-    if t.kind in _FLOATS and any(_FLOATS[t.kind](v) == 0 for v in members):
+    if t.kind in FLOATS and any(FLOATS[t.kind](v) == 0 for v in members):
         members += [0.0, -0.0]
     return array_of(plain, members)
 
 
 def _to_units(t: Type, value: Any) -> Any:
-    if t.kind in _FLOATS:
+    if t.kind in FLOATS:
         return value + 0.0
     return int(Fraction(value) * 10**t.scale) if t.kind is Kind.DECIMAL else value
 
@@ -275,7 +273,7 @@ def _make_comparable(types: Sequence[pa.DataType]) -> Callable[[Columns], list[p
     kinds = {type_of(t).kind for t in types}
     if len({*map(str, map(get_value_type, types))}) == 1:
         return lambda columns: [numbers(c) for c in columns]
-    if kinds & {*_FLOATS}:
+    if kinds & {*FLOATS}:
         return lambda columns: [pc.cast(c, pa.float64(), safe=False) for c in columns]
     units = [PER_UNIT.get(type_of(t).unit, 1) for t in types]
     finest = min(units)
@@ -330,7 +328,7 @@ def _find_codes(column: pa.Array, members: pa.Array) -> Any:
 def _sum(e: Expectation, types: Sequence[pa.DataType]) -> Check:
     sum_total = e.kwargs["sum_total"]
     added = [type_of(t) for t in types]
-    if any(t.kind in _FLOATS for t in added):
+    if any(t.kind in FLOATS for t in added):
         return _check_several(
             e, _check_sum(lambda c: pc.cast(c, pa.float64(), safe=False), scalar(pa.float64(), sum_total))
         )

@@ -17,7 +17,7 @@ from sluice.pipelines.feed.kafka_section import CLIENT_ID
 from sluice.pipelines.feed.rights import Grantee, principal_of
 
 _SHOWN = ("security_protocol", "sasl_mechanism", "client_id", "client_dns_lookup", "ssl_check_hostname")
-_FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
+FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
 
 
 class KafkaAccess(Protocol):
@@ -72,7 +72,7 @@ def connecting(access: KafkaAccess, answer_bytes: int) -> Connecting:
     """Return the settings of `access` with our own bounds; `answer_bytes`: the largest answer that a broker may
     send. Raises FeedError if a file of theirs is missing."""
     client = access.client_settings()
-    for name in _FILES:
+    for name in FILES:
         if (path := client.get(name)) and not os.path.isfile(path):
             raise FeedError(f"kafka.{name}: {path} is no file", remedy="write or mount it, or correct the path")
     options = {
