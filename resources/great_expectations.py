@@ -31,7 +31,13 @@ def refusals(expectations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, s
             if not suite(name="one", expectations=[dict(item)]).expectations:  # unknown expectations are left out
                 yield position, "Great Expectations has no expectation of this type"
         except Exception as error:  # noqa: BLE001 - it raises errors of any class
-            yield position, _error_line(error)
+            # If pydantic refused arguments: which and why.
+            errors = getattr(error, "errors", None)
+            if callable(errors):
+                lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in errors()]
+            else:
+                lines = [str(error) or type(error).__name__]
+            yield position, "; ".join(" ".join(line.split()) for line in lines)[:_MOST]
 
 
 def _suite() -> Any:
@@ -41,13 +47,3 @@ def _suite() -> Any:
         from great_expectations.core.expectation_suite import ExpectationSuite
 
     return ExpectationSuite
-
-
-def _error_line(error: Exception) -> str:
-    """The error in one line; if pydantic refused arguments, which and why."""
-    errors = getattr(error, "errors", None)
-    if callable(errors):
-        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in errors()]
-    else:
-        lines = [str(error) or type(error).__name__]
-    return "; ".join(" ".join(line.split()) for line in lines)[:_MOST]

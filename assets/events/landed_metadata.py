@@ -49,9 +49,15 @@ if TYPE_CHECKING:
 def build_batch_metadata(view: LedgerView, batch: Batch) -> Metadata:
     """Returns the metadata of a published batch, the same for every run that records it."""
     facts = view.read_facts([batch])
+    # Receipts without a gap between them are one range.
+    ranges = [
+        (k, r, BatchFacts([x for x in f.receipts if r.meets(x.offset_range.range)]))
+        for k, f in facts.by_partition.items()
+        for r in f.ranges
+    ]
     return {
         "dagster/uri": view.lake.locate(paths.visible_roots(view.feed.stored)[0]),
-        "ranges": _build_ranges(facts),
+        "ranges": _build_range_table(ranges),
         **_build_amounts(facts),
         **_build_rates(facts),
         **_build_task_time(facts),
@@ -320,16 +326,6 @@ def _describe_batches(view: LedgerView, batches: Sequence[Batch]) -> Metadata:
     return several | _describe_batch(view, batches[-1])
 
 
-def _build_ranges(facts: BatchFacts) -> dg.TableMetadataValue:
-    """Returns the landed offset ranges, by class. Receipts without a gap between them are one range."""
-    ranges = [
-        (k, r, BatchFacts([x for x in f.receipts if r.meets(x.offset_range.range)]))
-        for k, f in facts.by_partition.items()
-        for r in f.ranges
-    ]
-    return _build_range_table(ranges)
-
-
 def _build_range_table(ranges: Sequence[tuple[Key, Range, BatchFacts]]) -> dg.TableMetadataValue:
     rows: list[dict[str, str | int]] = [
         {
@@ -380,22 +376,18 @@ def build_batch_events(view: LedgerView, batches: Iterable[Batch], windows: Coll
     for batch in batches:
         of = view.list_windows(batch)
         if len(of) > 1 or not {(view.format_batch_version(batch), w) for w in of} <= covered:
-            yield _build_batch_event(view, batch, why)
+            yield dg.AssetMaterialization(
+                view.keys.landed,
+                description=why or None,
+                metadata=build_batch_metadata(view, batch),
+                tags={VERSION: _format_own_version(view, batch)},
+            )
 
 
 def build_window_result(view: LedgerView, window: int) -> dg.MaterializeResult[None]:
     """Returns the step's result for the complete window that is the run's own partition."""
     key, version = view.keys.landed, dg.DataVersion(view.format_window_version(window))
     return dg.MaterializeResult(asset_key=key, metadata=_build_metadata(view, key, window), data_version=version)
-
-
-def _build_batch_event(view: LedgerView, batch: Batch, why: str) -> dg.AssetMaterialization:
-    return dg.AssetMaterialization(
-        view.keys.landed,
-        description=why or None,
-        metadata=build_batch_metadata(view, batch),
-        tags={VERSION: _format_own_version(view, batch)},
-    )
 
 
 def build_window_event(view: LedgerView, key: dg.AssetKey, window: int, why: str = "") -> dg.AssetMaterialization:

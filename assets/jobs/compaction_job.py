@@ -21,8 +21,8 @@ from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.maintenance.compaction import Compacted, compact
-from sluice.pipelines.maintenance.expiry import Retired, request_retention, retire
+from sluice.pipelines.maintenance.compaction import compact
+from sluice.pipelines.maintenance.expiry import request_retention, retire
 from sluice.pipelines.model.receipts import count_files
 from sluice.resources.liveness import new_owner
 
@@ -86,7 +86,20 @@ def compact_step(context: dg.OpExecutionContext, session: RunSession) -> Iterato
                 retired = retire(feed, ports, request, context.run.run_id, report)
     with session.hold_lock(context):
         yield from sync_table(context, session, name)
-    yield dg.Output(None, metadata=_build_metadata(done, retired, feed.window))
+    receipts = [r for _, r in done.merged if r is not None]
+    yield dg.Output(
+        None,
+        metadata={
+            "files_before": sum(len(m.parts) for m, _ in done.merged),
+            "files_after": count_files(receipts),
+            "bytes_before": sum(m.bytes for m, _ in done.merged),
+            "bytes_after": sum(p.bytes for r in receipts for p in r.parts),
+            "batches": ", ".join(map(str, done.batches)) or "none",
+            **({"expired_files": count_files(retired.expiry.receipts)} if retired else {}),
+            "left_alone": ", ".join(map(feed.window.name, done.incomplete)) or "none",
+            **({"conflicts": "; ".join(map(str, done.met))} if done.met else {}),
+        },
+    )
 
 
 def schedule_maintenance(schedule: str, feeds: Sequence[Feed]) -> dg.ScheduleDefinition:
@@ -106,17 +119,3 @@ def schedule_maintenance(schedule: str, feeds: Sequence[Feed]) -> dg.ScheduleDef
         return [dg.RunRequest(f"{job} {name} {day}", run_config=own) for name, own in config.items()]
 
     return request_maintenance
-
-
-def _build_metadata(done: Compacted, retired: Retired | None, settings: WindowSettings) -> dict[str, Any]:
-    receipts = [r for _, r in done.merged if r is not None]
-    return {
-        "files_before": sum(len(m.parts) for m, _ in done.merged),
-        "files_after": count_files(receipts),
-        "bytes_before": sum(m.bytes for m, _ in done.merged),
-        "bytes_after": sum(p.bytes for r in receipts for p in r.parts),
-        "batches": ", ".join(map(str, done.batches)) or "none",
-        **({"expired_files": count_files(retired.expiry.receipts)} if retired else {}),
-        "left_alone": ", ".join(map(settings.name, done.incomplete)) or "none",
-        **({"conflicts": "; ".join(map(str, done.met))} if done.met else {}),
-    }

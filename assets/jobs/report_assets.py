@@ -11,7 +11,7 @@ each window in the lake; the next run for the same window replaces it.
 
 import re
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,13 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
             where: Metadata = {"dagster/uri": ports.lake.locate(path), "bytes": len(data)}
             missing = _list_missing(view, name, window)
     if missing:
-        message = _describe_missing(name, missing)
+        first, last = show_window(missing[0]), show_window(missing[-1])
+        message = (
+            f"{many(len(missing), 'earlier complete window')} ({first} to {last}) have no result: Dagster requests only"
+            f" windows that complete after the report was added → choose Materialize on the page reports/{name}, and"
+            f" the missing partitions; or for each: dagster asset materialize -m {internals.MODULE}"
+            f" --select key:reports/{name} --partition {first}"
+        )
         context.log.warning("%s", message)
         where |= {"missing_windows": len(missing), "missing": message}
     metadata = {
@@ -153,16 +159,6 @@ def _list_missing(view: LedgerView, report: str, window: int) -> list[int]:
 def _find_path(view: LedgerView, report: str, window: int) -> str:
     settings = view.feed.window
     return paths.report_path(report, settings.local(window), settings.length, view.state.folder_prefix)
-
-
-def _describe_missing(report: str, missing: Sequence[int]) -> str:
-    first, last = show_window(missing[0]), show_window(missing[-1])
-    return (
-        f"{many(len(missing), 'earlier complete window')} ({first} to {last}) have no result: Dagster requests only"
-        f" windows that complete after the report was added → choose Materialize on the page reports/{report}, and the"
-        f" missing partitions; or for each: dagster asset materialize -m {internals.MODULE}"
-        f" --select key:reports/{report} --partition {first}"
-    )
 
 
 def _write_parquet(result: pa.Table, report: Report, window: int, version: str) -> bytes:

@@ -197,7 +197,13 @@ def _by_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict |
     """By the process that Dagster noted. It is a process of this machine if runs are kept in a file of this machine."""
     noted = next(list_processes(instance, record.dagster_run.run_id), None)
     if noted is None:
-        return _by_start(instance, record)
+        # It was launched and never had a process: Dagster has a time limit for that.
+        bound, run = instance.run_monitoring_start_timeout_seconds, record.dagster_run
+        if run.status not in (Status.NOT_STARTED, Status.STARTING) or not bound:
+            return None
+        launched = instance.get_run_stats(run.run_id).launch_time if run.status is Status.STARTING else None
+        age = clock() - (launched or record.create_timestamp.timestamp())
+        return _build_verdict(age > bound, f"it was launched {age:.0f} s ago, and no process of it has begun")
     if not keeps_runs_here(instance):
         return None
     pid, at = noted
@@ -205,13 +211,3 @@ def _by_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict |
     return _build_verdict(
         is_dead, f"its process (pid {pid}) {'is gone from' if is_dead else 'is there on'} this machine"
     )
-
-
-def _by_start(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict | None:
-    """For a run that was launched and never had a process: Dagster's own time limit for that."""
-    bound, run = instance.run_monitoring_start_timeout_seconds, record.dagster_run
-    if run.status not in (Status.NOT_STARTED, Status.STARTING) or not bound:
-        return None
-    launched = instance.get_run_stats(run.run_id).launch_time if run.status is Status.STARTING else None
-    age = clock() - (launched or record.create_timestamp.timestamp())
-    return _build_verdict(age > bound, f"it was launched {age:.0f} s ago, and no process of it has begun")

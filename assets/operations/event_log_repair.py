@@ -26,14 +26,6 @@ def reconcile(
     instance: dg.DagsterInstance, view: LedgerView, report: Reporter = lambda progress: None, *, dry_run: bool = False
 ) -> Iterator[RepairFinding]:
     """Report missing events of the feed to Dagster, and name events without ground in the ledger. Idempotent."""
-    yield from _report_missing(instance, view, report, dry_run)
-    yield from _settle_windows(instance, view, dry_run)
-    yield from _find_unfounded(instance, view)
-
-
-def _report_missing(
-    instance: dg.DagsterInstance, view: LedgerView, report: Reporter, dry_run: bool
-) -> Iterator[RepairFinding]:
     missing = landed_metadata.find_missing(instance, view, list_reported_assets(view.feed, view.keys))
     if not dry_run:
         landed_metadata.roll_forward(instance, view, report=report, missing=missing)
@@ -43,6 +35,8 @@ def _report_missing(
     if names := tuple(map(view.feed.window.name, sorted(missing.changed.union(*missing.windows.values())))):
         text = f"{many(len(names), 'complete window')}, {ends(names)}"
         yield RepairFinding(RepairKind.UNTOLD, text, "reported to Dagster", items=names)
+    yield from _settle_windows(instance, view, dry_run)
+    yield from _find_unfounded(instance, view)
 
 
 def _settle_windows(instance: dg.DagsterInstance, view: LedgerView, dry_run: bool) -> Iterator[RepairFinding]:

@@ -216,7 +216,10 @@ def _state(status: FeedStatus) -> Text:
     outlook = status.outlook
     worst = next((f for f in status.findings if f.severe or f.kind in LABELS), None)
     if status.live and not (worst and (worst.severe or worst.kind == "unfinished")):
-        return _format_living(status)
+        lives = [m.verdict.life for m in status.met.values()]
+        if alive := lives.count(Life.ALIVE):
+            return Text(f"{many(alive, 'batch', 'batches')} at work", style="cyan")
+        return warn("by a run that may be dead")
     if worst:
         return (bad if worst.severe else warn)(LABELS.get(worst.kind, worst.kind))
     if status.error:
@@ -230,13 +233,6 @@ def _state(status: FeedStatus) -> Text:
     if status.held_back:
         return warn(f"{count(sum(h.offsets for h in status.held_back))} held back")
     return good("caught up") if status.lag == 0 else Text("")
-
-
-def _format_living(status: FeedStatus) -> Text:
-    lives = [m.verdict.life for m in status.met.values()]
-    if alive := lives.count(Life.ALIVE):
-        return Text(f"{many(alive, 'batch', 'batches')} at work", style="cyan")
-    return warn("by a run that may be dead")
 
 
 def _format_batch(status: FeedStatus, *, brief: bool = False) -> str:

@@ -30,7 +30,7 @@ from rich.text import Text
 
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.terminal.output import CommandOutput, good, warn
-from sluice.pipelines.errors import Failed, FeedError, UsageError
+from sluice.pipelines.errors import Failed, UsageError
 from sluice.pipelines.util import extras, scratch
 from sluice.pipelines.util.units import many
 
@@ -75,7 +75,10 @@ def ui(
     $ sluice ui --project .sluice/demo --port 3100
     """
     project = session.project
-    broken = _list_broken(session)
+    # On the terminal, not only in a server's log.
+    broken = list(session.files.broken.values())
+    if broken and not session.files.feeds:
+        raise broken[0]
     address = f"http://{HOST}:{_free_port(port)}"
     with _ending_servers() as servers:
         # Stamps from before the start: a file that changes during it is loaded again.
@@ -93,14 +96,6 @@ def ui(
         session.terminal.print_document(address=address, pids=pids, broken=broken)
         # Until Ctrl-C, or the end of a server. Changed files are loaded again by the code server.
         _watch(servers, changes, address, session.terminal)
-
-
-def _list_broken(session: Session) -> Sequence[FeedError]:
-    """Report invalid feed files on the terminal, not only in a server's log. Raises FeedError if none is valid."""
-    broken = list(session.files.broken.values())
-    if broken and not session.files.feeds:
-        raise broken[0]
-    return broken
 
 
 class _Server:

@@ -83,11 +83,6 @@ class AcceptOptions:
             raise UsageError(
                 "--reason is missing", remedy='add it, for example --reason "INC-311"; the ledger keeps it'
             )
-        self._check_companions()
-        if self.only and (why := _WITHOUT_ONLY.get(self.event)):
-            raise UsageError(f"--only together with {self.event}", remedy=f"leave out --only: {why}")
-
-    def _check_companions(self) -> None:
         if (self.event in ("corrupt", "damaged")) is (self.offsets is None):
             raise UsageError(
                 "corrupt or damaged, and --offsets go together", remedy="copy the command that the failed run printed"
@@ -100,6 +95,8 @@ class AcceptOptions:
             raise UsageError("group or cluster, and --begin go together", remedy=_BEGIN_REMEDIES)
         if self.event == "group" and self.begin not in (None, *_BEGINS):
             raise UsageError(f"unknown --begin {self.begin!r}", remedy=f"use {' or '.join(_BEGINS)}")
+        if self.only and (why := _WITHOUT_ONLY.get(self.event)):
+            raise UsageError(f"--only together with {self.event}", remedy=f"leave out --only: {why}")
 
     def parse_start(self) -> Start | None:
         """Returns the start on another cluster; None: the committed offsets. Raises UsageError."""

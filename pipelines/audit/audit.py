@@ -386,19 +386,15 @@ def _check_sums(receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:
                 yield AuditProblem(5, f"{r.offset_range}: {count} rows {kind} by its counts, {rows} in its parts")
         if r.counts.erased != sum(x.span for x in intersect(r.erased, r.offset_range.range)):
             yield AuditProblem(5, f"{r.offset_range}: {r.counts.erased} records are erased, its offsets are {r.erased}")
-        yield from _check_relanded(r)
-
-
-def _check_relanded(r: Receipt) -> Iterator[AuditProblem]:
-    """Re-landed offsets must be among the landed ones, and fixed ones among the re-landed."""
-    relanded, span = union(r.relanded), sum(x.span for x in r.relanded)
-    inside = not relanded or (r.offset_range.start <= relanded[0].start and relanded[-1].end <= r.offset_range.end)
-    if span > r.counts.landed or not inside:
-        yield AuditProblem(
-            5, f"{r.offset_range}: {span} re-landed records are not among its {r.counts.landed} landed ones"
-        )
-    if union((*relanded, *r.mended)) != relanded:
-        yield AuditProblem(5, f"{r.offset_range}: repaired records were never re-landed")
+        # Re-landed offsets must be among the landed ones, and fixed ones among the re-landed.
+        relanded, span = union(r.relanded), sum(x.span for x in r.relanded)
+        inside = not relanded or (r.offset_range.start <= relanded[0].start and relanded[-1].end <= r.offset_range.end)
+        if span > r.counts.landed or not inside:
+            yield AuditProblem(
+                5, f"{r.offset_range}: {span} re-landed records are not among its {r.counts.landed} landed ones"
+            )
+        if union((*relanded, *r.mended)) != relanded:
+            yield AuditProblem(5, f"{r.offset_range}: repaired records were never re-landed")
 
 
 def _check_overlaps(state: State, rows: Rows) -> Iterator[AuditProblem]:

@@ -123,7 +123,14 @@ def _explain_landed(ledger: Ledger, lake: Lake, offset: int, batch: int, number:
     counts = {k: getattr(r.counts, k) for k in _UNSEEN}
     possible = [k for k, n in counts.items() if n]
     if rows != r.counts.rows or not possible:
-        raise _rows_missing(lake, ledger.feed, r, rows)
+        wanted = r.counts.rows
+        where = ", ".join(lake.locate(p.path) for p in r.parts) or "no file"
+        raise PartUnreadable(
+            f"{r.offset_range} landed {wanted} rows by the ledger, but {where} has {rows} of them: the file was"
+            " replaced",
+            remedy=paths.find_part_remedy(ledger.feed),
+            path=r.parts[0].path if r.parts else "",
+        )
     reasons = " or ".join(_UNSEEN[k] for k in possible)
     numbers = ", ".join(f"{counts[k]} {k}" for k in possible)
     text = f"read by batch {batch} and not landed: {reasons} (offset range {r.offset_range} has {numbers})"
@@ -154,16 +161,6 @@ def _rows_within(lake: Lake, part: Part, own: Range) -> int:
     first = part.shared.first if part.shared else 0
     offsets = np.concatenate([np.empty(0, np.int64), *(int64s(c) for c in column.slice(first, part.rows).chunks)])
     return int(((offsets >= own.start) & (offsets < own.end)).sum())
-
-
-def _rows_missing(lake: Lake, feed: str, r: Receipt, rows: int) -> PartUnreadable:
-    wanted = r.counts.rows
-    where = ", ".join(lake.locate(p.path) for p in r.parts) or "no file"
-    return PartUnreadable(
-        f"{r.offset_range} landed {wanted} rows by the ledger, but {where} has {rows} of them: the file was replaced",
-        remedy=paths.find_part_remedy(feed),
-        path=r.parts[0].path if r.parts else "",
-    )
 
 
 def _relanding_text(ledger: Ledger, lake: Lake, key: Key, offset: int, number: int, r: Receipt) -> str:
@@ -240,7 +237,10 @@ def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
                 first = part.shared.first - before
                 first, end = max(first, 0), min(first + part.rows, rows)
             before += rows
-            stats = file.metadata.row_group(group).column(_leaf(file, index)).statistics
+            # Nested fields before it take several of Parquet's columns.
+            name = file.schema_arrow.field(index).name
+            names = [file.schema.column(i).path for i in range(len(file.schema))]
+            stats = file.metadata.row_group(group).column(names.index(name)).statistics
             if stats is not None and stats.has_min_max and not stats.min <= offset <= stats.max:
                 continue
             row = _place(file.read_row_group(group, columns=[column]).column(0).slice(first, end - first), offset)
@@ -266,13 +266,6 @@ def _reason(lake: Lake, part: Part, group: int, row: int) -> str:
 
 def _open_part(lake: Lake, part: Part) -> AbstractContextManager[pq.ParquetFile]:
     return parquet.open_parquet(lake, parquet.place(lake, part))
-
-
-def _leaf(file: pq.ParquetFile, index: int) -> int:
-    """Returns the index of a top-level field's Parquet column. Nested fields before it take several columns."""
-    name = file.schema_arrow.field(index).name
-    names = [file.schema.column(i).path for i in range(len(file.schema))]
-    return names.index(name)
 
 
 def _explain_unlanded(ledger: Ledger, state: State, key: Key, offset: int) -> Explanation:

@@ -147,19 +147,13 @@ def _in_kafka(ledger: Ledger, state: State, survey: Survey) -> Iterator[AuditPro
         if committed.offset > frontier:
             yield AuditProblem(7, f"{key}: the group holds {committed.offset}, but only {frontier} is published")
             continue
-        yield from _check_verdict(ledger, state, key, frontier, committed)
-
-
-def _check_verdict(
-    ledger: Ledger, state: State, key: Key, frontier: int, committed: CommittedOffset
-) -> Iterator[AuditProblem]:
-    last = state.commits.get(key)
-    match judge(state, key, frontier, committed):
-        case CommitVerdict.MOVED:
-            expected = last if last is not None else state.origins[key].committed
-            yield AuditProblem(8, f"{key}: the group holds {committed.offset}, the ledger expects {expected}")
-        case _:
-            yield from _check_mark(ledger, state, key, committed)
+        last = state.commits.get(key)
+        match judge(state, key, frontier, committed):
+            case CommitVerdict.MOVED:
+                expected = last if last is not None else state.origins[key].committed
+                yield AuditProblem(8, f"{key}: the group holds {committed.offset}, the ledger expects {expected}")
+            case _:
+                yield from _check_mark(ledger, state, key, committed)
 
 
 def _check_mark(ledger: Ledger, state: State, key: Key, committed: CommittedOffset) -> Iterator[AuditProblem]:

@@ -205,7 +205,14 @@ class Landed:
         if len(self.refusals) == 1:
             raise self.refusals[0].error
         if self.refusals:
-            raise _build_refused_error(self)
+            refusals = self.refusals
+            kind = WindowHeld if all(isinstance(r.error, WindowHeld) for r in refusals) else Refused
+            lines = "\n    ".join(r.error.message for r in refusals[:10])
+            others = "the others are landed" if self.batches else "the others have nothing pending"
+            raise kind(
+                f"{len(refusals)} partitions were refused, {others}:\n    {lines}",
+                remedy=refusals[0].error.remedy,
+            )
 
 
 def has_registry_failure(result: BatchResult) -> bool:
@@ -255,14 +262,3 @@ def find_remedy(feed: str, f: RangeFailure) -> str:
     """Returns the remedy for a failed offset range, with the command that accepts it if it cannot be read."""
     accept = origins.format_accept(feed, "corrupt", f" --offsets {f.offset_range}") if f.error in _UNREADABLE else ""
     return f"{f.remedy}: {accept}" if accept else f.remedy
-
-
-def _build_refused_error(landed: Landed) -> Refused | WindowHeld:
-    refusals = landed.refusals
-    kind = WindowHeld if all(isinstance(r.error, WindowHeld) for r in refusals) else Refused
-    lines = "\n    ".join(r.error.message for r in refusals[:10])
-    others = "the others are landed" if landed.batches else "the others have nothing pending"
-    return kind(
-        f"{len(refusals)} partitions were refused, {others}:\n    {lines}",
-        remedy=refusals[0].error.remedy,
-    )

@@ -113,20 +113,16 @@ def _of_numbers(f: Field, values: pa.Array) -> Iterator[Proposal]:
     if counts and (len(counts) == 1 or high - low >= 2 * len(counts)):
         yield _in_set(f.name, counts, len(values))
     elif low < high:
-        yield from _propose_between(f.name, low, high, len(values), integral)
-
-
-def _propose_between(name: str, low: Decimal, high: Decimal, count: int, integral: bool) -> Iterator[Proposal]:
-    """Bounds with half the range as room on both sides, rounded outwards. They do not cross 0 if no value did."""
-    margin = (high - low) / 2
-    minimum, maximum = _round(low - margin, ROUND_FLOOR, integral), _round(high + margin, ROUND_CEILING, integral)
-    minimum = max(minimum, Decimal(0)) if low >= 0 else minimum
-    maximum = min(maximum, Decimal(0)) if high <= 0 else maximum
-    why = f"seen {_format_decimal(low)} to {_format_decimal(high)}"
-    # With room around it, a bound may be beyond all floats, which is none.
-    bounds = {k: v for k, v in (("min_value", _number(minimum)), ("max_value", _number(maximum))) if isfinite(v)}
-    if bounds:
-        yield Proposal(name, "expect_column_values_to_be_between", bounds, why, {"values": count})
+        # Half the range as room on both sides, rounded outwards. Bounds do not cross 0 if no value did.
+        margin = (high - low) / 2
+        minimum, maximum = _round(low - margin, ROUND_FLOOR, integral), _round(high + margin, ROUND_CEILING, integral)
+        minimum = max(minimum, Decimal(0)) if low >= 0 else minimum
+        maximum = min(maximum, Decimal(0)) if high <= 0 else maximum
+        why = f"seen {_format_decimal(low)} to {_format_decimal(high)}"
+        # With room around it, a bound may be beyond all floats, which is none.
+        bounds = {k: v for k, v in (("min_value", _number(minimum)), ("max_value", _number(maximum))) if isfinite(v)}
+        if bounds:
+            yield Proposal(f.name, "expect_column_values_to_be_between", bounds, why, {"values": len(values)})
 
 
 def _round(value: Decimal, how: str, integral: bool = True) -> Decimal:

@@ -64,7 +64,11 @@ def member(t: Type, value: object) -> Value:
                 return value
             raise ValueError("should be true or false")
         case TypeFamily.TIME:
-            return _in_unit(_nanoseconds(value), unit_of(t))
+            unit = unit_of(t)
+            count, rest = divmod(_nanoseconds(value), PER_UNIT[unit])
+            if rest or not -(1 << 63) <= count < 1 << 63:
+                raise ValueError(f"is not a time in {unit}")
+            return count
         case TypeFamily.DAY:
             return _days(value)
         case TypeFamily.NUMBER:
@@ -123,13 +127,6 @@ def _nanoseconds(value: object) -> int:
     except ValueError:
         raise ValueError(what) from None
     return seconds * 10**9 + int((fraction or "").ljust(9, "0"))
-
-
-def _in_unit(nanoseconds: int, unit: str) -> int:
-    count, rest = divmod(nanoseconds, PER_UNIT[unit])
-    if rest or not -(1 << 63) <= count < 1 << 63:
-        raise ValueError(f"is not a time in {unit}")
-    return count
 
 
 def _days(value: object) -> int:

@@ -167,19 +167,15 @@ def _check_depth(value: object, level: int = 0) -> None:
     if level > MAX_DEPTH:
         raise RecursionError
     if isinstance(value, str) and not value.isascii():
-        _check_text(value)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise _ContractRefused("has half of a surrogate pair, which is not a character") from None
     for key, inner in value.items() if isinstance(value, dict) else ():
         _check_depth(key, level)
         _check_depth(inner, level + 1)
     for inner in value if isinstance(value, list) else ():
         _check_depth(inner, level + 1)
-
-
-def _check_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise _ContractRefused("has half of a surrogate pair, which is not a character") from None
 
 
 _SUITE = ("name", "id", "expectations", "meta", "notes", "suite_parameters")
@@ -228,21 +224,7 @@ def _of_item(item: object, path: str, types: Mapping[str, Type]) -> Iterator[Con
             yield ContractProblem(f"{path}: {sanitize(key)}", "is unknown", _near(key, _ITEM))
     if item.get("severity", Severity.CRITICAL) not in [*Severity]:
         yield ContractProblem(f"{path}: severity", "is none of them", f"choose {', '.join(Severity)}")
-    yield from _of_kwargs(item.get("kwargs", {}), path, type_, types)
-
-
-def _unsupported_type(type_: object, path: str, item: Mapping[str, Any]) -> ContractProblem:
-    if type_ is None and "expectation_type" in item:
-        what = "is an expectation of Great Expectations before 1.0"
-        return ContractProblem(f"{path}: expectation_type", what, "save the suite again with 1.x")
-    if not isinstance(type_, str):
-        return ContractProblem(f"{path}: type", "is missing" if type_ is None else "should be text", "expect_…")
-    near = get_close_matches(type_, RULES, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return ContractProblem(f"{path} {sanitize(type_)}", "is not supported", f"{hint}supported: {', '.join(RULES)}")
-
-
-def _of_kwargs(kwargs: object, path: str, type_: str, types: Mapping[str, Type]) -> Iterator[ContractProblem]:
+    kwargs = item.get("kwargs", {})
     if not isinstance(kwargs, dict):
         yield ContractProblem(f"{path}: kwargs", "should be an object", 'write {"column": "…"}')
         return
@@ -255,6 +237,17 @@ def _of_kwargs(kwargs: object, path: str, type_: str, types: Mapping[str, Type])
     present = {k: v for k, v in kwargs.items() if k in allowed and v is not None}
     for flaw in flaws(RULES[type_], present, types):
         yield ContractProblem(f"{path}: {flaw.name}" if flaw.name else path, flaw.what, flaw.remedy)
+
+
+def _unsupported_type(type_: object, path: str, item: Mapping[str, Any]) -> ContractProblem:
+    if type_ is None and "expectation_type" in item:
+        what = "is an expectation of Great Expectations before 1.0"
+        return ContractProblem(f"{path}: expectation_type", what, "save the suite again with 1.x")
+    if not isinstance(type_, str):
+        return ContractProblem(f"{path}: type", "is missing" if type_ is None else "should be text", "expect_…")
+    near = get_close_matches(type_, RULES, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return ContractProblem(f"{path} {sanitize(type_)}", "is not supported", f"{hint}supported: {', '.join(RULES)}")
 
 
 _OF_HASHES = {

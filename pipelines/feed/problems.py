@@ -118,7 +118,18 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> FileProblem:
     path = [sanitize(str(part)) for part in detail["loc"]]
     key = ".".join(p for i, p in enumerate(path) if (i, p) != (1, "names"))  # how a TopicFilter holds exact names
     if detail["type"] == "extra_forbidden":
-        return _unknown_key(key, path, model)
+        if path[0] == "kafka" and path[-1] in KAFKA_OWNED:
+            return FileProblem(key, "is not for a feed to set", KAFKA_OWNED[path[-1]])
+        if key in _NEVER_BY_ITSELF:
+            return FileProblem(key, "is not for a feed to set", _NEVER_BY_ITSELF[key])
+        keys = [f.alias or n for n, f in _section(model, path[:-1]).model_fields.items() if not f.exclude]
+        current = {k: MOVED_KEYS.get(".".join([*path[:-1], k]), k) for k in keys}
+        name = path[-1].replace(".", "_").replace("-", "_").lower()
+        ours = _ELSEWHERE.get(name, "")
+        near = [ours] if ours in keys else get_close_matches(name, current, n=1)
+        here = [k for k in current.values() if "." not in k] or current.values()
+        hint = f"did you mean `{current[near[0]]}`?" if near else f"known here: {', '.join(here) or 'nothing'}"
+        return FileProblem(key, "is unknown", hint)
     if (key, detail["type"]) == ("kafka", "missing"):
         key = "kafka.bootstrap"
     message = detail["msg"].removeprefix("Value error, ")
@@ -128,21 +139,6 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> FileProblem:
     own = ".".join(path[3:]) if path[:2] == ["split", "into"] else key
     remedy = str(getattr(cause, "remedy", "")) or _REMEDIES.get(own, _PROTECTED if path[:1] == ["protect"] else "")
     return FileProblem(key, what[:1].lower() + what[1:], remedy)
-
-
-def _unknown_key(key: str, path: Sequence[str], model: type[BaseModel]) -> FileProblem:
-    if path[0] == "kafka" and path[-1] in KAFKA_OWNED:
-        return FileProblem(key, "is not for a feed to set", KAFKA_OWNED[path[-1]])
-    if key in _NEVER_BY_ITSELF:
-        return FileProblem(key, "is not for a feed to set", _NEVER_BY_ITSELF[key])
-    keys = [f.alias or n for n, f in _section(model, path[:-1]).model_fields.items() if not f.exclude]
-    current = {k: MOVED_KEYS.get(".".join([*path[:-1], k]), k) for k in keys}
-    name = path[-1].replace(".", "_").replace("-", "_").lower()
-    ours = _ELSEWHERE.get(name, "")
-    near = [ours] if ours in keys else get_close_matches(name, current, n=1)
-    here = [k for k in current.values() if "." not in k] or current.values()
-    hint = f"did you mean `{current[near[0]]}`?" if near else f"known here: {', '.join(here) or 'nothing'}"
-    return FileProblem(key, "is unknown", hint)
 
 
 def _section(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:

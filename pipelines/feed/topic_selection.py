@@ -6,7 +6,7 @@ topic name, however hostile, makes matching slow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -86,7 +86,16 @@ def match(wanted: TopicFilter, available: Mapping[str, str]) -> tuple[str, ...]:
     leaves nothing: a run never silently reads less than was asked for.
     """
     if wanted.names:
-        return _exact(wanted.names, available)
+        missing = sorted(n for n in set(wanted.names) if n not in available)
+        if missing:
+            near = get_close_matches(missing[0], sorted(n for n in available if is_topic_name(n)), n=3)
+            raise UnknownTopic(
+                f"no topic {', '.join(f'`{n}`' for n in missing)} in Kafka, or no right to see it",
+                remedy=(f"did you mean {' or '.join(f'`{n}`' for n in near)}? If not, " if near else "")
+                + "correct `topics` in the feed, create the topic, or grant DESCRIBE on it",
+                topic=missing[0],
+            )
+        return tuple(sorted(set(wanted.names)))
     names = sorted(n for n in available if is_topic_name(n))
     selected = (
         {n for pattern in wanted.include for n in _match_pattern(pattern, names)} if wanted.include else set(names)
@@ -98,19 +107,6 @@ def match(wanted: TopicFilter, available: Mapping[str, str]) -> tuple[str, ...]:
             remedy="correct `topics` in the feed, or create the topic first",
         )
     return tuple(sorted(selected))
-
-
-def _exact(names: Iterable[str], available: Mapping[str, str]) -> tuple[str, ...]:
-    missing = sorted(n for n in set(names) if n not in available)
-    if missing:
-        near = get_close_matches(missing[0], sorted(n for n in available if is_topic_name(n)), n=3)
-        raise UnknownTopic(
-            f"no topic {', '.join(f'`{n}`' for n in missing)} in Kafka, or no right to see it",
-            remedy=(f"did you mean {' or '.join(f'`{n}`' for n in near)}? If not, " if near else "")
-            + "correct `topics` in the feed, create the topic, or grant DESCRIBE on it",
-            topic=missing[0],
-        )
-    return tuple(sorted(set(names)))
 
 
 def _match_pattern(pattern: str, names: list[str]) -> list[str]:

@@ -262,7 +262,12 @@ class _Filling:
             return "${"
         file, name, default = match.groups()
         if file is not None:
-            return self._read_content(file, key)
+            self.from_files.add(key)
+            content = _content_of(self.root, file)
+            if isinstance(content, str):
+                return content
+            self._miss(FileProblem(key, content.what, content.remedy))
+            return ""
         if name is None:
             remedy = "write ${NAME}, ${NAME:-default} or ${file:PATH}; $${ for ${"
             self.problems.append(FileProblem(key, "has a `${` that starts no variable", remedy))
@@ -274,14 +279,6 @@ class _Filling:
             what = f"needs the environment variable {name}, which is not set"
             self._miss(FileProblem(key, what, f"export {name}=…"))
         return value or ""
-
-    def _read_content(self, file: str, key: str) -> str:
-        self.from_files.add(key)
-        content = _content_of(self.root, file)
-        if isinstance(content, str):
-            return content
-        self._miss(FileProblem(key, content.what, content.remedy))
-        return ""
 
     def _miss(self, problem: FileProblem) -> None:
         self.problems.append(problem)

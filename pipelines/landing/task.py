@@ -229,15 +229,12 @@ class _Reading:
                 if not self._gathers or time.monotonic() >= self._next_put:
                     self._put_receipts()
                 if time.monotonic() >= self._next_note:
-                    self._note_progress()
-
-    def _note_progress(self) -> None:
-        """Store how many offsets of begun ranges are done, for the driver's progress. Without an answer, nothing is."""
-        done = {paths.name_range(s): landing.position - s.start for s, landing in self._begun.items()}
-        self._is_noted = True
-        with suppress(Exception):
-            self._tools.lake.put(self._progress_path, json.dumps(done).encode())
-        self._next_note = time.monotonic() + _NOTE_SECONDS
+                    # For the driver's progress. A lake that does not answer ends nothing.
+                    done = {paths.name_range(s): landing.position - s.start for s, landing in self._begun.items()}
+                    self._is_noted = True
+                    with suppress(Exception):
+                        self._tools.lake.put(self._progress_path, json.dumps(done).encode())
+                    self._next_note = time.monotonic() + _NOTE_SECONDS
 
     def _take(self, s: OffsetRange, got: Fetched | FetchFailed) -> None:
         try:

@@ -273,14 +273,12 @@ class Ledger:
         listed = self.lake.list(paths.log_folder(self.feed), paths.log_path(self.feed, begin - 1) if begin else "")
         numbered = ((number, path) for path in listed if (number := paths.log_number(path)) is not None)
         if before >= 0 and next(numbered, (-1, ""))[0] != before:
-            raise self._shorter_than_its_checkpoint(first - 1)
+            end = first - 1
+            numbers = map(paths.log_number, self.lake.list(paths.log_folder(self.feed)))
+            newest = max((n for n in numbers if n is not None), default=-1)
+            folder = paths.checkpoint_folder(self.feed)
+            raise build_lost_error(self.feed, newest, [Trace(end, f"a checkpoint in {folder} names entry {end}")])
         yield from numbered
-
-    def _shorter_than_its_checkpoint(self, end: int) -> SluiceError:
-        numbers = map(paths.log_number, self.lake.list(paths.log_folder(self.feed)))
-        newest = max((n for n in numbers if n is not None), default=-1)
-        folder = paths.checkpoint_folder(self.feed)
-        return build_lost_error(self.feed, newest, [Trace(end, f"a checkpoint in {folder} names entry {end}")])
 
     def _contents(self, chunk: list[str]) -> list[bytes]:
         """Returns the contents of the paths; many are read in parallel."""

@@ -110,7 +110,13 @@ def build_lost_error(feed: str, newest: int, traces: Sequence[Trace], *, other: 
     missing = f"entry {last_known} once existed" if last_known > newest else "others once existed"
     texts = [t.said for t in traces[:5]] + ([f"and {len(traces) - 5} more"] if len(traces) > 5 else [])
     if not any(t.sure for t in traces):
-        return _build_doubtful_error(feed, stands, texts)
+        return EntriesLost(
+            f"the ledger of feed {feed} lost entries, or files in its folders are not its own: {stands}.\n    "
+            + "\n    ".join(texts),
+            remedy="if such a file was copied here from elsewhere, move it out of the lake; nothing was changed. Else"
+            f" restore _sluice/{feed}/log from a backup of the lake, or go on without the lost entries:"
+            f" sluice accept {feed} ledger --reason …   sets aside their files; the next run lands them again",
+        )
     cause, first = "", ""
     if other:
         cause, first = f", or {other}", f"if {other}: give that one another `group:`, and accept here. Else "
@@ -118,15 +124,4 @@ def build_lost_error(feed: str, newest: int, traces: Sequence[Trace], *, other: 
         f"the ledger of feed {feed} lost entries{cause}: {stands}, and {missing}.\n    " + "\n    ".join(texts),
         remedy=f"{first}restore _sluice/{feed}/log from a backup of the lake; nothing was changed. Or go on without"
         f" them: sluice accept {feed} ledger --reason …   sets aside their files; the next run lands them again",
-    )
-
-
-def _build_doubtful_error(feed: str, stands: str, texts: Sequence[str]) -> EntriesLost:
-    """Returns the error if only names of files are evidence."""
-    return EntriesLost(
-        f"the ledger of feed {feed} lost entries, or files in its folders are not its own: {stands}.\n    "
-        + "\n    ".join(texts),
-        remedy="if such a file was copied here from elsewhere, move it out of the lake; nothing was changed. Else"
-        f" restore _sluice/{feed}/log from a backup of the lake, or go on without the lost entries:"
-        f" sluice accept {feed} ledger --reason …   sets aside their files; the next run lands them again",
     )

@@ -160,7 +160,12 @@ class Rewriting(Generic[P]):
         self._total = sum(p.offset_range.span for p in pieces)
         groups = self._how.group(pieces)
         if self._how.whole_windows:
-            groups = _join_windows(groups)
+            # Groups of one window become one. Offset ranges outside windows stay as they are.
+            windows: dict[object, list[P]] = {}
+            for at, group in enumerate(groups):
+                window = group[0].offset_range.window
+                windows.setdefault((None, at) if window is None else window, []).extend(group)
+            groups = list(windows.values())
         for batch in _batches(groups, self._feed.compaction.batch_bytes):
             if (planned := self._plan_free(batch)) is not None:
                 self._carry_out(*planned)
@@ -229,15 +234,6 @@ class Rewriting(Generic[P]):
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return out
-
-
-def _join_windows(groups: Iterable[list[P]]) -> list[list[P]]:
-    """The groups, with those of one window in one. Offset ranges outside windows stay as they are."""
-    windows: dict[object, list[P]] = {}
-    for at, group in enumerate(groups):
-        window = group[0].offset_range.window
-        windows.setdefault((None, at) if window is None else window, []).extend(group)
-    return list(windows.values())
 
 
 def _batches(groups: Iterable[list[P]], limit: int) -> Iterator[list[P]]:

@@ -164,7 +164,13 @@ def _wanted_offset(target: OffsetTarget, spot: Spot, hits: TimeHits, now: int) -
         case Aim.LATEST:
             return spot.kafka.last_stable_offset, ""
         case Aim.TIME:
-            return _at_time(spot, hits.get(spot.tp), now)
+            hit = hits.get(spot.tp)
+            if hit is None:
+                return spot.kafka.last_stable_offset, "no record since: the end"
+            ahead = "; that is in the future" if hit.timestamp > now else ""
+            if hit.by_marker:
+                return hit.offset, "searched for behind transactions' markers: right if stamps are in order there"
+            return hit.offset, f"stamped {show_instant(hit.timestamp)}{ahead}"
         case Aim.SHIFT:
             return (spot.committed or 0) + target.number, ""
         case Aim.FRONTIER:
@@ -172,15 +178,6 @@ def _wanted_offset(target: OffsetTarget, spot: Spot, hits: TimeHits, now: int) -
         case Aim.FILE:
             return target.offsets[spot.tp], ""
     return target.number, ""
-
-
-def _at_time(spot: Spot, hit: OffsetAtTime | None, now: int) -> tuple[int, str]:
-    if hit is None:
-        return spot.kafka.last_stable_offset, "no record since: the end"
-    ahead = "; that is in the future" if hit.timestamp > now else ""
-    if hit.by_marker:
-        return hit.offset, "searched for behind transactions' markers: right if stamps are in order there"
-    return hit.offset, f"stamped {show_instant(hit.timestamp)}{ahead}"
 
 
 def _clamp_move(spot: Spot, wanted: int, note: str) -> Move:

@@ -47,7 +47,17 @@ def plan_republish(
 
     Raises as `republish_plan.plan_republish`, `open_target` and `add_schema`.
     """
-    _check_dataset(feed, request.wishes.kind)
+    # A replay may move quarantined records to the quarantine of another output.
+    if feed.split and request.wishes.kind is PartKind.LANDED:
+        raise UsageError(
+            f"landed rows of {feed.name} belong to its outputs, and one republish sends those of one",
+            remedy=f"name an output: {', '.join(d.dataset for d in feed.datasets)}",
+        )
+    if feed.output and request.wishes.kind is PartKind.QUARANTINED:
+        raise UsageError(
+            f"quarantined records of {feed.dataset} are not sent without those of other outputs",
+            remedy=f"name the feed, with --quarantined: {feed.name}",
+        )
     state = Ledger(ports.lake, feed.stored, ports.clock).read()
     for start in request.windows:
         check_aligned(start, feed.window)
@@ -75,21 +85,6 @@ def resume_republish(feed: Feed, name: str, ports: Ports) -> Republish:
     state = Ledger(ports.lake, feed.stored, ports.clock).read()
     row_filter.check(plan.wishes, plans.find_shape_of(plan, feed, state).landed_columns)
     return plan
-
-
-def _check_dataset(feed: Feed, kind: PartKind) -> None:
-    """Raises UsageError for landed rows of a whole split feed, and for quarantined records of one output: a replay
-    may move these to the quarantine of another one."""
-    if feed.split and kind is PartKind.LANDED:
-        raise UsageError(
-            f"landed rows of {feed.name} belong to its outputs, and one republish sends those of one",
-            remedy=f"name an output: {', '.join(d.dataset for d in feed.datasets)}",
-        )
-    if feed.output and kind is PartKind.QUARANTINED:
-        raise UsageError(
-            f"quarantined records of {feed.dataset} are not sent without those of other outputs",
-            remedy=f"name the feed, with --quarantined: {feed.name}",
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,13 @@ class Run:
         CommitFenced, Unknown, LakeUnavailable: then run it again."""
         if (in_all := done_records(self.lake, self.plan, self.lane)) is not None:
             return LaneSent(self.lane, 0, 0, 0, in_all, before=True)
-        self._check_partitions()
+        now = self.target.partitions()
+        if now < self.plan.wishes.partitions:
+            raise Refused(
+                f"topic {self.plan.wishes.to} has {now} partitions, and {self.plan.wishes.partitions} when this"
+                " republish was planned: it was replaced by another topic",
+                remedy="plan a new one with --id",
+            )
         remaining = _TRIES
         while True:
             try:
@@ -288,15 +294,6 @@ class Run:
                 mark = self._end(transaction, sent, mark)
         self._finish(mark)
         return mark
-
-    def _check_partitions(self) -> None:
-        now = self.target.partitions()
-        if now < self.plan.wishes.partitions:
-            raise Refused(
-                f"topic {self.plan.wishes.to} has {now} partitions, and {self.plan.wishes.partitions} when this"
-                " republish was planned: it was replaced by another topic",
-                remedy="plan a new one with --id",
-            )
 
     def _check_ours(self) -> None:
         owner = self.lake.get(paths.republish_run_path(self.plan.feed, self.plan.id))
@@ -385,7 +382,11 @@ class _Transaction:
             yield from self._count_batches(accumulator.add(records, self._where(records, source), numbers))
             self.rows += rows.num_rows
             self.held += records.nbytes
-            self._wait()
+            pace = self._run.pace
+            due = max(self.rows / (pace.records or np.inf), self.held / (pace.bytes or np.inf))
+            ahead = due - (time.monotonic() - self._began)
+            if ahead > 0:
+                time.sleep(ahead)
         yield from self._count_batches(accumulator.flush())
 
     def _count_batches(self, batches: Iterable[SealedBatch]) -> Iterator[SealedBatch]:
@@ -437,13 +438,6 @@ class _Transaction:
         if wishes.by is PartitionBy.ROUND_ROBIN:
             return spreading
         return by_key(records.column("key"), wishes.partitions, spreading)
-
-    def _wait(self) -> None:
-        pace = self._run.pace
-        due = max(self.rows / (pace.records or np.inf), self.held / (pace.bytes or np.inf))
-        ahead = due - (time.monotonic() - self._began)
-        if ahead > 0:
-            time.sleep(ahead)
 
     def origins(self) -> tuple[np.ndarray, np.ndarray]:
         """The source and the old offset of each row, by number."""

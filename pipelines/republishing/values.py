@@ -336,7 +336,12 @@ def _texts(column: pa.Array, kind: Type, extra: Texts | None = None) -> Texts:
         case Kind.STRUCT:
             return _structs(column, kind, extra)
         case Kind.LIST:
-            return _lists(column, kind, extra)
+            bounds = _bounds(column)
+            inner = None
+            if extra is not None:
+                inner = _spread(len(column.values), bounds, ([*enumerate(_items(t))] if t else () for t in extra))
+            elements = [text or "null" for text in _texts(column.values, kind.fields[0].type, inner)]
+            return [None if span is None else f"[{','.join(elements[slice(*span)])}]" for span in bounds]
         case Kind.MAP:
             return _maps(column, kind, extra)
         case Kind.TIMESTAMP | Kind.EPOCH:
@@ -363,15 +368,6 @@ def _structs(column: pa.Array, kind: Type, extra: Texts | None) -> Texts:
         )
         structs.append(f"{{{','.join(members)}}}" if there else None)
     return structs
-
-
-def _lists(column: pa.Array, kind: Type, extra: Texts | None) -> Texts:
-    bounds = _bounds(column)
-    inner = None
-    if extra is not None:
-        inner = _spread(len(column.values), bounds, ([*enumerate(_items(t))] if t else () for t in extra))
-    elements = [text or "null" for text in _texts(column.values, kind.fields[0].type, inner)]
-    return [None if span is None else f"[{','.join(elements[slice(*span)])}]" for span in bounds]
 
 
 def _maps(column: pa.Array, kind: Type, extra: Texts | None) -> Texts:

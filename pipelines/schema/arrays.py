@@ -171,9 +171,25 @@ def holds(old: pa.DataType, new: pa.DataType) -> bool:
     if old.equals(new) or pa.types.is_null(old):
         return True
     if pa.types.is_nested(old):
-        return _holds_nested(old, new)
+        if pa.types.is_struct(old) and pa.types.is_struct(new):
+            positions = [new.get_field_index(f.name) for f in old]
+            is_held = all(at >= 0 and holds(f.type, new.field(at).type) for f, at in zip(old, positions, strict=True))
+            return is_held and positions == sorted(positions)
+        if pa.types.is_map(old) and pa.types.is_map(new):
+            return holds(old.key_type, new.key_type) and holds(old.item_type, new.item_type)
+        if pa.types.is_list(old) and pa.types.is_list(new):
+            return holds(old.value_type, new.value_type)
+        return False
     if pa.types.is_integer(old):
-        return _integer(old, new)
+        signed = pa.types.is_signed_integer(old)
+        bits = old.bit_width - signed
+        if pa.types.is_integer(new):
+            fits = bool(bits <= new.bit_width - pa.types.is_signed_integer(new))
+            return fits and (not signed or pa.types.is_signed_integer(new))
+        if pa.types.is_floating(new):
+            return bool(bits <= _EXACT[new.bit_width])
+        digits = len(str((1 << bits) - 1))
+        return bool(pa.types.is_decimal(new) and digits <= new.precision - new.scale)
     if pa.types.is_floating(old):
         return bool(pa.types.is_floating(new) and new.bit_width >= old.bit_width)
     if pa.types.is_decimal(old) and pa.types.is_decimal(new):
@@ -181,30 +197,6 @@ def holds(old: pa.DataType, new: pa.DataType) -> bool:
     if pa.types.is_timestamp(old) and pa.types.is_timestamp(new):
         return bool(old.tz == new.tz and _UNITS.index(new.unit) >= _UNITS.index(old.unit))
     return False
-
-
-def _holds_nested(old: pa.DataType, new: pa.DataType) -> bool:
-    if pa.types.is_struct(old) and pa.types.is_struct(new):
-        positions = [new.get_field_index(f.name) for f in old]
-        is_held = all(at >= 0 and holds(f.type, new.field(at).type) for f, at in zip(old, positions, strict=True))
-        return is_held and positions == sorted(positions)
-    if pa.types.is_map(old) and pa.types.is_map(new):
-        return holds(old.key_type, new.key_type) and holds(old.item_type, new.item_type)
-    if pa.types.is_list(old) and pa.types.is_list(new):
-        return holds(old.value_type, new.value_type)
-    return False
-
-
-def _integer(old: pa.DataType, new: pa.DataType) -> bool:
-    signed = pa.types.is_signed_integer(old)
-    bits = old.bit_width - signed
-    if pa.types.is_integer(new):
-        fits = bool(bits <= new.bit_width - pa.types.is_signed_integer(new))
-        return fits and (not signed or pa.types.is_signed_integer(new))
-    if pa.types.is_floating(new):
-        return bool(bits <= _EXACT[new.bit_width])
-    digits = len(str((1 << bits) - 1))
-    return bool(pa.types.is_decimal(new) and digits <= new.precision - new.scale)
 
 
 def recast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -45,7 +45,13 @@ def holds(wide: Type, narrow: Type) -> bool:
     """Returns whether `wide` holds every value that lands as `narrow`."""
     a, b = wide.kind, narrow.kind
     if b in _BITS:
-        return _holds_integers(wide, narrow)
+        bits = _BITS[narrow.kind]
+        if wide.kind in _FLOATS:
+            return bits <= _FLOATS[wide.kind]
+        if wide.kind in SIGNED and narrow.kind in UNSIGNED:
+            return _BITS[wide.kind] > bits
+        alike = (wide.kind in SIGNED) is (narrow.kind in SIGNED)
+        return wide.kind in _BITS and alike and _BITS[wide.kind] >= bits
     if a in _TIMES and b in _TIMES:
         units = unit_of(wide), unit_of(narrow)
         return units[0] == units[1] or units == ("us", "ms")  # the years 1 to 9999 fit into both of these alone
@@ -69,16 +75,6 @@ def holds(wide: Type, narrow: Type) -> bool:
             return True
 
 
-def _holds_integers(wide: Type, narrow: Type) -> bool:
-    bits = _BITS[narrow.kind]
-    if wide.kind in _FLOATS:
-        return bits <= _FLOATS[wide.kind]
-    if wide.kind in SIGNED and narrow.kind in UNSIGNED:
-        return _BITS[wide.kind] > bits
-    alike = (wide.kind in SIGNED) is (narrow.kind in SIGNED)
-    return wide.kind in _BITS and alike and _BITS[wide.kind] >= bits
-
-
 def unit_of(t: Type) -> str:
     """Returns the unit of time in which a timestamp or epoch lands."""
     return "ms" if t.unit == "s" else t.unit
@@ -92,23 +88,19 @@ def _whole(t: Type) -> int:
 def common_type(a: Type, b: Type) -> Type | None:
     """The type as which values landed as `a` and as `b` can both be read; None when there is none."""
     if a.kind is b.kind is Kind.STRUCT:
-        return _common_struct(a, b)
+        members = {f.name: f.type for f in a.fields}
+        for f in b.fields:
+            common = common_type(members[f.name], f.type) if f.name in members else f.type
+            if common is None:
+                return None
+            members[f.name] = common
+        if len({name.casefold() for name in members}) < len(members):
+            return None
+        return Type(a.kind, fields=tuple(Field(name, t) for name, t in members.items()))
     if a.kind is b.kind and a.kind in (Kind.LIST, Kind.MAP):
         inner = common_type(a.fields[0].type, b.fields[0].type)
         return Type(a.kind, fields=(Field("", inner),)) if inner else None
     return a if holds(a, b) else b if holds(b, a) else None
-
-
-def _common_struct(a: Type, b: Type) -> Type | None:
-    members = {f.name: f.type for f in a.fields}
-    for f in b.fields:
-        common = common_type(members[f.name], f.type) if f.name in members else f.type
-        if common is None:
-            return None
-        members[f.name] = common
-    if len({name.casefold() for name in members}) < len(members):
-        return None
-    return Type(a.kind, fields=tuple(Field(name, t) for name, t in members.items()))
 
 
 def join(a: Type, b: Type) -> Type:

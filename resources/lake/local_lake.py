@@ -99,7 +99,13 @@ class LocalLake:
                     if _link(temporary, target):
                         won[path] = target
         for folder, path in {target.parent: path for path, target in won.items()}.items():
-            _sync_after_link(folder, path)
+            try:
+                _sync(folder)
+            except OSError as error:
+                raise Unknown(
+                    f"{path} stands in the lake, but may not survive a crash: {error.strerror}",
+                    remedy="check the disk, then run again: the ledger is read back first",
+                ) from error
         return [*won]
 
     def put(self, path: str, data: bytes) -> None:
@@ -368,16 +374,6 @@ def _make_durable(written: tuple[str, BinaryIO]) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_after_link(folder: Path, path: str) -> None:
-    try:
-        _sync(folder)
-    except OSError as error:
-        raise Unknown(
-            f"{path} stands in the lake, but may not survive a crash: {error.strerror}",
-            remedy="check the disk, then run again: the ledger is read back first",
-        ) from error
-
-
 def _sync(folder: Path) -> None:
     """Make the folder's entries durable, if its file system can."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -394,7 +390,11 @@ def _show(origin: Path, target: Path) -> None:
     try:
         target.hardlink_to(origin)
     except FileExistsError:
-        _check_same(origin, target)
+        if not target.samefile(origin) and target.stat().st_size != origin.stat().st_size:
+            raise ProofFailed(
+                f"{target.name} is visible already, with another size than the staged file",
+                remedy="another writer wrote into the lake's data folder: move that file away and run again",
+            ) from None
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise
@@ -411,14 +411,6 @@ def _copy(origin: Path, target: Path) -> None:
         _discard(temporary, file)
         raise
     _move(temporary, target)
-
-
-def _check_same(origin: Path, target: Path) -> None:
-    if not target.samefile(origin) and target.stat().st_size != origin.stat().st_size:
-        raise ProofFailed(
-            f"{target.name} is visible already, with another size than the staged file",
-            remedy="another writer wrote into the lake's data folder: move that file away and run again",
-        )
 
 
 def _walk(folder: Path, above: str, after: str) -> Iterator[str]:

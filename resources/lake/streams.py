@@ -72,16 +72,13 @@ class PartBuffer:
             if _memory.take(len(data), self._limit):
                 self._held += len(data)
             else:
-                self._spill()
+                memory, self.file, self._spilled = self.file, tempfile.TemporaryFile(), True  # noqa: SIM115 - `close` does it
+                memory.seek(0)
+                while block := memory.read(1 << 20):
+                    self.file.write(block)
+                self._release()
         self.file.write(data)
         self.file.flush()  # a full disk fails here, in the writer that caused it
-
-    def _spill(self) -> None:
-        memory, self.file, self._spilled = self.file, tempfile.TemporaryFile(), True  # noqa: SIM115 - `close` does it
-        memory.seek(0)
-        while block := memory.read(1 << 20):
-            self.file.write(block)
-        self._release()
 
     def view(self) -> bytes | mmap.mmap:
         """All bytes, without a copy of those on disk; valid after `close` too."""

@@ -118,7 +118,14 @@ def jars(name: str, artifacts: Sequence[Artifact], report: Reporter = lambda pro
     callers wait for one fetch. While it downloads, `report` gets the files and megabytes. Raises SetupError with
     Ivy's own words when something cannot be fetched.
     """
-    request = _ivy_xml(artifacts)
+    request = "\n".join(
+        (
+            '<ivy-module version="2.0"><info organisation="sluice" module="jars"/>',
+            '<configurations><conf name="default"/></configurations><dependencies>',
+            *map(_dependency, artifacts),
+            "</dependencies></ivy-module>",
+        )
+    )
     folder = cache() / f"{name}-{hashlib.sha256(request.encode()).hexdigest()[:8]}"
     if folder.is_dir():
         return check_ours(folder)
@@ -172,17 +179,6 @@ class SharedClasses:
 def cache() -> Path:
     """Returns this user's folder for files that are made or fetched once."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
-
-
-def _ivy_xml(artifacts: Sequence[Artifact]) -> str:
-    return "\n".join(
-        (
-            '<ivy-module version="2.0"><info organisation="sluice" module="jars"/>',
-            '<configurations><conf name="default"/></configurations><dependencies>',
-            *map(_dependency, artifacts),
-            "</dependencies></ivy-module>",
-        )
-    )
 
 
 def _dependency(artifact: Artifact) -> str:

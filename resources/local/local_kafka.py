@@ -357,7 +357,14 @@ class LocalKafka:
     def _launch(self, launched: list[_BrokerNode]) -> None:
         """Start the nodes that do not run, adding each to `launched` before it is."""
         if not self._keep and self._guard is None:
-            self._guard = _new_guard(self._root)
+            # A watchdog: when its input closes, we have ended, and it stops our remaining processes.
+            self._guard = subprocess.Popen(
+                [sys.executable, "-m", "sluice.resources.local.local_kafka", str(self._root)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         cluster, nodes = self._cluster(), self._nodes()
         idle = [node for node in nodes if not node.running]
         if self.secured:
@@ -618,17 +625,6 @@ def _write(path: Path, text: str) -> None:
     partial.touch(mode=0o600)
     partial.write_text(text)
     os.replace(partial, path)
-
-
-def _new_guard(root: Path) -> subprocess.Popen[bytes]:
-    """Watchdog process: when its input closes, we have ended, and it stops our remaining processes."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "sluice.resources.local.local_kafka", str(root)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
 
 
 if __name__ == "__main__":

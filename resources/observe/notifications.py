@@ -124,7 +124,10 @@ def _mail(settings: EmailSettings | None, title: str, lines: Sequence[str]) -> s
     if settings is None:
         return ""
     try:
-        letter = _make_letter(settings, title, lines)
+        letter = EmailMessage()
+        letter["From"], letter["To"] = settings.sender, ", ".join(settings.to)
+        letter["Subject"], letter["Date"] = title.rstrip(":"), formatdate(localtime=True)
+        letter.set_content("".join(f"{line}\n" for line in lines))
         with web.Deadline(MAIL_SECONDS) as deadline, closing(_mail_server(settings, deadline)) as server:
             if settings.security is MailSecurity.STARTTLS:
                 server.starttls(context=ssl.create_default_context())
@@ -138,14 +141,6 @@ def _mail(settings: EmailSettings | None, title: str, lines: Sequence[str]) -> s
     except (OSError, ValueError) as error:  # SMTPException is an OSError
         return f"the mail server takes no letter ({type(error).__name__})"
     return ""
-
-
-def _make_letter(settings: EmailSettings, title: str, lines: Sequence[str]) -> EmailMessage:
-    letter = EmailMessage()
-    letter["From"], letter["To"] = settings.sender, ", ".join(settings.to)
-    letter["Subject"], letter["Date"] = title.rstrip(":"), formatdate(localtime=True)
-    letter.set_content("".join(f"{line}\n" for line in lines))
-    return letter
 
 
 def _mail_server(settings: EmailSettings, deadline: web.Deadline) -> smtplib.SMTP:

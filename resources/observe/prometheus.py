@@ -36,7 +36,16 @@ class Kept:
 
     def collect(self) -> Iterator[Any]:
         """Yields the metric families; called by prometheus_client."""
-        yield from _families(self._figures)
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        families = group_by(self._figures, lambda one: one.name)
+        for name, family in FAMILIES.items():
+            if name in families:
+                kind = CounterMetricFamily if family.kind is MetricKind.COUNTER else GaugeMetricFamily
+                metric = kind(name, family.help, labels=family.labels)
+                for one in families[name]:
+                    metric.add_metric(one.labels, one.value)
+                yield metric
 
 
 def text(figures: Sequence[Figure]) -> str:
@@ -129,17 +138,3 @@ def _registry(cache: Kept) -> Any:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(cache)  # it has a collector's interface
     return registry
-
-
-def _families(figures: Iterable[Figure]) -> Iterator[Any]:
-    """The library's families, in the order of ours; those without a figure are left out."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    families = group_by(figures, lambda one: one.name)
-    for name, family in FAMILIES.items():
-        if name in families:
-            kind = CounterMetricFamily if family.kind is MetricKind.COUNTER else GaugeMetricFamily
-            metric = kind(name, family.help, labels=family.labels)
-            for one in families[name]:
-                metric.add_metric(one.labels, one.value)
-            yield metric

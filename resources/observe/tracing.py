@@ -202,17 +202,13 @@ def _make_tracer() -> Any:
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": SERVICE}))
     provider = TracerProvider(resource=resource, id_generator=ByRun())
-    provider.add_span_processor(BatchSpanProcessor(_exporter(os.environ)()))
-    return provider
-
-
-def _exporter(environ: Mapping[str, str]) -> Any:
-    """The class of the exporter that the environment names, by OpenTelemetry's names. Raises LookupError."""
-    name = environ.get(EXPORTER, "").strip() or "otlp"
+    # By OpenTelemetry's names.
+    name = os.environ.get(EXPORTER, "").strip() or "otlp"
     if name == "otlp":
-        protocol = next((environ[p] for p in PROTOCOLS if environ.get(p)), "http/protobuf")
+        protocol = next((os.environ[p] for p in PROTOCOLS if os.environ.get(p)), "http/protobuf")
         name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
     entries = [*entry_points(group="opentelemetry_traces_exporter", name=name)]
     if not entries:
         raise LookupError(name)
-    return entries[0].load()
+    provider.add_span_processor(BatchSpanProcessor(entries[0].load()()))
+    return provider

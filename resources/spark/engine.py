@@ -282,7 +282,10 @@ class SparkEngine:
         except Exception as error:  # noqa: BLE001 - Spark has no common error over classic, Py4J and Connect
             if ended := self._ended_by(error, ADOPTED):
                 raise ended from None
-            return self._salvage(jobs, work, error)
+            try:
+                return _outcomes(jobs, replace(work, salvage=spark_errors.cause(error)))
+            except Exception:  # noqa: BLE001 - the first error has the cause
+                raise self._make_failure(error) from None
 
     def _map(self, jobs: _Jobs, work: _Work) -> list[str]:
         try:
@@ -296,7 +299,12 @@ class SparkEngine:
         if self._cancelled.is_set():
             return Failed("the Spark job was cancelled", remedy=again)
         if (code := _jvm_ended(_ENDING_SECONDS)) is not None:
-            return _jvm_death(code, again)
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+            return Failed(
+                f"Spark's JVM {how} under the job",
+                remedy=f"{again}. If the system's log shows that memory ran out, give the machine more or the feed a"
+                " `spark.master` with fewer cores",
+            )
         if self._starved.is_set():
             return _no_executors(self._settings, self._ended, again)
         if spark_errors.is_ended(str(error)) and not is_local(self._settings):
@@ -308,12 +316,6 @@ class SparkEngine:
                 remedy=f"start it, then {again}",
             )
         return None
-
-    def _salvage(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[executor.Sent]:
-        try:
-            return _outcomes(jobs, replace(work, salvage=spark_errors.cause(error)))
-        except Exception:  # noqa: BLE001 - the first error has the cause
-            raise self._make_failure(error) from None
 
     def _make_failure(self, error: Exception) -> Failed:
         return Failed(
@@ -634,15 +636,6 @@ def _no_executors(settings: SparkSettings, ended: spark_errors.Ended, again: str
     )
 
 
-def _jvm_death(code: int, again: str) -> Failed:
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-    return Failed(
-        f"Spark's JVM {how} under the job",
-        remedy=f"{again}. If the system's log shows that memory ran out, give the machine more or the feed a"
-        " `spark.master` with fewer cores",
-    )
-
-
 def _capturing_output(settings: SparkSettings, start: Callable[[BinaryIO], T]) -> T:
     """Call `start` with a file for the output of a JVM, in place of the terminal. Raises SetupError."""
     with tempfile.TemporaryFile() as output:
@@ -655,7 +648,14 @@ def _capturing_output(settings: SparkSettings, start: Callable[[BinaryIO], T]) -
 
 
 def _context(settings: SparkSettings, output: BinaryIO) -> SparkContext:
-    _environment(settings)
+    # For Spark's launcher.
+    executors.check_installed(settings)
+    os.environ["JAVA_HOME"] = str(java.java_home())
+    if is_local(settings):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["SPARK_LOCAL_IP"] = _LOOPBACK
+    else:
+        os.environ["PYSPARK_PYTHON"] = executors.python(settings)
     conf = {"spark.master": get_master(settings), "spark.app.name": "sluice"} | _conf(settings)
     if not is_local(settings):
         conf |= executors.conf(settings, conf)
@@ -756,17 +756,6 @@ def _room(*texts: str) -> str:
     """Return the remedy if the texts report a full disk: Spark's own, not the lake's."""
     way = "free space in Spark's temporary folder (SPARK_LOCAL_DIRS or TMPDIR, else /tmp), then run again"
     return way if spark_errors.full(*texts) else ""
-
-
-def _environment(settings: SparkSettings) -> None:
-    """Set the environment for Spark's launcher. Raises SetupError without Java."""
-    executors.check_installed(settings)
-    os.environ["JAVA_HOME"] = str(java.java_home())
-    if is_local(settings):
-        os.environ["PYSPARK_PYTHON"] = sys.executable
-        os.environ["SPARK_LOCAL_IP"] = _LOOPBACK
-    else:
-        os.environ["PYSPARK_PYTHON"] = executors.python(settings)
 
 
 def _conf(settings: SparkSettings) -> dict[str, str]:

@@ -281,7 +281,13 @@ class IcebergTable:
             lacking[MARK] = str(head.mark)
         with self._changing(), without_history(table) as transaction:
             if undo:
-                _restore_names(transaction, columns)
+                # The files have these columns under their former names.
+                before, trial = transaction.table_metadata, without_history(transaction._table)
+                _evolve(trial, columns)
+                if renamed := [*_find_renamed(before, trial.table_metadata.schema())]:
+                    with transaction.update_schema() as update:
+                        for name, now in renamed:
+                            update.rename_column(now, name.rpartition(".")[2])
             self._update_columns(transaction, columns)
             if lacking:
                 transaction.set_properties(lacking)
@@ -510,16 +516,6 @@ def _evolve(transaction: Transaction, columns: Mapping[str, str]) -> None:
 def _is_mapping_incomplete(metadata: TableMetadata) -> bool:
     """Returns whether readers miss columns in files, since the name mapping lacks them."""
     return not {*_list_names(metadata.schema().name_mapping)}.issubset(_list_names(metadata.name_mapping() or ()))
-
-
-def _restore_names(transaction: Transaction, columns: Mapping[str, str]) -> None:
-    """Rename columns back that the files have under their former names."""
-    before, trial = transaction.table_metadata, without_history(transaction._table)
-    _evolve(trial, columns)
-    if renamed := [*_find_renamed(before, trial.table_metadata.schema())]:
-        with transaction.update_schema() as update:
-            for name, now in renamed:
-                update.rename_column(now, name.rpartition(".")[2])
 
 
 def _find_renamed(before: TableMetadata, schema: Schema) -> Iterator[tuple[str, str]]:

@@ -86,6 +86,10 @@ class _SourceOptions:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> _SourceOptions:
         """Raises UsageError for options that are unknown, missing or contradict each other."""
+        from pathlib import Path
+
+        from sluice.resources.project import Project
+
         values = {name.lower(): value for name, value in options.items()}
         if unknown := sorted(values.keys() - set(OPTIONS)):
             raise UsageError(f"the source has no option {', '.join(unknown)}", remedy=f"it has {', '.join(OPTIONS)}")
@@ -97,7 +101,9 @@ class _SourceOptions:
                 f"what to read is not clear from {', '.join(sorted(values))}",
                 remedy="give one of: `window`; `from` and `to`; `offsets`",
             )
-        feed = _find_feed(values["feed"], values.get("project"), live="offsets" in values)
+        project = Project.find(Path(values["project"]) if values.get("project") else None)
+        find_feed = project.feed if "offsets" in values else project.readable_feed
+        feed = find_feed(values["feed"])
         kind = values.get("kind", "landed")
         return cls(feed, values.get("window"), values.get("from"), values.get("to"), values.get("offsets"), kind)
 
@@ -107,15 +113,6 @@ class _SourceOptions:
         if self.start and not self.end:
             raise UsageError("`from` without `to`", remedy="say which window is the first to be left out")
         return reading.of_feed(self.feed, self.window or self.start or "", to=self.end, kind=self.kind)
-
-
-def _find_feed(name: str, project: str | None, *, live: bool) -> Feed:
-    from pathlib import Path
-
-    from sluice.resources.project import Project
-
-    located = Project.find(Path(project) if project else None)
-    return located.feed(name) if live else located.readable_feed(name)
 
 
 # -- landed windows

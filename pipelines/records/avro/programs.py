@@ -225,7 +225,16 @@ class _Program:
             case AvroKind.BOOLEAN:
                 emit(loops.TRUTH, node)
             case AvroKind.INT | AvroKind.LONG | AvroKind.FLOAT | AvroKind.DOUBLE:
-                self._emit_number(w, r, node)
+                # Promoted to the reader's type.
+                if w.kind in _INTEGERS:
+                    becomes = {AvroKind.FLOAT: loops.AS_FLOAT, AvroKind.DOUBLE: loops.AS_DOUBLE}.get(
+                        r.kind, loops.AS_IS
+                    )
+                    self.emit(loops.LONG, node, becomes, int(w.kind is AvroKind.INT))
+                elif w.kind is AvroKind.FLOAT:
+                    self.emit(loops.FLOAT, node, loops.AS_DOUBLE if r.kind is AvroKind.DOUBLE else loops.AS_IS)
+                else:
+                    self.emit(loops.DOUBLE, node)
             case AvroKind.STRING:
                 # Text must be UTF-8; bytes need not be.
                 emit(self.text, node, 1)
@@ -242,16 +251,6 @@ class _Program:
                 numbers = {s: i for i, s in enumerate(r.symbols)}
                 other = numbers.get(r.default or "", -1)
                 emit(loops.ENUM, node, self._pool.keep([numbers.get(s, other) for s in w.symbols]), len(w.symbols))
-
-    def _emit_number(self, w: AvroType, r: AvroType, node: SchemaNode) -> None:
-        """A number of the writer's type, promoted to the reader's."""
-        if w.kind in _INTEGERS:
-            becomes = {AvroKind.FLOAT: loops.AS_FLOAT, AvroKind.DOUBLE: loops.AS_DOUBLE}.get(r.kind, loops.AS_IS)
-            self.emit(loops.LONG, node, becomes, int(w.kind is AvroKind.INT))
-        elif w.kind is AvroKind.FLOAT:
-            self.emit(loops.FLOAT, node, loops.AS_DOUBLE if r.kind is AvroKind.DOUBLE else loops.AS_IS)
-        else:
-            self.emit(loops.DOUBLE, node)
 
     def _emit_list(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
         minimum = count_least_bytes(w.inner[0]) + (r.kind is AvroKind.MAP)

@@ -171,7 +171,13 @@ class _Parser:
         if isinstance(node, str):
             return self._resolve_name(node, space, path)
         if isinstance(node, list):
-            return self._union(node, space, path, depth)
+            if not node:
+                raise AvroSchemaError(path, "is a union of nothing")
+            branches = tuple(self.parse_schema(n, space, path, depth + 1) for n in node)
+            names = [b.name or str(b.kind) for b in branches]
+            if AvroKind.UNION in (b.kind for b in branches) or len(set(names)) < len(names):
+                raise AvroSchemaError(path, "is a union of unions, or has a type twice")
+            return _make_holder(AvroKind.UNION, branches, path)
         if not isinstance(node, Mapping):
             raise AvroSchemaError(path, "is no type")
         kind = node.get("type")
@@ -183,7 +189,11 @@ class _Parser:
             case "enum":
                 return self._parse_enum(node, space, path)
             case "fixed":
-                return self._parse_fixed(node, space, path)
+                name, _, aliases = self._name(node, space, path)
+                size = node.get("size")
+                if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MOST_FIXED:
+                    raise AvroSchemaError(path, "is fixed, without a size that can be")
+                return self._keep(_read_logical(AvroType(AvroKind.FIXED, name, aliases, size=size), node), path)
             case "array" | "map":
                 inside = self.parse_schema(node.get("items" if kind == "array" else "values"), space, path, depth + 1)
                 return _make_holder(AvroKind(kind), (inside,), path)
@@ -201,15 +211,6 @@ class _Parser:
             if candidate in self._named:
                 return self._named[candidate]
         raise AvroSchemaError(path, f"is a type that nothing defines: {format_name(name)}")
-
-    def _union(self, node: list[Any], space: str, path: str, depth: int) -> AvroType:
-        if not node:
-            raise AvroSchemaError(path, "is a union of nothing")
-        branches = tuple(self.parse_schema(n, space, path, depth + 1) for n in node)
-        names = [b.name or str(b.kind) for b in branches]
-        if AvroKind.UNION in (b.kind for b in branches) or len(set(names)) < len(names):
-            raise AvroSchemaError(path, "is a union of unions, or has a type twice")
-        return _make_holder(AvroKind.UNION, branches, path)
 
     def _record(self, node: Mapping[str, Any], space: str, path: str, depth: int) -> AvroType:
         name, space, aliases = self._name(node, space, path)
@@ -241,13 +242,6 @@ class _Parser:
         if default is not None and default not in symbols:
             raise AvroSchemaError(path, "has a default that is none of its symbols")
         return self._keep(AvroType(AvroKind.ENUM, name, aliases, symbols=symbols, default=default), path)
-
-    def _parse_fixed(self, node: Mapping[str, Any], space: str, path: str) -> AvroType:
-        name, _, aliases = self._name(node, space, path)
-        size = node.get("size")
-        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MOST_FIXED:
-            raise AvroSchemaError(path, "is fixed, without a size that can be")
-        return self._keep(_read_logical(AvroType(AvroKind.FIXED, name, aliases, size=size), node), path)
 
     def _name(self, node: Mapping[str, Any], space: str, path: str) -> tuple[str, str, tuple[str, ...]]:
         """The full name of a type, the namespace inside of it, and its aliases as full names."""

@@ -178,22 +178,19 @@ class _Columns:
         if not kinds and node.or_null is False:
             raise UnusableSchema(node.place, "allows no value")
         if not kinds:
-            return self._read_anything(node, or_null)
+            # Of no type: anything, as JSON text; or null alone.
+            ignored = [keyword for keyword in node.keywords if keyword not in ("type", "const", "enum")]
+            if ignored:
+                raise UnusableSchema(node.place_of(ignored[0]), "needs a type")
+            if not node.keywords:
+                return _ColumnMeaning(Type(Kind.JSON), True)
+            path = next(iter(node.keywords.values())).place
+            return _ColumnMeaning(Type(Kind.JSON), True, (_Limit(_NULL, {}, (path,)),))
         kind = kinds.pop()
         if kind in ("array", "object") and (paths := _list_paths(node, "const", "enum")):
             raise UnusableSchema(paths[0], f"names whole values of an {kind}, which no contract can hold")
         meaning = _MAKERS[kind](self, node)
         return meaning._replace(or_null=or_null or meaning.or_null)
-
-    def _read_anything(self, node: Subschema, or_null: bool) -> _ColumnMeaning:
-        """Of no type: anything, as JSON text; or null alone."""
-        ignored = [keyword for keyword in node.keywords if keyword not in ("type", "const", "enum")]
-        if ignored:
-            raise UnusableSchema(node.place_of(ignored[0]), "needs a type")
-        if not node.keywords:
-            return _ColumnMeaning(Type(Kind.JSON), True)
-        path = next(iter(node.keywords.values())).place
-        return _ColumnMeaning(Type(Kind.JSON), True, (_Limit(_NULL, {}, (path,)),))
 
     def _read_boolean(self, node: Subschema) -> _ColumnMeaning:
         return _ColumnMeaning(Type(Kind.BOOL), False, (*_limit_members(node),))
@@ -236,7 +233,17 @@ class _Columns:
 
     def _read_object(self, node: Subschema) -> _ColumnMeaning:
         if node.get("properties"):
-            return self._read_struct(node)
+            if node.get("additionalProperties") not in (None, True, False, {}):
+                raise UnusableSchema(
+                    node.place_of("additionalProperties"), "is used with properties, which make a struct"
+                )
+            fields = []
+            closed = [""] if node.get("additionalProperties") is False else []
+            for name, member, required in self.list_members(node):
+                self._refuse_limits(member)
+                fields.append(Field(name, member.type, required and not member.or_null))
+                closed += [f".{name}{path}" for path in member.closed]
+            return _ColumnMeaning(Type(Kind.STRUCT, fields=tuple(fields)), False, closed=tuple(closed))
         rest = node.get(
             "additionalProperties",
         )
@@ -247,17 +254,6 @@ class _Columns:
         if not rest or rest is True:
             return _ColumnMeaning(Type(Kind.MAP, fields=(Field("", Type(Kind.JSON)),)), False)
         return _make_holder(Kind.MAP, self._read_inside(node, "additionalProperties"))
-
-    def _read_struct(self, node: Subschema) -> _ColumnMeaning:
-        if node.get("additionalProperties") not in (None, True, False, {}):
-            raise UnusableSchema(node.place_of("additionalProperties"), "is used with properties, which make a struct")
-        fields = []
-        closed = [""] if node.get("additionalProperties") is False else []
-        for name, member, required in self.list_members(node):
-            self._refuse_limits(member)
-            fields.append(Field(name, member.type, required and not member.or_null))
-            closed += [f".{name}{path}" for path in member.closed]
-        return _ColumnMeaning(Type(Kind.STRUCT, fields=tuple(fields)), False, closed=tuple(closed))
 
     def _read_inside(self, node: Subschema, keyword: str) -> _ColumnMeaning:
         meaning = self._read_node(self._document.within(node, keyword))

@@ -208,7 +208,15 @@ class Fallback:
 
     def _read(self, paths: _Paths, rows: Array, values: pa.Array, again: _Again) -> Iterator[tuple[_Paths, Array]]:
         """Read these records without the fields of these paths. Yields those that are to be read without more."""
-        schema, typer = self._get_typer(paths)
+        # The typers of the paths that were read last stay.
+        entry = self._typers.pop(paths, None)
+        if entry is None:
+            schema = Schema(tuple(_without(self._schema.fields, paths)))
+            entry = schema, Typer(schema)
+        self._typers[paths] = entry
+        if len(self._typers) > MOST_TYPERS:
+            del self._typers[next(iter(self._typers))]
+        schema, typer = entry
         for piece in typer.pieces(values.take(indices(rows))):
             again.add(rows[piece.rows], self._as_columns(schema, piece.arrays))
             numbers = [self._numbers[n.path] for n in typer.nodes]
@@ -218,16 +226,6 @@ class Fallback:
             again.refused.append(_select_refused(there, ~mine))
             again.faults.append(there)
             yield from self._group_rows(paths, there.rows[mine], nodes[mine]).items()
-
-    def _get_typer(self, paths: _Paths) -> tuple[Schema, Typer]:
-        entry = self._typers.pop(paths, None)
-        if entry is None:
-            schema = Schema(tuple(_without(self._schema.fields, paths)))
-            entry = schema, Typer(schema)
-        self._typers[paths] = entry
-        if len(self._typers) > MOST_TYPERS:
-            del self._typers[next(iter(self._typers))]
-        return entry
 
     def _as_columns(self, schema: Schema, arrays: Sequence[pa.Array]) -> list[pa.Array]:
         """The columns of the whole schema: null where these have none."""

@@ -64,7 +64,17 @@ class ProtectedFormat:
         """The other format's pieces, protected."""
         for piece in self._behind.convert(s, chunk):
             refused = None if piece.quarantined is None else self.protect_records(piece.quarantined)
-            yield replace(piece, landed=self._protect_rows(piece.landed), quarantined=refused)
+            columns = self._protect_coordinates(piece.landed, KAFKA if self._columns else "")
+            for p in self._columns:
+                if p.landed:
+                    columns[p.own.name] = self._protect_values(columns[p.own.name], p)
+            if self._columns:
+                columns[EXTRA] = self._json.protect(columns[EXTRA], self._extra, ("", ""), None)
+            yield replace(
+                piece,
+                landed=pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema),
+                quarantined=refused,
+            )
 
     def protect_records(self, records: pa.RecordBatch, *, for_display: bool = False) -> pa.RecordBatch:
         """Records as they came, with protected keys and headers, and the sizes of their values. With a key for it, the
@@ -78,15 +88,6 @@ class ProtectedFormat:
             columns["value"] = seal_records(seal, records)
         schema = records.schema.append(WITHHELD)
         return pa.RecordBatch.from_arrays([*columns.values(), sizes], schema=schema)
-
-    def _protect_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        columns = self._protect_coordinates(rows, KAFKA if self._columns else "")
-        for p in self._columns:
-            if p.landed:
-                columns[p.own.name] = self._protect_values(columns[p.own.name], p)
-        if self._columns:
-            columns[EXTRA] = self._json.protect(columns[EXTRA], self._extra, ("", ""), None)
-        return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
 
     def _protect_coordinates(self, rows: pa.RecordBatch, prefix: str) -> dict[str, pa.Array]:
         """The columns of the rows, with protected keys and headers."""

@@ -302,7 +302,12 @@ class Wire:
         """Return the node to ask about a group or transactional id; cached until `forget_coordinator`."""
         cache_key = kind, key, borrower
         if cache_key not in self._coordinators:
-            self._coordinators[cache_key] = self._add_coordinator(await self.find_coordinator(kind, key), borrower)
+            # A separate connection, also for each borrower: a pending join would hold up requests sent after it.
+            coordinator = await self.find_coordinator(kind, key)
+            node = f"{_DEDICATED}{borrower}{coordinator.node}"
+            broker = type(self._manager.cluster.bootstrap_brokers()[0])
+            self._manager.cluster._coordinator_brokers[node] = broker(node, coordinator.host, coordinator.port, None)
+            self._coordinators[cache_key] = node
         return self._coordinators[cache_key]
 
     async def find_coordinator(self, kind: int, key: str) -> group_api.Coordinator:
@@ -319,13 +324,6 @@ class Wire:
 
     def forget_coordinator(self, kind: int, key: str, borrower: str = "") -> None:
         self._coordinators.pop((kind, key, borrower), None)
-
-    def _add_coordinator(self, coordinator: group_api.Coordinator, borrower: str) -> str:
-        """Add a separate connection, also for each borrower: a pending join would hold up requests sent after it."""
-        node = f"{_DEDICATED}{borrower}{coordinator.node}"
-        broker = type(self._manager.cluster.bootstrap_brokers()[0])
-        self._manager.cluster._coordinator_brokers[node] = broker(node, coordinator.host, coordinator.port, None)
-        return node
 
     def _hang_up(self, borrower: str) -> None:
         self._coordinators = {
@@ -505,7 +503,10 @@ class Coordinators:
                     await self._bear(patience, error)
         except (KafkaError, SluiceError, OSError, ValueError) as last:  # also a new connection's login or certificates
             if final and maybe_done:
-                raise _unknown_commit(key, last) from None
+                raise Unknown(
+                    f"the answer to a commit was lost, of {key}: {error_text(last)}",
+                    remedy="read the committed offsets back; the next run does",
+                ) from None
             raise
 
     async def ask_once(self, kind: int, key: str, request: Any, seconds: float) -> Any:
@@ -552,10 +553,3 @@ class Coordinators:
         if isinstance(error, kafka_errors.UnknownTopicOrPartitionError):
             raise error  # offsets of a deleted topic: a retry cannot help
         await patience.trouble(error)
-
-
-def _unknown_commit(key: str, error: Exception) -> Unknown:
-    return Unknown(
-        f"the answer to a commit was lost, of {key}: {error_text(error)}",
-        remedy="read the committed offsets back; the next run does",
-    )

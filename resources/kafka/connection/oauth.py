@@ -130,7 +130,18 @@ def _ask(credentials: Credentials) -> _Token:
 
 def _once(credentials: Credentials) -> _Token:
     began = time.monotonic()
-    return _read(_answer(credentials), began, credentials)
+    answer = _answer(credentials)
+    try:
+        document = json.loads(answer) if len(answer) <= _MAX_BYTES else {}
+        text, life = document["access_token"], float(document.get("expires_in") or _LIFETIME)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        text, life = "", 0.0
+    if not isinstance(text, str) or not _TOKEN.fullmatch(text) or not 0 < life < math.inf:
+        raise NotAuthorized(
+            f"what answers at {_shown(credentials)} gives no token",
+            remedy=f"check {_ENDPOINT} in the feed: the token endpoint of the OIDC provider's configuration",
+        )
+    return _Token(text, began + life * _FRESH, began + life)
 
 
 def _answer(credentials: Credentials) -> bytes:
@@ -191,20 +202,6 @@ def _silence(error: OSError | http.client.HTTPException, credentials: Credential
         f"the token endpoint {_shown(credentials)} does not answer: {why}",
         remedy=f"check {_ENDPOINT} in the feed, and that it can be reached from here and from where tasks run",
     )
-
-
-def _read(answer: bytes, began: float, credentials: Credentials) -> _Token:
-    try:
-        document = json.loads(answer) if len(answer) <= _MAX_BYTES else {}
-        text, life = document["access_token"], float(document.get("expires_in") or _LIFETIME)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        text, life = "", 0.0
-    if not isinstance(text, str) or not _TOKEN.fullmatch(text) or not 0 < life < math.inf:
-        raise NotAuthorized(
-            f"what answers at {_shown(credentials)} gives no token",
-            remedy=f"check {_ENDPOINT} in the feed: the token endpoint of the OIDC provider's configuration",
-        )
-    return _Token(text, began + life * _FRESH, began + life)
 
 
 def _shown(credentials: Credentials) -> str:

@@ -169,22 +169,19 @@ class KafkaSender:
         except BaseException as error:
             self.give_up()
             if isinstance(error, NotTaken):
-                raise self._refusal(topic, error, describe) from None
+                unit = "transaction" if self._name else "batch"
+                raise UsageError(
+                    f"topic {topic} does not take the {self._noun} of {describe(error.number)} (about {error.size:,}"
+                    f" bytes): {error}",
+                    remedy=f"nothing of this {unit} was sent; {NOT_TAKEN[error.error]}, and run the same again",
+                    topic=topic,
+                    partition=error.partition,
+                ) from None
             if isinstance(error, KafkaError):
                 rights = rights_to_produce([topic], self._name or None)
                 doing, where = f"sending {self._noun}s to {topic}", Location(topic)
                 raise self.wire.explain(error, doing, where, rights=rights) from None
             raise
-
-    def _refusal(self, topic: str, refused: NotTaken, describe: Describe) -> UsageError:
-        unit = "transaction" if self._name else "batch"
-        return UsageError(
-            f"topic {topic} does not take the {self._noun} of {describe(refused.number)} (about {refused.size:,}"
-            f" bytes): {refused}",
-            remedy=f"nothing of this {unit} was sent; {NOT_TAKEN[refused.error]}, and run the same again",
-            topic=topic,
-            partition=refused.partition,
-        )
 
     # -- on the background thread
 
