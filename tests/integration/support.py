@@ -7,7 +7,7 @@ use the real engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -88,6 +88,21 @@ def produce_values(project: FeedProject, count: int) -> None:
     for i in range(count):
         producer.send(project.topic, f"value {i}".encode(), partition=i % 2)
     producer.close()
+
+
+def produce_numbers(project: FeedProject, numbers: range, hour: int) -> None:
+    """Write objects with these numbers in turn to two partitions; every tenth one does not fit."""
+    with KafkaProducer(bootstrap_servers=project.kafka.bootstrap) as producer:
+        for i in numbers:
+            value = b'{"id": %d}' % i if i % 10 else b'{"id": "no"}'
+            producer.send(project.topic, value, b"%d" % i, partition=i % 2, timestamp_ms=hour + i)
+
+
+def fetch_committed(kafka: LocalKafka, group: str, topic: str, partitions: int = 2) -> list[int | None]:
+    """Fetch the group's committed offsets with a plain consumer, after waiting for open transactions."""
+    settings = {"group_id": group, "isolation_level": "read_committed", "enable_auto_commit": False}
+    with closing(KafkaConsumer(bootstrap_servers=kafka.bootstrap, **settings)) as consumer:
+        return [consumer.committed(TopicPartition(topic, p)) for p in range(partitions)]
 
 
 @contextmanager

@@ -19,8 +19,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from kafka import KafkaConsumer, KafkaProducer
-from kafka.structs import TopicPartition as KafkaTopicPartition
+from kafka import KafkaProducer
 
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.specs.asset_specs import committed_key, landed_key
@@ -38,7 +37,15 @@ from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
 from tests.integration.conftest import Lines
-from tests.integration.support import FeedProject, commit_feed, consume_topic, open_inline_ports, read_rows, run
+from tests.integration.support import (
+    FeedProject,
+    commit_feed,
+    consume_topic,
+    fetch_committed,
+    open_inline_ports,
+    read_rows,
+    run,
+)
 
 MINUTE = 60_000
 WINDOWS = 24
@@ -197,21 +204,15 @@ def read_staged_receipts(machine: Machine) -> dict[str, str]:
     return {"{topic}:{partition}:{start}-{end}".format(**s["slice"]): s["attempt"] for s in staged}
 
 
-def fetch_committed(machine: Machine) -> list[int | None]:
-    consumer = KafkaConsumer(bootstrap_servers=machine.kafka.bootstrap, group_id=f"g-{machine.topic}")
-    try:
-        return [consumer.committed(KafkaTopicPartition(machine.topic, p)) for p in range(2)]
-    finally:
-        consumer.close()
-
-
 def check_everything_landed(machine: Machine, invoke: Invoke) -> None:
     """Check that every record landed once, and that the audit reconciles with Kafka."""
     code, report = invoke("audit", "orders", "--rescan", *machine.project_options)
     assert code == 0, report["problems"]
     assert report["compared"] == WINDOWS * RECORDS_PER_WINDOW
     assert read_rows(machine.write_feed(group=f"g-{machine.topic}")) == consume_topic(machine.kafka, machine.topic)
-    assert fetch_committed(machine) == [WINDOWS * RECORDS_PER_WINDOW // 2] * 2
+    assert (
+        fetch_committed(machine.kafka, f"g-{machine.topic}", machine.topic) == [WINDOWS * RECORDS_PER_WINDOW // 2] * 2
+    )
 
 
 def name_windows(begin: int) -> set[str]:

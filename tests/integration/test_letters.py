@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
-from kafka import TopicPartition as Plain
+from kafka import KafkaAdminClient, KafkaProducer
 
 from sluice.pipelines.committing.commit import CommitStatus
 from sluice.pipelines.errors import UnknownTopic
 from sluice.pipelines.feed.feed import Feed
 from sluice.resources.local.local_kafka import LocalKafka
-from tests.integration.support import FeedProject, commit_feed, consume_topic, open_inline_ports, run
+from tests.integration.support import FeedProject, commit_feed, consume_topic, fetch_committed, open_inline_ports, run
 from tests.resources.kafka.tools import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -60,14 +59,6 @@ def produce(project: FeedProject, values: list[bytes | None]) -> None:
     producer.close()
 
 
-def fetch_committed(project: FeedProject, feed: Feed) -> list[int | None]:
-    consumer = KafkaConsumer(bootstrap_servers=project.kafka.bootstrap, group_id=feed.group, enable_auto_commit=False)
-    try:
-        return [consumer.committed(Plain(project.topic, p)) for p in range(3)]
-    finally:
-        consumer.close()
-
-
 def read_sluice_headers(letter: dict[str, Any]) -> dict[str, str]:
     """Returns the headers that Sluice added; they follow the record's own, and win over a forged one."""
     return {h["key"]: h["value"].decode() for h in letter["headers"] if h["key"].startswith("sluice.")}
@@ -105,7 +96,7 @@ def test_each_letter_is_committed_once_together_with_offsets(
             commit_feed(feed)
         assert letter_topic not in admin.list_topics()
         admin.create_topics({letter_topic: {"num_partitions": 2}}, wait_for_metadata=True)
-    assert fetch_committed(project, feed) == [None] * 3
+    assert fetch_committed(project.kafka, feed.group, project.topic, 3) == [None] * 3
 
     # Killed after all is sent and before the commit: only a read_uncommitted consumer sees the letters.
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "feeds/orders.yaml")], cwd=ROOT, check=False)
@@ -115,7 +106,7 @@ def test_each_letter_is_committed_once_together_with_offsets(
 
     result = commit_feed(feed)
     assert (result.status, result.dead_letters, result.dead_letters_to) == (CommitStatus.COMMITTED, 80, letter_topic)
-    assert fetch_committed(project, feed) == [m.after for m in result.offsets]
+    assert fetch_committed(project.kafka, feed.group, project.topic, 3) == [m.after for m in result.offsets]
     letters = wait_until(lambda: consume_topic(kafka, letter_topic))
     bad = [r for r in consume_topic(kafka, project.topic) if r["value"] in BAD]
     assert sorted(map(describe_letter, letters), key=lambda t: t[:2]) == sorted(

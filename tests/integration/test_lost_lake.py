@@ -12,7 +12,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, TopicPartition
 
 from sluice.pipelines.errors import ForeignMarks
 from sluice.pipelines.feed.feed import Feed
@@ -29,6 +29,7 @@ from tests.integration.support import (
     commit_feed,
     consume_topic,
     open_inline_ports,
+    produce_numbers,
     produce_values,
     read_rows,
     rescan_feed,
@@ -145,14 +146,6 @@ def land_hours(project: FeedProject, call: Call, shared: str) -> Feed:
     with closing(KafkaAdminClient(bootstrap_servers=project.kafka.bootstrap)) as admin:
         admin.delete_records({TopicPartition(project.topic, p): 30 for p in (0, 1)})
     return load_feed(project.root / "feeds" / "orders.yaml", {})
-
-
-def produce_numbers(project: FeedProject, numbers: range, hour: int) -> None:
-    """Write objects in turn to two partitions; every tenth one is for the quarantine."""
-    with KafkaProducer(bootstrap_servers=project.kafka.bootstrap) as producer:
-        for i in numbers:
-            value = b'{"id": %d}' % i if i % 10 else b'{"id": "no"}'
-            producer.send(project.topic, value, partition=i % 2, timestamp_ms=hour + i)
 
 
 def read_ids(feed: Feed) -> tuple[list[int], int]:

@@ -20,7 +20,7 @@ from sluice.resources.kafka.group.all_groups import KafkaGroups
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.open_ports import open_stores
 from sluice.resources.zookeeper.zookeeper_group import ZooKeeperMembership
-from tests.integration.support import FeedProject, commit_feed, run
+from tests.integration.support import FeedProject, commit_feed, fetch_committed, run
 from tests.resources.kafka.tools import produce
 from tests.zookeepers import LocalZooKeeper
 
@@ -47,14 +47,8 @@ class Group:
         return self.zookeeper.read_offsets(self.name, self.project.topic)
 
     def in_kafka(self) -> dict[int, int]:
-        consumer = KafkaConsumer(
-            bootstrap_servers=self.project.kafka.bootstrap, group_id=self.name, enable_auto_commit=False
-        )
-        try:
-            committed = {p: consumer.committed(KafkaPartition(self.project.topic, p)) for p in range(3)}
-        finally:
-            consumer.close()
-        return {p: offset for p, offset in committed.items() if offset is not None}
+        committed = fetch_committed(self.project.kafka, self.name, self.project.topic, 3)
+        return {p: offset for p, offset in enumerate(committed) if offset is not None}
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ from tests.integration.support import (
     build_commit_settings,
     commit_feed,
     consume_topic,
+    fetch_committed,
     open_feed_ledger,
     open_inline_ports,
     produce_values,
@@ -63,20 +64,6 @@ def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], 
     feed_project = FeedProject(tmp_path, kafka, fresh_topic(partitions=2), lake())
     produce_values(feed_project, COUNT)
     return feed_project
-
-
-def fetch_committed(project: FeedProject, feed: Feed) -> list[int | None]:
-    """Fetch the group's committed offsets, after waiting for open transactions."""
-    consumer = KafkaConsumer(
-        bootstrap_servers=project.kafka.bootstrap,
-        group_id=feed.group,
-        isolation_level="read_committed",
-        enable_auto_commit=False,
-    )
-    try:
-        return [consumer.committed(KafkaTopicPartition(project.topic, p)) for p in range(2)]
-    finally:
-        consumer.close()
 
 
 def is_complete(project: FeedProject, feed: Feed) -> bool:
@@ -132,7 +119,7 @@ def test_next_run_rolls_forward_after_a_kill_while_publishing(project: FeedProje
     with open_inline_ports(feed) as ports:
         state = open_feed_ledger(feed, ports).read()
         frontiers = [state.frontier(k) for k in sorted(state.current.values())]
-    committed = fetch_committed(project, feed)
+    committed = fetch_committed(project.kafka, feed.group, project.topic)
     assert all(o is None or o <= f for o, f in zip(committed, frontiers, strict=True)), (
         "committed offsets are never ahead of published ones"
     )
@@ -140,7 +127,7 @@ def test_next_run_rolls_forward_after_a_kill_while_publishing(project: FeedProje
     run(feed)
     commit_feed(feed)
     assert is_complete(project, feed)
-    assert fetch_committed(project, feed) == [COUNT // 2 + 10] * 2
+    assert fetch_committed(project.kafka, feed.group, project.topic) == [COUNT // 2 + 10] * 2
     assert list(open_lake(feed).list("_sluice/orders/staging")) == []
 
 
@@ -246,7 +233,10 @@ def test_committed_offsets_are_the_frontier_with_the_ledger_mark(project: FeedPr
     feed = project.write_feed(commit=mode)
     run(feed)
     result = commit_feed(feed)
-    assert (result.status, fetch_committed(project, feed)) == (CommitStatus.COMMITTED, [150, 150])
+    assert (result.status, fetch_committed(project.kafka, feed.group, project.topic)) == (
+        CommitStatus.COMMITTED,
+        [150, 150],
+    )
     with open_inline_ports(feed) as ports:
         committed = ports.group.fetch_committed([TopicPartition(project.topic, 0)])[TopicPartition(project.topic, 0)]
         assert committed is not None
@@ -260,7 +250,7 @@ def test_disabled_commit_does_not_touch_the_group(project: FeedProject) -> None:
     feed = project.write_feed(commit="none")
     run(feed)
     assert commit_feed(feed).status is CommitStatus.DISABLED
-    assert fetch_committed(project, feed) == [None, None]
+    assert fetch_committed(project.kafka, feed.group, project.topic) == [None, None]
 
 
 def test_live_consumer_blocks_the_commit_and_landing_continues(project: FeedProject) -> None:
@@ -280,7 +270,7 @@ def test_live_consumer_blocks_the_commit_and_landing_continues(project: FeedProj
     finally:
         foreign.close(autocommit=False)
     commit_feed(feed)
-    assert fetch_committed(project, feed) == [160, 160]
+    assert fetch_committed(project.kafka, feed.group, project.topic) == [160, 160]
 
 
 def test_moved_offsets_are_refused_with_both_values(project: FeedProject) -> None:
@@ -293,7 +283,7 @@ def test_moved_offsets_are_refused_with_both_values(project: FeedProject) -> Non
     with pytest.raises(GroupMoved, match="the group holds 7, the ledger expects 150"):
         commit_feed(feed)
     commit_feed(project.write_feed(policies="{on_group_moved: overwrite}"))
-    assert fetch_committed(project, feed) == [160, 160]
+    assert fetch_committed(project.kafka, feed.group, project.topic) == [160, 160]
 
 
 def move(project: FeedProject, feed: Feed, offset: int) -> None:
@@ -355,9 +345,9 @@ def test_a_zombie_committer_is_fenced_by_the_coordinator(project: FeedProject) -
 
     with pytest.raises(CommitFenced):
         commit_with(feed, start_newer_committer)
-    assert fetch_committed(project, feed) == [None, None]
+    assert fetch_committed(project.kafka, feed.group, project.topic) == [None, None]
     commit_feed(feed)
-    assert fetch_committed(project, feed) == [150, 150]
+    assert fetch_committed(project.kafka, feed.group, project.topic) == [150, 150]
 
 
 def test_lost_commit_response_is_resolved_by_reading_back(project: FeedProject) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import dagster as dg
 import duckdb
 import pytest
-from kafka import KafkaAdminClient, KafkaProducer
+from kafka import KafkaAdminClient
 
 import sluice
 import sluice.dagster
@@ -19,7 +19,7 @@ from sluice.resources import local_engine
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.spark import engine
 from tests.integration.conftest import Call
-from tests.integration.support import FeedProject, InlineEngine
+from tests.integration.support import FeedProject, InlineEngine, produce_numbers
 from tests.integration.test_lives import find_hour
 
 pytestmark = pytest.mark.kafka
@@ -60,14 +60,6 @@ def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) 
     return FeedProject(tmp_path, kafka, fresh_topic(partitions=2, config={"retention.ms": "-1"}), {})
 
 
-def produce(project: FeedProject, numbers: range, hour: int) -> None:
-    """Write objects with these numbers; every tenth one does not fit."""
-    with KafkaProducer(bootstrap_servers=project.kafka.bootstrap) as producer:
-        for i in numbers:
-            value = b'{"id": %d}' % i if i % 10 else b'{"id": "no"}'
-            producer.send(project.topic, value, b"%d" % i, partition=i % 2, timestamp_ms=hour + i)
-
-
 def read_ids(project: FeedProject) -> list[int]:
     query = "select id from read_parquet($1, hive_partitioning = false) order by id"
     files = f"{project.root}/.sluice/lake/data/orders/kafka_window_date=*/**/*.parquet"
@@ -90,8 +82,8 @@ def write_feed(project: FeedProject) -> None:
 @pytest.mark.slow
 def test_a_renamed_feed_goes_on_with_its_rows_offsets_and_history(project: FeedProject, call: Call) -> None:
     write_feed(project)
-    produce(project, range(100), find_hour(3))
-    produce(project, range(100, 140), find_hour(0))
+    produce_numbers(project, range(100), find_hour(3))
+    produce_numbers(project, range(100, 140), find_hour(0))
     assert call("run", "orders")[0] == 0
     feeds, before = project.root / "feeds", read_ids(project)
     assert len(before) == 126
@@ -106,7 +98,7 @@ def test_a_renamed_feed_goes_on_with_its_rows_offsets_and_history(project: FeedP
     assert sorted(p.name for p in feeds.iterdir()) == ["sales.contract.json", "sales.yaml"]
     assert "# the shop's" in (feeds / "sales.yaml").read_text()
 
-    produce(project, range(140, 200), find_hour(0))
+    produce_numbers(project, range(140, 200), find_hour(0))
     code, ran = call("run", "sales", "--json")
     assert (code, ran["feeds"][0]["feed"]) == (0, "sales")
     assert read_ids(project) == [i for i in range(200) if i % 10], "each record once, also of the hour of the rename"
@@ -141,8 +133,8 @@ def test_dagster_lands_a_renamed_feed_and_reports_its_history(
     monkeypatch.setattr(engine, "SparkEngine", lambda *_: InlineEngine())
     monkeypatch.setattr(local_engine, "LocalEngine", lambda *_: InlineEngine())
     write_feed(project)
-    produce(project, range(100), find_hour(3))
-    produce(project, range(100, 140), find_hour(2))
+    produce_numbers(project, range(100), find_hour(3))
+    produce_numbers(project, range(100, 140), find_hour(2))
     hours = [show_window(find_hour(ago)) for ago in (3, 2)]
     assert call("run", "orders", "--window", hours[0], "--no-dagster")[0] == 0
     assert call("feeds", "rename", "orders", "sales", "--yes")[0] == 0
@@ -163,14 +155,14 @@ def test_a_retired_feed_lands_nothing_stays_readable_and_continues(project: Feed
     write_feed(project)
     shop = json.dumps({"kafka": {"bootstrap": project.kafka.bootstrap}, "topics": project.topic, "start": "earliest"})
     (project.root / "feeds" / "clicks.yaml").write_text(shop)
-    produce(project, range(100), find_hour(3))
+    produce_numbers(project, range(100), find_hour(3))
     assert call("run", "--all")[0] == 0
     assert call("report", "--all", "--json")[0] == 0
     assert call("feeds", "retire", "orders", "--json")[1]["applied"] is False
     assert call("run", "orders")[0] == 0
     assert call("feeds", "retire", "orders", "--yes")[0] == 0
 
-    produce(project, range(100, 140), find_hour(2))
+    produce_numbers(project, range(100, 140), find_hour(2))
     hours = [show_window(find_hour(ago)) for ago in (3, 2)]
     code, text = call("run", "orders")
     assert (code, "sluice feeds retire orders --undo --yes" in text) == (2, True), text
@@ -216,7 +208,7 @@ def test_a_topic_moves_to_a_new_feed_and_back_without_loss_or_copies(
 
     def write(numbers: range, hour: int) -> None:
         for project.topic in sent:
-            produce(project, numbers, hour)
+            produce_numbers(project, numbers, hour)
             sent[project.topic] += len(numbers) * 9 // 10
 
     def check_rows() -> None:
@@ -227,7 +219,7 @@ def test_a_topic_moves_to_a_new_feed_and_back_without_loss_or_copies(
     write(range(100), find_hour(3))
     write(range(100, 140), find_hour(0))
     assert call("run", "orders")[0] == 0
-    produce(project, range(40), find_hour(2))
+    produce_numbers(project, range(40), find_hour(2))
     sent[project.topic] += 36
     code, text = call("feeds", "move-topic", clicks, "orders", "web", "--json")
     assert (code, text["applied"], [at["offset"] for at in text["seam"]]) == (0, False, [70, 70])

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaConsumer, KafkaProducer
-from kafka import TopicPartition as KafkaPartition
+from kafka import KafkaProducer
 
 from sluice.pipelines.committing.commit import CommitStatus, commit
 from sluice.pipelines.errors import CommitFenced, GroupHeld, GroupMoved, Refused
@@ -23,6 +22,7 @@ from tests.integration.support import (
     FeedProject,
     build_commit_settings,
     commit_feed,
+    fetch_committed,
     open_feed_ledger,
     open_inline_ports,
     read_rows,
@@ -199,14 +199,9 @@ def write_dual_feed(project: FeedProject, zookeeper: LocalZooKeeper, **more: Any
     return project.write_feed(offsets=json.dumps(settings), **more)
 
 
-def fetch_kafka_offsets(feed: Feed, topic: str) -> dict[int, int]:
-    """Fetch the group's committed offsets with a plain consumer."""
-    consumer = KafkaConsumer(bootstrap_servers=feed.kafka.bootstrap, group_id=feed.group, enable_auto_commit=False)
-    try:
-        committed = {p: consumer.committed(KafkaPartition(topic, p)) for p in range(3)}
-    finally:
-        consumer.close()
-    return {p: offset for p, offset in committed.items() if offset is not None}
+def fetch_kafka_offsets(project: FeedProject, feed: Feed) -> dict[int, int]:
+    committed = fetch_committed(project.kafka, feed.group, project.topic, 3)
+    return {p: offset for p, offset in enumerate(committed) if offset is not None}
 
 
 @pytest.mark.parametrize("mode", ["transactional", "plain"])
@@ -220,7 +215,7 @@ def test_both_stores_are_written_and_the_larger_offset_is_used(
     assert min(r["offset"] for r in read_rows(feed) if r["partition"] == 0) == 4
     assert commit_feed(feed).status is CommitStatus.COMMITTED
     assert zookeeper.read_offsets(feed.group, project.topic) == {0: "10", 1: "10", 2: "10"}
-    assert fetch_kafka_offsets(feed, project.topic) == {0: 10, 1: 10, 2: 10}
+    assert fetch_kafka_offsets(project, feed) == {0: 10, 1: 10, 2: 10}
     assert commit_feed(feed).status is CommitStatus.UNCHANGED
 
 
@@ -252,14 +247,14 @@ def test_a_kill_at_any_step_of_a_dual_commit_is_harmless(
         with pytest.raises(_Killed):
             commit_feed(feed)
     everywhere = {0: 10, 1: 10, 2: 10}
-    assert fetch_kafka_offsets(feed, project.topic) == ({} if step == "before" else everywhere)
+    assert fetch_kafka_offsets(project, feed) == ({} if step == "before" else everywhere)
     assert zookeeper.read_offsets(feed.group, project.topic) == ({0: "10", 1: "10", 2: "10"} if step == "after" else {})
     produce(project, 3)
     run(feed)
     assert [r["offset"] for r in read_rows(feed) if r["partition"] == 1] == list(range(13))
     assert commit_feed(feed).status is CommitStatus.COMMITTED
     assert zookeeper.read_offsets(feed.group, project.topic) == {0: "13", 1: "13", 2: "13"}
-    assert fetch_kafka_offsets(feed, project.topic) == {0: 13, 1: 13, 2: 13}
+    assert fetch_kafka_offsets(project, feed) == {0: 13, 1: 13, 2: 13}
 
 
 def test_lagging_store_is_updated_without_new_offsets(project: FeedProject, zookeeper: LocalZooKeeper) -> None:

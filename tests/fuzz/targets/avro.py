@@ -14,7 +14,7 @@ from sluice.pipelines.records.rows.wire_format import WireFormat
 from tests.fuzz import binary
 from tests.fuzz.binary import check_records, make_seeds, mutate_records
 from tests.fuzz.target import Target
-from tests.pipelines.records.avro.rows import Schemas, encode
+from tests.pipelines.records.avro.rows import Schemas, encode, strip_logical_types
 
 
 def _make_record(*fields: Any) -> dict[str, Any]:
@@ -48,17 +48,10 @@ _VALUES: tuple[list[dict[str, Any]], ...] = (
 )
 
 
-def _strip_logical_types(node: Any) -> Any:
-    """Return the schema without logical types, for fastavro."""
-    if isinstance(node, dict):
-        return {k: _strip_logical_types(v) for k, v in node.items() if k != "logicalType"}
-    return [_strip_logical_types(n) for n in node] if isinstance(node, list) else node
-
-
 def _make_seeds() -> list[bytes]:
     seeds = []
     for kind, values in enumerate(_VALUES):
-        seeds += make_seeds(kind, [encode(_strip_logical_types(SCHEMAS[kind]), v, 1) for v in values])
+        seeds += make_seeds(kind, [encode(strip_logical_types(SCHEMAS[kind]), v, 1) for v in values])
     return [*seeds, bytes([64]) + seeds[0][1:]]
 
 
@@ -76,7 +69,7 @@ def _read_with_fastavro(writer: Any, record: bytes, *, passed_over: bool) -> Non
     """Check that fastavro reads a landed record to its last byte. A text that is passed over may hold any bytes."""
     stream = io.BytesIO(record[5:])
     try:
-        fastavro.schemaless_reader(stream, fastavro.parse_schema(_strip_logical_types(writer)))
+        fastavro.schemaless_reader(stream, fastavro.parse_schema(strip_logical_types(writer)))
     except UnicodeDecodeError:
         assert passed_over
         return

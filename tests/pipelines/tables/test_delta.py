@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -44,6 +44,7 @@ from tests.pipelines.tables.values import (
     NOON,
     OUTER,
     ROWS,
+    WrittenTable,
     format_values,
     write,
     write_as_landing,
@@ -55,25 +56,12 @@ from tests.table_readers import get_delta_access
 ROOT = "data/orders"
 
 
-class OrdersTable:
-    """A Delta table over files that are written by hand."""
-
+class OrdersTable(WrittenTable):
     def __init__(self, root: Path) -> None:
-        self.lake, self.mark = LocalLake(root), 0
-        self.table = self.reopen_table()
+        super().__init__(lake := LocalLake(root), DeltaLakeTable(lake, ROOT, {}))
 
     def reopen_table(self) -> DeltaLakeTable:
         return DeltaLakeTable(self.lake, ROOT, {})
-
-    def write(self, name: str, columns: Mapping[str, str], values: Mapping[str, list[Any]]) -> str:
-        return write(self.lake, f"{ROOT}/{name}", columns, values)
-
-    def add(self, columns: Mapping[str, str], *addresses: str) -> None:
-        if self.table.look() is None:
-            self.table.create(columns, {"sluice.ledger": "x"})
-            self.table.look()
-        self.mark += 1
-        self.table.commit(TableChange(TableOperation.APPEND, self.mark, addresses, (), columns, {}))
 
     @property
     def delta(self) -> DeltaTable:

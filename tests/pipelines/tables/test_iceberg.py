@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -32,31 +31,19 @@ from tests.pipelines.tables.values import (
     OUTER,
     ROWS,
     SIGNED,
+    WrittenTable,
     format_values,
-    write,
     write_as_landing,
 )
 
 ROOT = "data/orders"
 
 
-class OrdersTable:
-    """An Iceberg table over files that are written by hand."""
-
+class OrdersTable(WrittenTable):
     def __init__(self, root: Path) -> None:
-        self.lake, self.mark = LocalLake(root / "lake"), 0
         self.catalog = {"type": "sql", "uri": f"sqlite:///{root}/catalog.db"}
-        self.table = IcebergTable("db.orders", self.catalog, {"warehouse": str(root / "tables")})
-
-    def write(self, name: str, columns: Mapping[str, str], values: Mapping[str, list[Any]]) -> str:
-        return write(self.lake, f"{ROOT}/{name}", columns, values)
-
-    def add(self, columns: Mapping[str, str], *addresses: str) -> None:
-        if self.table.look() is None:
-            self.table.create(columns, {"sluice.ledger": "x"})
-            self.table.look()
-        self.mark += 1
-        self.table.commit(TableChange(TableOperation.APPEND, self.mark, addresses, (), columns, {}))
+        table = IcebergTable("db.orders", self.catalog, {"warehouse": str(root / "tables")})
+        super().__init__(LocalLake(root / "lake"), table)
 
     @property
     def iceberg(self) -> Any:

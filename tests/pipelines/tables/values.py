@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake.parquet import TimeBounds
 from sluice.pipelines.landing.writer import choose_options
-from sluice.pipelines.ports import Lake
+from sluice.pipelines.model.tables import TableChange, TableOperation
+from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import parse_type
 
@@ -66,6 +67,25 @@ def write(lake: Lake, path: str, columns: Mapping[str, str], values: Mapping[str
     with lake.create(path) as file:
         pq.write_table(pa.table(arrays), file)
     return lake.locate(path)
+
+
+class WrittenTable:
+    """A table over files that are written by hand to a folder of the lake."""
+
+    root = "data/orders"
+
+    def __init__(self, lake: Lake, table: Table) -> None:
+        self.lake, self.table, self.mark = lake, table, 0
+
+    def write(self, name: str, columns: Mapping[str, str], values: Mapping[str, list[Any]]) -> str:
+        return write(self.lake, f"{self.root}/{name}", columns, values)
+
+    def add(self, columns: Mapping[str, str], *addresses: str) -> None:
+        if self.table.look() is None:
+            self.table.create(columns, {"sluice.ledger": "x"})
+            self.table.look()
+        self.mark += 1
+        self.table.commit(TableChange(TableOperation.APPEND, self.mark, addresses, (), columns, {}))
 
 
 def format_values(values: list[Any]) -> str:

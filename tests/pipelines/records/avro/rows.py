@@ -40,6 +40,13 @@ def encode(schema: Any, value: Any, id: int | None = 1) -> bytes:
     return (b"" if id is None else b"\0" + struct.pack(">I", id)) + out.getvalue()
 
 
+def strip_logical_types(node: Any) -> Any:
+    """Return the schema without logical types, for fastavro."""
+    if isinstance(node, dict):
+        return {k: strip_logical_types(v) for k, v in node.items() if k != "logicalType"}
+    return [strip_logical_types(n) for n in node] if isinstance(node, list) else node
+
+
 def convert(
     reader: AvroReader, values: Sequence[bytes | None], schemas: Schemas | None = None, **options: bool
 ) -> tuple[pa.Table, pa.Table | None, list[Any]]:

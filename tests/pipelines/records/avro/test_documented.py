@@ -13,17 +13,11 @@ from sluice.pipelines.records.avro.programs import Pool, compile_program
 from sluice.pipelines.records.avro.reader_schema import as_record
 from sluice.pipelines.records.avro.schema import AvroKind, parse
 from sluice.pipelines.records.columns.nodes import make_nodes
-from tests.pipelines.records.avro.rows import Schemas, convert, encode, make_reader
+from tests.pipelines.records.avro.rows import Schemas, convert, encode, make_reader, strip_logical_types
 from tests.pipelines.records.json.rows import FIRST, by_offset
 
 DOCS = (Path(__file__).parents[4] / "docs" / "formats.md").read_text().split("## Avro")[1].split("\n## ")[0]
 CASES = re.findall(r"^\| `(.+?)` \| `(.+)` \| `(.+)` \|$", DOCS, re.MULTILINE)
-
-
-def strip_logical_types(node: Any) -> Any:
-    if isinstance(node, dict):
-        return {k: strip_logical_types(v) for k, v in node.items() if k != "logicalType"}
-    return [strip_logical_types(n) for n in node] if isinstance(node, list) else node
 
 
 def from_json(schema: Any, value: Any) -> Any:
