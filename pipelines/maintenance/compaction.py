@@ -26,13 +26,12 @@ from sluice.pipelines.landing.writer import MAX_FOLDERS
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.maintenance.merging import MERGE_BYTES, Merge, Merger, count_files_after
-from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, are_free, company, give_up_dead, rewriting
+from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, company, foresee_free, open_for_rewriting
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Met, Owner, Progress, Receipt, Reporter
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Ports
-from sluice.pipelines.publishing import manifest, publish
-from sluice.pipelines.publishing.publish import roll_forward
+from sluice.pipelines.publishing import manifest
 
 REQUEST = Request(RequestKind.COMPACT)
 SMALL_MERGE = 8 << 20
@@ -208,15 +207,8 @@ def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
 def foresee_compaction(feed: Feed, ports: Ports, windows_wanted: Sequence[int] | None = None) -> Compacted:
     """Returns what `compact` would merge now, including the unfinished merges of a dead run. Writes nothing."""
     ledger = Ledger.offline(ports.lake, feed.stored, ports.clock)
-    merges, busy = (
-        _find(feed, ledger, windows_wanted, _Seen.read(ports.lake, feed, ledger.read())),
-        dict[int | None, int](),
-    )
-    state = ledger.read()
-    dead = {i for i, verdict in publish.judge_batches(ports.liveness, rewriting(state)).items() if verdict.dead}
-    groups = _build_method(feed).group(merges.merges)
-    free = [m for g in groups if are_free(state, g, merges.number, busy, dead) for m in g]
-    met = company(feed.name, ledger, ports.liveness, busy.values())
+    merges = _find(feed, ledger, windows_wanted, _Seen.read(ports.lake, feed, ledger.read()))
+    free, busy, met = foresee_free(feed, ports, ledger, _build_method(feed).group(merges.merges), merges.number)
     return Compacted(tuple((m, None) for m in free), (), busy, merges.incomplete, met)
 
 
@@ -231,11 +223,7 @@ def compact(
     Rewriting batches of dead runs are given up first, and reported. Raises PlanBusy while another run merges,
     OwnershipLost, ProofFailed for a part that differs from the ledger, LakeFull, LakeUnavailable.
     """
-    with ports.liveness.send_heartbeats(owner):
-        ledger = Ledger.offline(ports.lake, feed.stored, ports.clock, owner.run)
-        report(Progress("roll forward"))
-        give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
-        roll_forward(ledger, ports.lake, feed.stored)
+    with open_for_rewriting(feed, ports, owner, REQUEST.kind, report) as ledger:
         report(Progress("find"))
         merges = _find(feed, ledger, windows_wanted, _Seen.read(ports.lake, feed, ledger.read()))
         run = Rewriting(feed, ports, ledger, owner, report, _build_method(feed))
@@ -266,10 +254,7 @@ def renew(feed: Feed, ports: Ports, addresses: Collection[str], owner: Owner, re
     Offset ranges of a shared file get files of their own. A file that another live batch works on, or that holds a
     topic's earlier life, stays as it is. Raises as `compact`.
     """
-    with ports.liveness.send_heartbeats(owner):
-        ledger = Ledger.offline(ports.lake, feed.stored, ports.clock, owner.run)
-        give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
-        roll_forward(ledger, ports.lake, feed.stored)
+    with open_for_rewriting(feed, ports, owner, REQUEST.kind, report) as ledger:
         report(Progress("find"))
         state = ledger.read()
         run = Rewriting(feed, ports, ledger, owner, report, _build_method(feed))

@@ -26,14 +26,13 @@ from sluice.pipelines.ledger import Appended, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import EraseEntry, HoldEntry, KeyRange, PublishEntry
 from sluice.pipelines.maintenance.compaction import threads
 from sluice.pipelines.maintenance.merging import Merge, Merger
-from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, company, give_up_dead
+from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, company, give_up_dead, open_for_rewriting
 from sluice.pipelines.model.kafka import Key, Range, intersect, subtract, union
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.receipts import Met, Owner, Progress, Receipt, Reporter
+from sluice.pipelines.model.receipts import Met, Owner, Receipt, Reporter
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Liveness, Ports
 from sluice.pipelines.publishing import manifest, publish
-from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.records.rows.row_format import inside
 from sluice.pipelines.schema.arrays import fixed_width, int64s
 
@@ -129,11 +128,7 @@ def finish(feed: Feed, ports: Ports, owner: Owner, report: Reporter) -> Finished
     Raises PlanBusy while another run erases, OwnershipLost, ProofFailed for a part that differs from the ledger,
     LakeFull, LakeUnavailable.
     """
-    with ports.liveness.send_heartbeats(owner):
-        ledger = Ledger.offline(ports.lake, feed.stored, ports.clock, owner.run)
-        report(Progress("roll forward"))
-        give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
-        roll_forward(ledger, ports.lake, feed.stored)
+    with open_for_rewriting(feed, ports, owner, REQUEST.kind, report) as ledger:
         state = ledger.read()
         if state.erasing:  # until the files are written again, the ledger alone reports it
             note = paths.build_erasing_path(feed.stored, state.number, owner.token)

@@ -39,7 +39,7 @@ from sluice.pipelines.maintenance.merging import (
     sum_tallies_and_drift,
     visible_path,
 )
-from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, are_free, company, give_up_dead, rewriting
+from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, company, foresee_free, open_for_rewriting
 from sluice.pipelines.maintenance.sorter import NO_OFFSETS, NONE, Sorted, Sorter, Trial, total, with_offsets
 from sluice.pipelines.model.kafka import Range, union
 from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
@@ -57,8 +57,7 @@ from sluice.pipelines.model.receipts import (
 )
 from sluice.pipelines.planning.schema_changes import declare, find_corrected_table, find_shape
 from sluice.pipelines.ports import Lake, Ports
-from sluice.pipelines.publishing import manifest, publish
-from sluice.pipelines.publishing.publish import roll_forward
+from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine.limit import QuarantineKind
 from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.records.contract_rows.contract_format import RowChecks
@@ -226,12 +225,8 @@ def foresee_replay(feed: Feed, ports: Ports, wanted: Filter, fixer: Fixer | None
     """Returns what `replay` would do now. Writes nothing. Raises SchemaChanged."""
     ledger = Ledger.offline(ports.lake, feed.stored, ports.clock)
     find_corrected_table(feed, find_shape(feed, ledger.read()), ledger, ledger.read())
-    candidates, busy = find(feed, ports, ledger, wanted, fixer, report), dict[int | None, int]()
-    state = ledger.read()
-    dead = {i for i, verdict in publish.judge_batches(ports.liveness, rewriting(state)).items() if verdict.dead}
-    groups = group_by_sharing(candidates.fitting)
-    free = [c for g in groups if are_free(state, g, candidates.number, busy, dead) for c in g]
-    met = company(feed.name, ledger, ports.liveness, busy.values())
+    candidates = find(feed, ports, ledger, wanted, fixer, report)
+    free, busy, met = foresee_free(feed, ports, ledger, group_by_sharing(candidates.fitting), candidates.number)
     return Replayed(candidates, tuple((c, None) for c in free), busy=busy, met=met)
 
 
@@ -242,11 +237,7 @@ def replay(feed: Feed, ports: Ports, wanted: Filter, fixer: Fixer | None, owner:
     Raises SchemaChanged, PlanBusy while another run replays, OwnershipLost, ProofFailed for a part that differs from
     the ledger, LakeFull, LakeUnavailable.
     """
-    with ports.liveness.send_heartbeats(owner):
-        ledger = Ledger.offline(ports.lake, feed.stored, ports.clock, owner.run)
-        report(Progress("roll forward"))
-        give_up_dead(ledger, ports.liveness, REQUEST.kind, report)
-        roll_forward(ledger, ports.lake, feed.stored)
+    with open_for_rewriting(feed, ports, owner, REQUEST.kind, report) as ledger:
         batches = ledger.read().batches  # notes of abandoned ones are about records that they would have landed
         for path in list(ports.lake.list(paths.relanded_folder(ledger.feed))):
             batch = batches.get(paths.relanded_batch(path) or 0)

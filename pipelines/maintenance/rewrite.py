@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event
 from typing import Generic, Protocol, TypeVar
@@ -93,6 +93,31 @@ def _one_at_once(feed: str, batch: Batch, verdict: Verdict) -> PlanBusy:
         f"{owners.report_met(feed, batch, verdict)}; one of this kind at a time writes parts of feed {feed} again",
         remedy=owners.find_remedy(feed, batch, verdict),
     )
+
+
+@contextmanager
+def open_for_rewriting(feed: Feed, ports: Ports, owner: Owner, kind: RequestKind, report: Reporter) -> Iterator[Ledger]:
+    """The ledger, rolled forward and without rewriting batches of dead runs; the run's heartbeats are sent.
+
+    Raises PlanBusy while another batch of this kind is at work.
+    """
+    with ports.liveness.send_heartbeats(owner):
+        ledger = Ledger.offline(ports.lake, feed.stored, ports.clock, owner.run)
+        report(Progress("roll forward"))
+        give_up_dead(ledger, ports.liveness, kind, report)
+        roll_forward(ledger, ports.lake, feed.stored)
+        yield ledger
+
+
+def foresee_free(
+    feed: Feed, ports: Ports, ledger: Ledger, groups: Iterable[Sequence[P]], since: int
+) -> tuple[list[P], dict[int | None, int], tuple[Met, ...]]:
+    """Returns the pieces that a call would rewrite now, busy batches by window, and reports of these. Reservations of
+    dead runs do not count."""
+    state, busy = ledger.read(), dict[int | None, int]()
+    dead = {i for i, verdict in owners.judge_batches(ports.liveness, rewriting(state)).items() if verdict.dead}
+    free = [piece for group in groups if are_free(state, group, since, busy, dead) for piece in group]
+    return free, busy, company(feed.name, ledger, ports.liveness, busy.values())
 
 
 def company(feed: str, ledger: Ledger, liveness: Liveness, busy: Iterable[int]) -> tuple[Met, ...]:

@@ -16,6 +16,7 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.model.kafka import BrokerConfig, Configs, Isolation, OpenTransaction, TopicConfig
 from sluice.pipelines.model.plans import OffsetRange, Plan, Task
+from sluice.pipelines.model.receipts import Owner
 from sluice.pipelines.operating.feed_status import FeedStatus
 from sluice.pipelines.operating.findings import Finding
 from sluice.pipelines.status.outlook import Outlook
@@ -121,15 +122,18 @@ def test_records_blocked_by_a_transaction_are_reported(world: World, invoke: Inv
     assert "held back" in invoke(status.status).text
 
 
-def test_live_batch_shows_the_last_heartbeat_of_the_owner(world: World, invoke: Invoke) -> None:
+def plan_batch(world: World, who: Owner) -> None:
+    """Land an hour, and plan a batch of this owner, whose last heartbeat is 7 s old."""
     world.land_unrecorded(in_hour(0))
-    who = replace(owner(run="run-123456789"), pid=77)
     plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_build_range(),)),))
-    with world.open_ports(world.make_session().feed("orders")) as ports:
-        open_ledger(world.make_session().feed("orders"), ports).append(
-            lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=who)
-        )
+    feed = world.make_session().feed("orders")
+    with world.open_ports(feed) as ports:
+        open_ledger(feed, ports).append(lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=who))
         world.liveness.heartbeats[who.token] = ports.clock() - 7_000
+
+
+def test_live_batch_shows_the_last_heartbeat_of_the_owner(world: World, invoke: Invoke) -> None:
+    plan_batch(world, replace(owner(run="run-123456789"), pid=77))
     result = invoke(status.status, "orders")
     (live,) = result.document["feeds"][0]["live_batches"]
     assert 7 <= live["heartbeat_seconds"] < 60
@@ -140,14 +144,8 @@ def test_live_batch_shows_the_last_heartbeat_of_the_owner(world: World, invoke: 
 
 def test_live_batch_of_a_dead_run_is_reported_with_remedies(world: World, invoke: Invoke) -> None:
     """The heartbeat of a killed run remains. `status` judged by it alone, and contradicted `repair`."""
-    world.land_unrecorded(in_hour(0))
     who = owner(run="run-123456789")
-    plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_build_range(),)),))
-    with world.open_ports(world.make_session().feed("orders")) as ports:
-        open_ledger(world.make_session().feed("orders"), ports).append(
-            lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=who)
-        )
-        world.liveness.heartbeats[who.token] = ports.clock() - 7_000
+    plan_batch(world, who)
     world.liveness.dead = {who.token}
     result = invoke(status.status, "orders")
     (live,) = result.document["feeds"][0]["live_batches"]

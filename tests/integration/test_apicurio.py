@@ -21,8 +21,7 @@ from sluice.resources.local.local_registry import LocalRegistry
 from sluice.resources.registry.confluent import RegistryClient
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.records.avro import rows as avro
-from tests.pipelines.records.json.rows import FIRST, make_chunk
-from tests.pipelines.records.json_schema.rows import with_headers
+from tests.pipelines.records.json.rows import FIRST, make_chunk, with_headers
 from tests.pipelines.records.protobuf import rows as protobuf
 
 pytestmark = pytest.mark.kafka

@@ -13,12 +13,18 @@ from pathlib import Path
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.landing.task import Tools
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.model.plans import OffsetRange
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.records.shape import Shape
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.testing.cluster import MemoryFetcher
-from sluice.testing.logs import Log
+from sluice.testing.logs import LZ4, Log, LogBatch, LogRecord, log
+
+LOG = log(*[LogBatch(tuple(LogRecord(b"k%d" % i, b"value %d" % i) for i in range(500)), LZ4) for _ in range(4)])
+LOGS = {TopicPartition("orders", p): LOG for p in range(3)}
+RANGES = tuple(OffsetRange("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1000) for p in range(3))
+TASKS = (Task(0, 1, RANGES[:1]), Task(1, 2, RANGES[1:]))
+PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, TASKS)
 
 
 @dataclass(frozen=True)

@@ -21,24 +21,18 @@ import pytest
 
 from sluice.pipelines.errors import Failed, SetupError
 from sluice.pipelines.landing.proof import prove
-from sluice.pipelines.model.kafka import Isolation, TopicPartition
-from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
+from sluice.pipelines.model.kafka import Isolation
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Outcome, Receipt, TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.resources import local_engine
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.local_engine import LocalEngine
 from sluice.resources.spark import engine, executor, worker_pool
-from sluice.testing.logs import LZ4, LogBatch, LogRecord, log
 from tests.resources.kafka.tools import wait_until
-from tests.resources.log_wiring import LogWiring
+from tests.resources.log_wiring import LOGS, PLAN, RANGES, LogWiring
 
 ROOT = Path(__file__).parents[2]
-LOG = log(*[LogBatch(tuple(LogRecord(b"k%d" % i, b"value %d" % i) for i in range(500)), LZ4) for _ in range(4)])
-LOGS = {TopicPartition("orders", p): LOG for p in range(3)}
-RANGES = tuple(OffsetRange("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1000) for p in range(3))
-TASKS = (Task(0, 1, RANGES[:1]), Task(1, 2, RANGES[1:]))
-PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, TASKS)
 SECRET = "not-for-everybody"
 
 

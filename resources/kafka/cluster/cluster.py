@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from kafka.errors import KafkaError, OffsetOutOfRangeError, UnknownError, UnknownTopicOrPartitionError
@@ -111,13 +112,9 @@ class KafkaCluster:
         `layout`, a moment old, names the leaders.
         """
 
-        async def ask(
-            leader: int, leaderships: Sequence[Leadership]
-        ) -> Mapping[TopicPartition, Answer[PartitionState]]:
-            return await self._describe(leader, leaderships, Isolation.READ_COMMITTED)
-
         states: dict[TopicPartition, PartitionState] = {}
         wanted = {tp for tp in layout.leaders if tp.topic in topics}
+        ask = partial(self._describe, isolation=Isolation.READ_COMMITTED)
         self._wire.run("describing partitions", self._run_round, layout, wanted, states, ask)
         return states
 
@@ -132,16 +129,12 @@ class KafkaCluster:
         Right after `topics`, their leaders are taken from its answer.
         """
 
-        async def ask(
-            leader: int, leaderships: Sequence[Leadership]
-        ) -> Mapping[TopicPartition, Answer[PartitionState]]:
-            return await self._describe(leader, leaderships, isolation)
-
         self._markers.forget()
         names = sorted(set(topics))
         listed = self._listed_now(names)
         wanted = {tp for tp in listed.leaders if tp.topic in names} if listed else None
         self._known = listed or self._known
+        ask = partial(self._describe, isolation=isolation)
         states = self._wire.run("describing partitions", self._of_leaders, names, wanted, ask, listed)
         return tuple(states[tp] for tp in sorted(states))
 

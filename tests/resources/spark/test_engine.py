@@ -23,8 +23,7 @@ from pyspark.sql.functions import lit
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.sections import SparkSettings
 from sluice.pipelines.landing.proof import prove
-from sluice.pipelines.model.kafka import Isolation, TopicPartition
-from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task, to_json
+from sluice.pipelines.model.plans import to_json
 from sluice.pipelines.model.receipts import BrokerTraffic, Latency, Outcome, RangeFailure, Receipt, TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.resources.lake.local_lake import LocalLake
@@ -32,17 +31,11 @@ from sluice.resources.spark import engine as spark
 from sluice.resources.spark import executor, executors
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.executors import is_local
-from sluice.testing.logs import LZ4, LogBatch, LogRecord, log
 from tests.resources.kafka.tools import wait_until
-from tests.resources.log_wiring import LogWiring
+from tests.resources.log_wiring import LOG, LOGS, PLAN, RANGES, LogWiring
 
 ROOT = Path(__file__).parents[3]
 SECRET = "not-for-everybody"
-LOG = log(*[LogBatch(tuple(LogRecord(b"k%d" % i, b"value %d" % i) for i in range(500)), LZ4) for _ in range(4)])
-LOGS = {TopicPartition("orders", p): LOG for p in range(3)}
-RANGES = tuple(OffsetRange("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1000) for p in range(3))
-TASKS = (Task(0, 1, RANGES[:1]), Task(1, 2, RANGES[1:]))
-PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, TASKS)
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,10 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
-from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.records.avro.format import AvroFormat
 from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.rows.wire_format import Named, WireFormat
-from tests.pipelines.records.json.rows import FIRST, make_chunk
+from tests.pipelines.records.json.rows import convert_chunk, make_chunk
 
 
 class Schemas:
@@ -51,14 +50,4 @@ def convert(
     reader: AvroReader, values: Sequence[bytes | None], schemas: Schemas | None = None, **options: bool
 ) -> tuple[pa.Table, pa.Table | None, list[Any]]:
     """Return the landed rows, the quarantined rows and the drift of one chunk. Each record is in one of the two."""
-    form = AvroFormat(reader, schemas, **options)
-    pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), make_chunk(values)))
-    for piece in pieces:
-        piece.landed.validate(full=True)
-    assert sum(p.total for p in pieces) == len(values)
-    landed = pa.Table.from_batches([p.landed for p in pieces], form.schema)
-    refused = [p.quarantined for p in pieces if p.quarantined is not None]
-    for batch in refused:
-        batch.validate(full=True)
-    quarantined = pa.Table.from_batches(refused) if refused else None
-    return landed, quarantined, [d for p in pieces for d in p.drift]
+    return convert_chunk(AvroFormat(reader, schemas, **options), make_chunk(values))

@@ -15,8 +15,7 @@ from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.records.avro.format import AvroFormat
 from sluice.pipelines.records.rows.wire_format import ID_HEADER, Named, WireFormat
 from tests.pipelines.records.avro.rows import Schemas, convert, encode, make_reader
-from tests.pipelines.records.json.rows import FIRST, make_chunk
-from tests.pipelines.records.json_schema.rows import with_headers
+from tests.pipelines.records.json.rows import FIRST, make_chunk, with_headers
 
 OLD: dict[str, Any] = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}
 NEW = OLD | {"fields": [*OLD["fields"], {"name": "note", "type": "string", "default": "-"}]}

@@ -11,8 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.model.plans import OffsetRange
+from sluice.pipelines.model.receipts import Drift
 from sluice.pipelines.records.json.format import JsonFormat
 from sluice.pipelines.records.kafka_batches.decode import SCHEMA
+from sluice.pipelines.records.rows.row_format import Format
 from sluice.pipelines.schema.schema import Schema
 from tests.pipelines.records.json.oracle import Number, Pairs
 
@@ -44,20 +46,29 @@ def count_drift(schema: Schema, values: Sequence[bytes | None]) -> dict[tuple[st
     return dict(counts)
 
 
+def with_headers(records: pa.RecordBatch, headers: Sequence[Sequence[tuple[str, bytes]]]) -> pa.RecordBatch:
+    """Return the records with these headers."""
+    index = records.schema.get_field_index("headers")
+    rows = [[{"key": k, "value": v} for k, v in h] for h in headers]
+    return records.set_column(index, SCHEMA.field("headers"), pa.array(rows, SCHEMA.field("headers").type))
+
+
+def convert_chunk(form: Format, records: pa.RecordBatch) -> tuple[pa.Table, pa.Table | None, list[Drift]]:
+    """Return the landed rows, the quarantined rows and the drift of one chunk. Each record is in one of the two."""
+    pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(records)), records))
+    refused = [p.quarantined for p in pieces if p.quarantined is not None]
+    for batch in (*(p.landed for p in pieces), *refused):
+        batch.validate(full=True)
+    assert sum(p.total for p in pieces) == len(records)
+    landed = pa.Table.from_batches([p.landed for p in pieces], form.schema)
+    return landed, pa.Table.from_batches(refused) if refused else None, [d for p in pieces for d in p.drift]
+
+
 def convert(
     schema: Schema, values: Sequence[bytes | None], closed: Collection[str] | None = ()
 ) -> tuple[pa.Table, pa.Table | None]:
     """Return the landed and the quarantined rows of one chunk. Each record is in one of the two."""
-    form = JsonFormat(schema, closed=closed)
-    pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), make_chunk(values)))
-    for piece in pieces:
-        piece.landed.validate(full=True)
-    assert sum(p.total for p in pieces) == len(values)
-    landed = pa.Table.from_batches([p.landed for p in pieces], form.schema)
-    refused = [p.quarantined for p in pieces if p.quarantined is not None]
-    for batch in refused:
-        batch.validate(full=True)
-    quarantined = pa.Table.from_batches(refused) if refused else None
+    landed, quarantined, _ = convert_chunk(JsonFormat(schema, closed=closed), make_chunk(values))
     offsets = landed["kafka_offset"].to_pylist() + (quarantined["offset"].to_pylist() if quarantined else [])
     assert sorted(offsets) == list(range(FIRST, FIRST + len(values)))
     return landed, quarantined

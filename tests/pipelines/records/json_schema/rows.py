@@ -9,25 +9,16 @@ from typing import Any
 import pyarrow as pa
 
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
-from sluice.pipelines.records.kafka_batches.decode import SCHEMA
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import Shape
-from tests.pipelines.records.json.rows import FIRST, make_chunk
+from tests.pipelines.records.json.rows import convert_chunk, make_chunk, with_headers
 
 Headers = Sequence[list[tuple[str, bytes]]]
 
 
 def make_reader(schema: Any, wire: WireFormat = WireFormat.BARE) -> JsonSchemaReader:
     return JsonSchemaReader((json.dumps(schema),), wire)
-
-
-def with_headers(records: pa.RecordBatch, headers: Headers) -> pa.RecordBatch:
-    """Return the records with these headers."""
-    index = records.schema.get_field_index("headers")
-    rows = [[{"key": k, "value": v} for k, v in h] for h in headers]
-    return records.set_column(index, SCHEMA.field("headers"), pa.array(rows, SCHEMA.field("headers").type))
 
 
 def convert(
@@ -39,13 +30,6 @@ def convert(
     """
     contract = Contract(reader.expectations) if reader.expectations else None
     form = Shape(reader.columns, contract, reader=reader).format()
-    records = make_chunk(values)
-    if headers is not None:
-        records = with_headers(records, headers)
-    pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), records))
-    for piece in pieces:
-        piece.landed.validate(full=True)
-    assert sum(p.total for p in pieces) == len(values)
-    refused = [p.quarantined for p in pieces if p.quarantined is not None]
-    landed = pa.Table.from_batches([p.landed for p in pieces], form.schema)
-    return landed, pa.Table.from_batches(refused) if refused else None
+    records = make_chunk(values) if headers is None else with_headers(make_chunk(values), headers)
+    landed, quarantined, _ = convert_chunk(form, records)
+    return landed, quarantined

@@ -14,13 +14,11 @@ from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
-from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.records.kafka_batches.decode import SCHEMA
 from sluice.pipelines.records.protobuf.format import ProtobufFormat
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader, from_file
 from sluice.pipelines.records.protobuf.schema import read_files
 from sluice.pipelines.records.rows.wire_format import Named, WireFormat
-from tests.pipelines.records.json.rows import FIRST, by_offset, make_chunk
+from tests.pipelines.records.json.rows import FIRST, by_offset, convert_chunk, make_chunk, with_headers
 from tests.pipelines.records.protobuf import wild
 
 NOWHERE = Path("/nowhere")
@@ -66,22 +64,8 @@ def convert(
     **options: bool,
 ) -> tuple[pa.Table, pa.Table | None, list[Any]]:
     """Return the landed rows, the quarantined rows and the drift of one chunk. Each record is in one of the two."""
-    form = ProtobufFormat(reader, schemas, **options)
-    records = make_chunk(values)
-    if headers is not None:
-        header_rows = [[{"key": k, "value": v} for k, v in row] for row in headers]
-        at = records.schema.get_field_index("headers")
-        records = records.set_column(at, SCHEMA.field("headers"), pa.array(header_rows, SCHEMA.field("headers").type))
-    pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), records))
-    for piece in pieces:
-        piece.landed.validate(full=True)
-    assert sum(p.total for p in pieces) == len(values)
-    landed = pa.Table.from_batches([p.landed for p in pieces], form.schema)
-    refused = [p.quarantined for p in pieces if p.quarantined is not None]
-    for batch in refused:
-        batch.validate(full=True)
-    quarantined = pa.Table.from_batches(refused) if refused else None
-    return landed, quarantined, [d for p in pieces for d in p.drift]
+    records = make_chunk(values) if headers is None else with_headers(make_chunk(values), headers)
+    return convert_chunk(ProtobufFormat(reader, schemas, **options), records)
 
 
 def convert_rows(reader: ProtobufReader, values: Sequence[bytes | None], **options: Any) -> list[dict[str, Any] | None]:
