@@ -16,18 +16,10 @@ from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.maintenance.expiry import RetireRequest, expire
-from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from tests.assets.world import P0, P1, World, at_hour, in_hour, list_versions, read_metadata, read_windows
+from tests.assets.world import World, at_hour, in_hour, list_versions, read_metadata, read_windows
 
 LANDED, COMMITTED = landed_key("orders"), dg.AssetKey(["orders", "committed"])
 H0 = "2024-05-01T00:00"
-
-
-def land_in_pieces(world: World) -> None:
-    """Land the first two hours, five offsets at a time."""
-    for start in range(0, 50, 5):
-        ranges = tuple(AskedRange(tp.topic, tp.partition, start, start + 5) for tp in (P0, P1))
-        world.land_unrecorded(Request(RequestKind.OFFSETS, ranges))
 
 
 def compact(world: World, instance: dg.DagsterInstance, **config: str) -> dg.ExecuteInProcessResult:
@@ -44,7 +36,7 @@ def read_output_metadata(result: dg.ExecuteInProcessResult) -> dict[str, object]
 
 @pytest.fixture
 def landed(world: World) -> World:
-    land_in_pieces(world)
+    world.land_in_pieces()
     assert world.run(in_hour(1)).error is None, "it reports the unreported batches of the others"
     return world
 
@@ -113,7 +105,7 @@ def test_compaction_changes_no_version_and_repeats_no_event(landed: World, insta
 
 
 def test_window_reported_after_compaction_names_landing_request(world: World, instance: dg.DagsterInstance) -> None:
-    land_in_pieces(world)
+    world.land_in_pieces()
     assert compact(world, instance).success
     assert world.run(in_hour(1)).error is None
     (event,) = (w for k, w in read_windows(instance, LANDED).items() if k == H0)

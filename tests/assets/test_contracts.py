@@ -110,13 +110,18 @@ def test_raw_feed_with_contract_has_quarantine_asset(world: World) -> None:
 # -- a window's run
 
 
-def test_violations_are_reported_in_check_of_their_group(world: World, instance: dg.DagsterInstance) -> None:
+def break_all(world: World) -> None:
+    """Agree on all expectations, which the records of the world break, two of them critically."""
     agree(world, *ALL)
     world.engine.bad, world.engine.refusal = (
         2,
         ("contract", "out_of_bounds", OFFSETS["type"], "offset", "should be between"),
     )
     world.engine.observe = build_tallies(5, 2, 1)
+
+
+def test_violations_are_reported_in_check_of_their_group(world: World, instance: dg.DagsterInstance) -> None:
+    break_all(world)
     run = world.run(in_hour(0)).run_id
 
     nulls = read_window_check(instance, run, "contract_completeness")
@@ -157,12 +162,7 @@ def test_info_expectation_does_not_fail_its_check(world: World, instance: dg.Dag
 
 
 def test_landed_window_has_numeric_metadata_for_plots(world: World, instance: dg.DagsterInstance) -> None:
-    agree(world, *ALL)
-    world.engine.bad, world.engine.refusal = (
-        2,
-        ("contract", "out_of_bounds", OFFSETS["type"], "offset", "should be between"),
-    )
-    world.engine.observe = build_tallies(5, 2, 1)
+    break_all(world)
     world.run(in_hour(0))
     landed, kept_out = (read_windows(instance, key)[f"{DAY}00:00"] for key in (LANDED, QUARANTINED))
     assert (landed["unexpected"], landed["unexpected_share"]) == (16, round(16 / 150, 6))

@@ -35,8 +35,26 @@ start: earliest
 """
 
 
+class OfRuns:
+    """The runs in a document of `sluice run`."""
+
+    document: Any
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """The runs of the only feed."""
+        (feed,) = self.document["feeds"]
+        return list(feed["runs"])
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The only run."""
+        (run,) = self.runs
+        return run
+
+
 @dataclass(frozen=True)
-class CommandResult:
+class CommandResult(OfRuns):
     """Exit code and output of a command."""
 
     code: int
@@ -49,18 +67,6 @@ class CommandResult:
         document = json.loads(self.out)
         assert isinstance(document, dict)
         return document
-
-    @property
-    def runs(self) -> list[dict[str, Any]]:
-        """The runs of the only feed in the document of `sluice run`."""
-        (feed,) = self.document["feeds"]
-        return list(feed["runs"])
-
-    @property
-    def run(self) -> dict[str, Any]:
-        """The only run."""
-        (run,) = self.runs
-        return run
 
 
 Sluice = Callable[..., CommandResult]
@@ -141,24 +147,12 @@ class WorldSession(Session):
 
 
 @dataclass(frozen=True)
-class BodyResult:
+class BodyResult(OfRuns):
     """Exit code, JSON document and text of a command's function."""
 
     code: int
     document: dict[str, Any]
     text: str
-
-    @property
-    def runs(self) -> list[dict[str, Any]]:
-        """The runs of the only feed in the document of `sluice run`."""
-        (feed,) = self.document["feeds"]
-        return list(feed["runs"])
-
-    @property
-    def run(self) -> dict[str, Any]:
-        """The only run."""
-        (run,) = self.runs
-        return run
 
 
 Invoke = Callable[..., BodyResult]

@@ -16,7 +16,7 @@ from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.errors import Failed, UsageError, WindowIncomplete, WindowOpen, WindowRetired
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.util.units import show_window
-from tests.assets.world import P0, P1, World, at_hour
+from tests.assets.world import P1, World, at_hour
 from tests.cli.conftest import Invoke, WorldSession, run_body
 
 DAY = "2024-05-01"
@@ -24,10 +24,7 @@ DAY = "2024-05-01"
 
 @pytest.fixture
 def landed(world: World) -> World:
-    """A world with the first two hours landed, in batches of five offsets a partition."""
-    for start in range(0, 50, 5):
-        ranges = tuple(AskedRange(tp.topic, tp.partition, start, start + 5) for tp in (P0, P1))
-        world.land_unrecorded(Request(RequestKind.OFFSETS, ranges))
+    world.land_in_pieces()
     return world
 
 

@@ -11,8 +11,7 @@ import pytest
 from sluice.cli.app.invocation import Session
 from sluice.cli.kafka import republish
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from tests.assets.world import P0, P1, World
+from tests.assets.world import World
 from tests.cli.conftest import Invoke, Sluice
 
 DAY = "2024-05-01"
@@ -58,9 +57,7 @@ class ThreePartitionTarget:
 def test_a_dry_run_fits_the_terminal_and_sends_nothing(
     world: World, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
-    for start in range(0, 50, 5):
-        ranges = tuple(AskedRange(tp.topic, tp.partition, start, start + 5) for tp in (P0, P1))
-        world.land_unrecorded(Request(RequestKind.OFFSETS, ranges))
+    world.land_in_pieces()
     monkeypatch.setattr(Session, "open_target", lambda *_: closing(ThreePartitionTarget()))
     options: dict[str, Any] = {"topic": "again", "start": f"{DAY}T00", "end": f"{DAY}T02"}
     before = dict(world.lake.files)

@@ -26,10 +26,12 @@ from sluice.pipelines.committing.commit import CommitResult, CommitSettings, com
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.maintenance.replay import Replayed, replay
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import EngineKind, EngineUse, Outcome, Owner, TaskTraffic
 from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet
+from sluice.pipelines.quarantine.listing import Filter
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lake import open_lake
 from sluice.resources.liveness import new_owner
@@ -118,6 +120,11 @@ def run(feed: Feed, request: Request = CATCH_UP, owner: Owner | None = None) -> 
         landed = land(feed, ports, request, owner or new_owner("test"), lambda progress: None)
     landed.check()
     return landed
+
+
+def replay_feed(feed: Feed) -> Replayed:
+    with open_inline_ports(feed) as ports:
+        return replay(feed, ports, Filter(), None, new_owner("replay"), lambda progress: None)
 
 
 def commit_feed(feed: Feed) -> CommitResult:

@@ -25,10 +25,7 @@ from sluice.cli.main import main
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import RegistrySettings
-from sluice.pipelines.maintenance.replay import replay
-from sluice.pipelines.quarantine.listing import Filter
 from sluice.resources.lake import open_lake
-from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_registry import LocalRegistry
 from sluice.resources.registry.confluent import RegistryClient
@@ -37,8 +34,8 @@ from tests.integration.support import (
     FeedProject,
     consume_topic,
     list_files,
-    open_inline_ports,
     query_files,
+    replay_feed,
     rescan_feed,
     run,
 )
@@ -234,9 +231,7 @@ def test_records_refused_by_an_old_schema_are_replayed_by_a_new_schema(
     assert [r["state"] for r in read_landed(feed)] == ["open", "open"]
     assert [(r["reason"], r["field"]) for r in read_quarantined(feed)] == [("wrong_type", "state")]
     feed = write_avro_feed(project, registry.url, new)
-    with open_inline_ports(feed) as ports:
-        replayed = replay(feed, ports, Filter(), None, new_owner("test"), lambda progress: None)
-    assert replayed.outcome.fit.total() == 1
+    assert replay_feed(feed).outcome.fit.total() == 1
     assert [r["state"] for r in read_landed(feed)] == ["open", "paid", "open"]
 
 

@@ -18,14 +18,11 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sluice.cli.main import main
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.maintenance.replay import replay
-from sluice.pipelines.quarantine.listing import Filter
-from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_registry import LocalRegistry
 from sluice.resources.local.registered_events import SAMPLES
 from tests.integration.conftest import Lines
-from tests.integration.support import FeedProject, open_inline_ports, rescan_feed, run
+from tests.integration.support import FeedProject, replay_feed, rescan_feed, run
 from tests.integration.test_avro import read_landed, read_quarantined, send
 
 pytestmark = pytest.mark.kafka
@@ -117,9 +114,7 @@ def test_refused_records_are_replayed_with_a_fixed_schema(project: FeedProject, 
     assert [(r["reason"], r["field"]) for r in read_quarantined(feed)] == [("not_in_set", "state")]
     states = ORDER["properties"] | {"state": {"type": "string", "enum": ["open", "paid", "sent"]}}
     feed = write_json_feed(project, registry.url, ORDER | {"properties": states})
-    with open_inline_ports(feed) as ports:
-        replayed = replay(feed, ports, Filter(), None, new_owner("test"), lambda progress: None)
-    assert replayed.outcome.fit.total() == 1
+    assert replay_feed(feed).outcome.fit.total() == 1
     assert [r["state"] for r in read_landed(feed)] == ["open", "sent", "open"]
 
 

@@ -21,12 +21,9 @@ from sluice.pipelines.audit.explain_offset import explain
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger.account import OffsetClass
-from sluice.pipelines.maintenance.replay import Replayed, replay
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.quarantine.listing import Filter
 from sluice.resources.lake import open_lake
-from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.support import (
     FeedProject,
@@ -37,6 +34,7 @@ from tests.integration.support import (
     open_inline_ports,
     query_files,
     read_rows,
+    replay_feed,
     rescan_feed,
     run,
 )
@@ -85,11 +83,6 @@ def explain_offset(feed: Feed, project: FeedProject, offset: int) -> OffsetClass
         return explain(open_feed_ledger(feed, ports), ports.lake, TopicPartition(project.topic, 0), offset).class_
 
 
-def run_replay(feed: Feed) -> Replayed:
-    with open_inline_ports(feed) as ports:
-        return replay(feed, ports, Filter(), None, new_owner("replay"), lambda progress: None)
-
-
 def check_audit(feed: Feed, not_comparable: int = 0) -> None:
     report = rescan_feed(feed)
     assert (report.problems, report.not_comparable) == ((), not_comparable)
@@ -118,7 +111,7 @@ def test_oversized_batch_is_quarantined_and_lands_with_more_memory(project: Feed
 
     feed = project.write_feed(tuning=LARGE_TASK)
     check_audit(feed)
-    replayed = run_replay(feed)
+    replayed = replay_feed(feed)
     assert (replayed.trial.tried.total(), replayed.trial.fit.total()) == (1, 0), "its bytes are only in Kafka"
     assert [kind.reason for kind in replayed.trial.why] == ["oversized"]
     run(feed, Request(RequestKind.OFFSETS, ranges=(AskedRange(project.topic, 0, 2, 3),), replace=True))

@@ -18,17 +18,21 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from sluice.cli.main import main
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.receipts import DriftKind
-from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.records.protobuf.reader_schema import from_file
 from sluice.pipelines.validation.drift import sum_drift
 from sluice.resources.lake import open_lake
-from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_registry import LocalRegistry
 from tests.integration.conftest import Lines
-from tests.integration.support import FeedProject, consume_topic, list_files, open_inline_ports, rescan_feed, run
+from tests.integration.support import (
+    FeedProject,
+    consume_topic,
+    list_files,
+    replay_feed,
+    rescan_feed,
+    run,
+)
 from tests.integration.test_avro import Gate, read_landed, read_quarantined, send
 from tests.pipelines.records.protobuf.rows import NOWHERE, make_message_class, read_by_google
 
@@ -176,9 +180,7 @@ def test_new_enum_symbol_is_replayed_with_a_newer_schema_file(project: FeedProje
     assert [r["state"] for r in read_landed(feed)] == ["OPEN", "OPEN"]
     assert [(r["reason"], r["field"]) for r in read_quarantined(feed)] == [("wrong_type", "state")]
     feed = write_protobuf_feed(project, registry.url, SECOND)
-    with open_inline_ports(feed) as ports:
-        replayed = replay(feed, ports, Filter(), None, new_owner("test"), lambda progress: None)
-    assert replayed.outcome.fit.total() == 1
+    assert replay_feed(feed).outcome.fit.total() == 1
     assert [r["state"] for r in read_landed(feed)] == ["OPEN", "SENT", "OPEN"]
 
 
