@@ -66,7 +66,9 @@ def strict(ledger: Ledger, lake: Lake, feed: Feed, survey: Survey, report: Audit
 
     The survey has already refused a ledger that lost entries, so no mark is above the fold.
     """
-    state, before = survey.state, _check_previous(report.audited.strictly, survey.state)
+    state, before = survey.state, report.audited.strictly
+    if before is not None and any(number >= before.number for number, _ in state.gaps):
+        before = None  # entries were lost since: offsets may no longer be accounted for
     by_ledger, recorded, below = _in_the_ledger(ledger, before, state)
     by_kafka = list(_in_kafka(ledger, state, survey)) if feed.commit is not CommitMode.NONE else []
     expected = windows.list_manifest_windows(state, feed.window)
@@ -81,13 +83,6 @@ def strict(ledger: Ledger, lake: Lake, feed: Feed, survey: Survey, report: Audit
         strictly=None if by_ledger else Strictly(below.number, recorded, checkpoint.dump(below), read),
         expired=expired if feed.commit is not CommitMode.NONE else (),
     )
-
-
-def _check_previous(before: Strictly | None, state: State) -> Strictly | None:
-    """Returns the earlier results, unless entries were lost since: then offsets may no longer be accounted for."""
-    if before is None or any(number >= before.number for number, _ in state.gaps):
-        return None
-    return before
 
 
 _OTHER = CommittedOffset(0)

@@ -483,11 +483,7 @@ _FOLLOWS = re.compile(rb'"follows":"([0-9a-f]{64})"')
 
 def list_feeds_without_files(lake: Lake, names: Collection[str]) -> list[str]:
     """Returns the feeds, in order, that have a ledger in the lake and are not among `names`."""
-    return [feed for feed in lake.folders(paths.SLUICE) if feed not in names and _has_entries(lake, feed)]
-
-
-def _has_entries(lake: Lake, feed: str) -> bool:
-    return next(iter(lake.list(paths.log_folder(feed))), None) is not None
+    return [feed for feed in lake.folders(paths.SLUICE) if feed not in names and any(lake.list(paths.log_folder(feed)))]
 
 
 def read_ledger_id(lake: Lake, feed: str) -> str:

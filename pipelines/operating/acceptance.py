@@ -151,7 +151,9 @@ def accept_lost(feed: Feed, ports: Ports, reason: str, only: Only = ()) -> Accep
     Batches of dead runs that reserve some of it are abandoned first. Raises NothingToAccept, PlanBusy.
     """
     ledger = open_ledger(feed, ports)
-    partitions = _choose_partitions(take_survey(feed, ports, ledger).partitions, only)
+    partitions = take_survey(feed, ports, ledger).partitions
+    planning.check_only(only, {k.tp: k for k in partitions})
+    partitions = {k: p for k, p in partitions.items() if not only or k.tp in only}
     abandoned = _abandon_dead(ports, ledger, _lost(feed, ledger.read(), partitions))
 
     def decide(state: State) -> LossEntry | None:
@@ -774,8 +776,3 @@ def _check_of_this_log(
                 topic=mark.tp.topic,
                 partition=mark.tp.partition,
             )
-
-
-def _choose_partitions(partitions: Mapping[Key, PartitionState], only: Only) -> dict[Key, PartitionState]:
-    planning.check_only(only, {k.tp: k for k in partitions})
-    return {k: p for k, p in partitions.items() if not only or k.tp in only}

@@ -222,7 +222,10 @@ class Wire:
 
         When none of them answers, the next request asks the bootstrap addresses for other brokers (KIP-899).
         """
-        start, nodes, attempts = time.monotonic(), self._by_load(), []
+        start, attempts = time.monotonic(), []
+        nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
+        # Those with the fewest requests in flight first, those that just failed last.
+        nodes = sorted(random.sample(nodes, len(nodes)), key=self._load)
         for node in nodes:
             attempts.append(self._net.call_soon_with_future(self._ask, node, copy.copy(request), seconds))
             remaining = seconds - (time.monotonic() - start)
@@ -235,11 +238,6 @@ class Wire:
         for error in filter(is_hopeless, errors):
             raise error
         raise BrokerNotReached("no broker answers; " + ", ".join(map(error_text, errors)))
-
-    def _by_load(self) -> list[int]:
-        """Return the brokers: those with the fewest requests in flight first, those that just failed last."""
-        nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
-        return sorted(random.sample(nodes, len(nodes)), key=self._load)
 
     def _load(self, node: int) -> tuple[bool, int, bool]:
         connection = self._manager._conns.get(node)
