@@ -144,3 +144,5 @@ def _view_list(feed: str, traces: list[RecordTrace]) -> Iterator[RenderableType]
         ]
         yield table(("record", "class", "batch", "place"), lines, right="batch")
         yield Text.assemble(("  → ", "bold"), f"a record: sluice explain {feed} {lines[0][0]}")
+    else:
+        yield Text.assemble(("  → ", "bold"), f"batches that were refused, or are not finished: sluice status {feed}")

@@ -116,6 +116,22 @@ def test_output_of_a_failed_run_leads_to_its_records(project: FeedProject, call:
     assert (code, document["record"]["id"] // 100) == (0, 1)
 
 
+def test_id_of_a_refused_run_leads_to_its_records(project: FeedProject, call: Call) -> None:
+    project.write_feed(format="json", schema="{id: string}", policies="{quarantine_limit: {share: 0, at_least: 1}}")
+    produce(project, 0, 40, find_hour(4))
+    code, document = call("run", "orders", "--no-dagster", "--json")
+    name = document["feeds"][0]["runs"][0]["run"]
+    assert code == 3
+    code, text = call("explain", "orders", "--run", name)
+    (command,) = re.findall(r"sluice (status \S+)", text)
+    assert (code, "no record matches" in text) == (1, True)
+    code, text = call(*command.split())
+    record = " ".join(re.search(r"sluice peek (\S+) -n 1", " ".join(text.split()))[1].split())
+    code, document = call("peek", record, "-n", "1", "--json")
+    assert (code, document["records"][0]["offset"]) == (0, 0)
+    assert f"run {name.partition(':')[2][:8]}" in call("explain", "orders", record)[1]
+
+
 def test_an_offset_and_a_search_exclude_each_other(project: FeedProject, call: Call) -> None:
     project.write_feed()
     assert call("explain", "orders", "t:0:1", "--key", "a")[0] == 2
