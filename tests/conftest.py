@@ -46,6 +46,7 @@ settings.load_profile("untimed")
 
 if "PYTEST_XDIST_WORKER" not in os.environ and library.find_library() is None:  # sources changed since `make setup`
     subprocess.run([sys.executable, Path(__file__).parents[1] / "infra" / "loops.py"], check=True)
+    library.find_library.cache_clear()
 
 # A shell that runs pytest in the background ignores SIGINT, and the processes of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
