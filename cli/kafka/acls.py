@@ -30,7 +30,7 @@ def acls(
     """Print the Kafka ACLs that a feed needs, and the commands that grant them.
 
     It opens no connection: the rights follow from the feed. The kafka-acls commands need an administrator's login in
-    admin.properties. For the project's secured local Kafka, use sluice kafka grant FEED.
+    admin.properties. For the project's secured local Kafka, use sluice kafka grant '*'.
 
     $ sluice acls orders
     $ sluice acls orders --principal User:ingest --json

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.cli.app.invocation import FeedName, Session, command, make_group
+from sluice.cli.app.feed_choice import FeedNames, choose_feeds
+from sluice.cli.app.invocation import Session, command, make_group
 from sluice.cli.app.parameters import flag
 from sluice.cli.terminal.output import bad, copyable, facts, good, table
 
@@ -52,7 +53,7 @@ def start(session: Session, brokers: Brokers = None, secure: Secure = False, reg
     `kafka.bootstrap` read from it, and so do feeds with ${KAFKA_BOOTSTRAP} while it runs.
 
     With --secure it has its own CA, listeners for passwords (SCRAM-SHA-512) and for certificates, and two users:
-    `admin` has all rights, `sluice` only those that you grant (sluice kafka grant FEED). Feeds without security
+    `admin` has all rights, `sluice` only those that you grant (sluice kafka grant '*'). Feeds without security
     settings log in as `sluice`.
 
     --registry also starts an Apicurio Registry with Confluent's API (160 MB, downloaded once). Feeds with a section
@@ -80,18 +81,20 @@ def start(session: Session, brokers: Brokers = None, secure: Secure = False, reg
 
 
 @command(group)
-def grant(session: Session, feed: FeedName) -> None:
-    """Grant the user `sluice` of the secured local Kafka the rights that a feed needs.
+def grant(session: Session, feeds: FeedNames = None) -> None:
+    """Grant the user `sluice` of the secured local Kafka the rights that feeds need.
 
     sluice acls FEED lists them, with commands for any other Kafka.
 
     $ sluice kafka grant orders
+    $ sluice kafka grant '*'
     """
     from sluice.pipelines.feed.rights import rights_of
     from sluice.resources.local import secured
     from sluice.resources.local.local_kafka import LocalKafka
 
-    rights = rights_of(session.feed(feed))
+    names = choose_feeds(session.files, feeds or (), everything=None)
+    rights = [*dict.fromkeys(right for name in names for right in rights_of(session.feed(name)))]
     kafka = LocalKafka.attach(session.project.kafka_folder)
     secured.grant(kafka, rights)
     rows = [(r.operation, r.what, r.need) for r in rights]
@@ -189,6 +192,6 @@ def _list_addresses(kafka: LocalKafka, status: ClusterStatus) -> list[tuple[str,
     return [
         ("by password", f"{status.bootstrap} (SASL_SSL, SCRAM-SHA-512)"),
         ("by certificate", f"{kafka.certificate_bootstrap} (SSL)"),
-        ("users", "admin (all rights), sluice (rights granted with sluice kafka grant FEED)"),
+        ("users", "admin (all rights), sluice (rights granted with sluice kafka grant '*')"),
         ("Java tools", f"--command-config {kafka.secured.java_properties()}"),
     ]

@@ -160,7 +160,6 @@ PLACEHOLDERS = {
     "cli/inspect/explain.py FEED": "no feed was typed",
     "cli/inspect/explain.py OFFSET": "no feed was typed",
     "cli/inspect/report.py FEED": "no feed was typed",
-    "cli/kafka/local.py FEED": "any feed",
     "cli/main.py FEED": "a bug, which may have any cause",
     "cli/maintain/repair.py BATCH": "no feed was typed",
     "cli/maintain/repair.py FEED": "no feed was typed",
@@ -168,7 +167,6 @@ PLACEHOLDERS = {
     "pipelines/feed/sections.py FILE": "a new file",
     "pipelines/feed/sections.py MODULE": "a module of the user",
     "pipelines/republishing/republish_plan.py TOPIC": "a new request",
-    "resources/kafka/protocol/kafka_errors.py FEED": "a client serves any feed",
     "resources/registry/proposal.py NAME": "a new name",
 }
 """By file and word, why a printed command has no real value there."""

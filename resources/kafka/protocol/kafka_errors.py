@@ -166,7 +166,8 @@ def _verdict(
         # The order counts: the last cases are of wider classes.
         case kafka_errors.AuthorizationError():
             remedy = client.remedy(list_missing_rights(type(error), rights, topic))
-            return NotAuthorized, f"{remedy}{_here(bootstrap, 'grants a feed its rights by: sluice kafka grant FEED')}"
+            granted = _here(bootstrap, "grants feeds their rights by: sluice kafka grant '*'")
+            return NotAuthorized, f"{remedy}{granted}"
         case _ if isinstance(error, _NO_LOGIN):
             return NotAuthorized, describe_login(error)
         case kafka_errors.UnsupportedVersionError():
