@@ -129,7 +129,7 @@ class _Project:
         settings = {
             "kafka": {"bootstrap": self.bootstrap},
             "topics": topic,
-            "group": f"{topic}-{name}",
+            "group": f"{topic}-{name}-{self.folder.name}",  # the topic of the big hour stays for the next time
             "start": "earliest",
             "format": "json",
             "engine": "processes",
