@@ -113,7 +113,7 @@ class _Project:
     def build(cls, folder: Path, bootstrap: str, topics: Path, note: Note) -> _Project:
         """Land the feeds, and write a feed file for each backfill to come."""
         big = ensure(TYPED_ORDERS.of(HOUR_RECORDS), bootstrap, topics, note).topic
-        end = time.time_ns() // 1_000_000 // HOUR * HOUR
+        end = (time.time_ns() // 1_000_000 - HOUR // 4) // HOUR * HOUR  # an hour whose grace period is over
         project = cls(folder, bootstrap, (end - HOURS * HOUR, end), note)
         names = [f"waits-{secrets.token_hex(4)}-{name}" for name in ("small", "month")]
         events.create(KafkaSettings(bootstrap=bootstrap), names, PARTITIONS)
