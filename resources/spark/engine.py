@@ -119,7 +119,13 @@ class SparkEngine:
         master = get_master(self._settings)
         with _lock:  # PySpark names a context before it is complete
             running = None if is_connect(self._settings) else _running()
-        return _describe_context(running, master) if running else EngineUse(EngineKind.SPARK, master)
+        if running is None:
+            return EngineUse(EngineKind.SPARK, master)
+        application, page = str(running.applicationId), running.uiWebUrl or ""
+        settings: Any = running._jsc.getConf()  # that of Python copies all settings, by a hundred calls to Java
+        if not page and settings.get("spark.eventLog.enabled", "false") == "true":
+            page = f"{settings.get('spark.eventLog.dir', '/tmp/spark-events')}/{application}"
+        return EngineUse(EngineKind.SPARK, master, application, page)
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome | TaskTraffic]:
         """Return an outcome for each offset range of the tasks (positions in the plan), and each task's traffic,
@@ -586,15 +592,6 @@ def _running() -> SparkContext | None:
     if _jvm_ended() is not None or active is None or active._jsc.sc().isStopped():
         _forget_jvm()
     return SparkContext._active_spark_context
-
-
-@lru_cache(1)
-def _describe_context(running: SparkContext, master: str) -> EngineUse:
-    application, page = str(running.applicationId), running.uiWebUrl or ""
-    settings: Any = running._jsc.getConf()  # that of Python copies all settings, by a hundred calls to Java
-    if not page and settings.get("spark.eventLog.enabled", "false") == "true":
-        page = f"{settings.get('spark.eventLog.dir', '/tmp/spark-events')}/{application}"
-    return EngineUse(EngineKind.SPARK, master, application, page)
 
 
 def _jvm_ended(seconds: float = 0) -> int | None:
