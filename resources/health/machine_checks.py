@@ -117,6 +117,8 @@ def java_here(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
         return
     try:
         java_home = java.find_java()
+        if not (version := java.major(java_home)):
+            raise SetupError(f"{java_home} does not run", remedy=java.INSTALL_HINT)
     except SetupError as error:
         if any(feed.engine is EngineKind.SPARK for feed in feeds):
             yield of_error("Java", executors.name_other_engine(error))
@@ -124,7 +126,7 @@ def java_here(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
             needed = "needed for the local Kafka, `.spark()` and `engine: spark`; these feeds land without it"
             yield report_warning("Java", f"{error.message}: {needed}", error.remedy)
     else:
-        yield report_ok("Java", f"{java.major(java_home)}, {java_home}")
+        yield report_ok("Java", f"{version}, {java_home}")
 
 
 def addresses(_: Sequence[Feed]) -> Iterator[Diagnosis]:

@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import logging
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -67,7 +68,7 @@ def find_java() -> Path:
     Raises SetupError, naming what to install, when there is none.
     """
     for candidate in _candidates():
-        if candidate.is_file() and major(candidate) >= MINIMUM:
+        if candidate.is_file() and (_read_release(candidate) or major(candidate)) >= MINIMUM:
             return candidate
     raise SetupError(f"no Java {MINIMUM} or newer on this machine", remedy=INSTALL_HINT)
 
@@ -90,6 +91,17 @@ def _candidates() -> Iterator[Path]:
         yield Path(on_path)
     for folder in map(os.path.expanduser, _PLACES):
         yield from sorted(Path("/").glob(folder.lstrip("/") + "/bin/java"))
+
+
+def _read_release(java: Path) -> int:
+    """Returns the major version in the `release` file of this executable's home (JEP 223), if it is made for this
+    machine; else 0. To ask the executable would start a JVM before each run."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        text = (java.resolve().parent.parent / "release").read_text()
+        entries = dict(re.findall(r'^(\w+)="([^"]*)"$', text, re.MULTILINE))
+        if (entries.get("OS_NAME"), entries.get("OS_ARCH")) == (platform.system(), platform.machine()):
+            return int(entries["JAVA_VERSION"].partition(".")[0])
+    return 0
 
 
 def major(java: Path) -> int:

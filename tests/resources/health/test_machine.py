@@ -85,6 +85,15 @@ def test_java_is_not_needed_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> 
     assert (diagnosis.health, diagnosis.remedy) == (Health.SKIPPED, "pip install 'kafka-sluice[spark]'")
 
 
+def test_java_that_does_not_run_is_a_failure_for_feeds_on_spark(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine_checks.java, "find_java", lambda: tmp_path / "java")
+    settings = {"feed": "orders", "kafka": {"bootstrap": "a:1"}, "topics": "orders", "start": "earliest"}
+    (diagnosis,) = machine_checks.java_here((Feed.model_validate(settings),))
+    assert (diagnosis.health, diagnosis.found) == (Health.FAILED, f"{tmp_path / 'java'} does not run")
+
+
 @pytest.mark.parametrize(
     ("engine", "health", "remedy"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import subprocess
 from collections.abc import Iterator
@@ -52,6 +53,25 @@ def test_too_old_java_is_skipped(bare_machine: Path, monkeypatch: pytest.MonkeyP
     make_fake_java(bare_machine / "path", old)
     good = make_fake_java(bare_machine / "jvm" / "temurin", "21.0.2")
     assert java.find_java() == good
+
+
+def test_release_file_of_this_machine_spares_the_start_of_a_jvm(bare_machine: Path) -> None:
+    runs_not = make_fake_java(bare_machine / "path", "nonsense")
+    write_release(bare_machine / "path", platform.machine())
+    assert java.find_java() == runs_not
+
+
+def test_release_file_for_another_machine_is_not_believed(bare_machine: Path) -> None:
+    make_fake_java(bare_machine / "path", "nonsense")
+    write_release(bare_machine / "path", "s390")
+    good = make_fake_java(bare_machine / "jvm" / "temurin", "21.0.2")
+    assert java.find_java() == good
+
+
+def write_release(home: Path, machine: str) -> None:
+    (home / "release").write_text(
+        f'JAVA_VERSION="17.0.15"\nOS_ARCH="{machine}"\nOS_NAME="{platform.system()}"\nSOURCE=""\n'
+    )
 
 
 def test_java_home_precedes_path(bare_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
