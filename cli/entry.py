@@ -46,7 +46,7 @@ _PROCESSES = re.compile(rb"^engine: *[\"']?processes", re.MULTILINE)
 
 
 def _start_engine(words: Sequence[str]) -> None:
-    """Start the pool of workers and Spark's JVM for a run of one feed: they load while this process does.
+    """Start Spark's JVM and the pool of workers for a run of one feed: they load while this process does.
 
     A feed with Spark settings of its own starts its Spark later. Runs of several feeds start theirs once something is
     known to be pending.
@@ -60,14 +60,14 @@ def _start_engine(words: Sequence[str]) -> None:
         return  # not in the project's folder, or no feed: the command finds out
     if b"\nspark" in feed:
         return
-    from sluice.resources.spark import worker_pool
-
     with suppress(Exception):
-        worker_pool.get_pool()
         if not (_PROCESSES.search(feed + b"\n" + fleet) or "processes" in (*words, os.environ.get("SLUICE_ENGINE"))):
             from sluice.resources.spark import jvm
 
-            jvm.begin()
+            jvm.begin()  # first: a run waits longest for it
+        from sluice.resources.spark import worker_pool
+
+        worker_pool.get_pool()
 
 
 def _exit_now(signum: int, frame: FrameType | None) -> NoReturn:

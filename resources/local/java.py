@@ -23,12 +23,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from xml.sax.saxutils import quoteattr
+from typing import TYPE_CHECKING
 
 from sluice.pipelines.errors import SetupError
-from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.locks import check_ours, is_ours, locking, protect
+
+if TYPE_CHECKING:
+    from sluice.pipelines.model.receipts import Reporter
 
 MINIMUM = 17
 INSTALL_HINT = (
@@ -94,8 +96,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _read_release(java: Path) -> int:
-    """Returns the major version in the `release` file of this executable's home (JEP 223), if it is made for this
-    machine; else 0. To ask the executable would start a JVM before each run."""
+    """Returns the major version by the `release` file of its home (JEP 223); 0 without one for this machine."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         text = (java.resolve().parent.parent / "release").read_text()
         entries = dict(re.findall(r'^(\w+)="([^"]*)"$', text, re.MULTILINE))
@@ -196,14 +197,15 @@ def cache() -> Path:
 def _dependency(artifact: Artifact) -> str:
     excluded = (module.split(":", 1) for module in artifact.without)
     return (
-        f"<dependency org={quoteattr(artifact.org)} name={quoteattr(artifact.name)}"
-        f' rev={quoteattr(artifact.version)} conf="default->default">'
-        + "".join(f"<exclude org={quoteattr(org)} module={quoteattr(name)}/>" for org, name in excluded)
+        f'<dependency org="{artifact.org}" name="{artifact.name}" rev="{artifact.version}" conf="default->default">'
+        + "".join(f'<exclude org="{org}" module="{name}"/>' for org, name in excluded)
         + "</dependency>"
     )
 
 
 def _fetch(name: str, request: str, artifacts: Sequence[Artifact], folder: Path, report: Reporter) -> None:
+    from sluice.pipelines.model.receipts import Progress  # late: each run on Spark waits for this module's imports
+
     with tempfile.TemporaryDirectory(prefix=folder.name + ".", dir=folder.parent) as scratch:
         Path(scratch, "ivy.xml").write_text(request)
 
