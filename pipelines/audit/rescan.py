@@ -455,6 +455,8 @@ class _RangeComparer:
     def _check_places(self, there: Array, mine: Array, bad: Array) -> AuditProblem | None:
         """Check that each record of the log is in exactly one file, and that the files have no others."""
         s, ours = self._receipt.offset_range, np.concatenate([mine, bad])
+        if np.array_equal(ours, there):  # nearly always, and far cheaper than looking for each
+            return None
         strange = ours[~np.isin(ours, there)]
         if len(strange):
             return self._build_lack(3, f"offset {strange.min()} is not in the log")
@@ -496,7 +498,7 @@ class _RangeComparer:
                 return problem
             if landed is None or not unfixed.any():
                 continue
-            both = np.flatnonzero(unfixed & np.isin(mine, offsets))
+            both = np.flatnonzero(unfixed if np.array_equal(mine, offsets) else unfixed & np.isin(mine, offsets))
             positions = np.searchsorted(offsets, mine[both])
             equal = equal_rows(_rows_at(landed, both), _rows_at(remade, positions))
             unfixed[both[equal]] = False
@@ -529,7 +531,7 @@ class _RangeComparer:
 
     def _fitting(self, maker: _Maker, offsets: Array, mine: Array, bad: Array) -> AuditProblem | None:
         """Check that no valid record is in quarantine or dropped, without a contract and before any replay."""
-        if self._receipt.relanded or maker.shape.contract:
+        if self._receipt.relanded or maker.shape.contract or np.array_equal(offsets, mine):
             return None
         kept_back = offsets[~np.isin(offsets, mine)]
         where = "fits, and is in quarantine" if np.isin(kept_back[:1], bad).any() else "fits, and was dropped"
@@ -567,7 +569,8 @@ def equal_rows(mine: pa.Table, remade: pa.Table) -> Array:
             same &= as_mask(column.is_null())
             continue
         try:
-            other = remade.column(f.name).cast(f.type)
+            other = remade.column(f.name)
+            other = other if other.type.equals(f.type) else other.cast(f.type)
         except pa.ArrowInvalid:  # a type that does not hold the value: not made by this shape
             return np.zeros(mine.num_rows, np.bool_)
         if column.equals(other):

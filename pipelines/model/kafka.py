@@ -80,8 +80,8 @@ def find_contiguous_end(start: int, ranges: Iterable[Range]) -> int:
 
 def cut(r: Range, at: Iterable[int]) -> tuple[Range, ...]:
     """`r` cut at the given offsets. Offsets outside of it are ignored."""
-    ports = [r.start, *sorted({x for x in at if r.start < x < r.end}), r.end]
-    return tuple(Range(a, b) for a, b in itertools.pairwise(ports) if a < b)
+    bounds = [r.start, *sorted({x for x in at if r.start < x < r.end}), r.end]
+    return tuple(Range(a, b) for a, b in itertools.pairwise(bounds) if a < b)
 
 
 def is_covered(ranges: Iterable[Range], wanted: Range) -> bool:

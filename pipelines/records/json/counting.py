@@ -92,4 +92,4 @@ def _sums(column: pa.Array, inside: Array) -> Array:
 
 
 def _there(column: pa.Array) -> Array:
-    return int64s(column.is_valid().cast(pa.int64()))
+    return int64s(column.is_valid().cast(pa.int64())) if column.null_count else np.ones(len(column), np.int64)

@@ -129,8 +129,8 @@ def _make_text(text: str) -> pa.StringArray:
 
 def inside(offsets: np.ndarray, ranges: Iterable[Range]) -> np.ndarray:
     """A boolean for each offset: whether it lies in one of the ranges."""
-    ports = np.array([edge for r in intersect(ranges, _OFFSETS) for edge in r], np.int64)
-    is_inside: np.ndarray = np.searchsorted(ports, offsets, side="right") % 2 == 1
+    bounds = np.array([bound for r in intersect(ranges, _OFFSETS) for bound in r], np.int64)
+    is_inside: np.ndarray = np.searchsorted(bounds, offsets, side="right") % 2 == 1
     return is_inside
 
 

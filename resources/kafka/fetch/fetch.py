@@ -14,8 +14,10 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from typing import NamedTuple, TypeVar
 
 from kafka.errors import (
@@ -31,6 +33,7 @@ from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import BrokerTraffic, TaskTraffic
 from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.records.kafka_batches.decode import find_batches, next_position
+from sluice.pipelines.util.grouping import group_by
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Patience, Wire
 from sluice.resources.kafka.fetch.broker_sessions import Sources, TrafficCounter, find_local_starts
@@ -105,7 +108,11 @@ class _Stream:
     def __init__(self, sources: Sources, ranges: Sequence[OffsetRange], patience: float) -> None:
         self._sources = sources
         self._patience = patience
-        self._waiting = list(enumerate(ranges))
+        pieces = group_by(enumerate(ranges), lambda item: item[1].tp)
+        self._waiting = {tp: deque(items) for tp, items in pieces.items()}
+        """By partition, the ranges that have not begun, each with its index."""
+        self._ready = [(items[0][0], tp) for tp, items in pieces.items()]
+        """A heap of the partitions that may be read: the index of the next range, and the partition."""
         self._rests: dict[TopicPartition, Rest] = {}
         self._adjacent: dict[int, tuple[OffsetRange | None, int]] = {}
         """By index, the partition's next range, if it begins where this one ends, and estimated bytes from there on."""
@@ -117,7 +124,7 @@ class _Stream:
             later[piece.tp] = index
         # Half of the room: the batch at an answer's end comes whole.
         self._share = sources.limits.kept_bytes // (2 * max(len(later), 1))
-        self._active: set[TopicPartition] = set()
+        self._active = 0
         self._given_up: set[TopicPartition] = set()
         self._answers_then = -1
         self._taken = 0
@@ -172,12 +179,10 @@ class _Stream:
 
     def _admit(self) -> None:
         """Start the ranges that may start; end the stream when nothing is left."""
-        while len(self._active) < self._sources.limits.active_ranges:
-            ready = (item for item in self._waiting if item[1].tp not in self._active)
-            if (item := next(ready, None)) is None:
-                break
-            self._waiting.remove(item)
-            self._active.add(item[1].tp)
+        while self._ready and self._active < self._sources.limits.active_ranges:
+            _, tp = heappop(self._ready)
+            item = self._waiting[tp].popleft()
+            self._active += 1
             # An unexpected error is a bug: the consumer must see it instead of waiting without end.
             self._sources.wire.spawn(self._read, *item).add_errback(self._queue.put)
         if not self._active:
@@ -199,7 +204,9 @@ class _Stream:
                 self._given_up.add(piece.tp)
                 self._answers_then = self._sources.answers
             self._queue.put(FetchFailed(index, self._explain(error, piece, reader.position)))
-        self._active.remove(piece.tp)
+        self._active -= 1
+        if waiting := self._waiting[piece.tp]:
+            heappush(self._ready, (waiting[0][0], piece.tp))
         self._admit()
 
     def _keep(self, rest: Rest, piece: OffsetRange) -> None:
