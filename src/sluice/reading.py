@@ -354,7 +354,8 @@ class Windows:
         frame: Any
         if self._are_small and self._alike:
             frame = polars.scan_parquet(self._arrow_paths, glob=False, hive_partitioning=False)
-            if frame.collect_schema() == polars.from_arrow(self.schema.empty_table()).schema:
+            # `polars.from_arrow` imports pandas, if it is there.
+            if frame.collect_schema() == polars.DataFrame(pa.RecordBatchReader.from_batches(self.schema, [])).schema:
                 return frame
         return polars.scan_pyarrow_dataset(self._dataset(self.schema))
 
@@ -369,7 +370,7 @@ class Windows:
         else:
             # DuckDB would take some characters for a pattern.
             paths = ["".join(f"[{c}]" if c in "*?[" else c for c in p) for p in self.paths]
-            relation = where.read_parquet(paths, union_by_name=True, hive_partitioning=False)
+            relation = where.read_parquet(paths, hive_partitioning=False)
             if any(_get_unit(f) == "ns" for f in self.schema):
                 relation = relation.project(", ".join(_cut_to_microseconds(f) for f in self.schema))
         return relation
