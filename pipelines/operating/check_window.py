@@ -226,7 +226,7 @@ def check_window(feed: Feed, ports: Ports, window: int | None, by: Sequence[str]
         quarantine,
         rows,
         tuple(
-            build_file(ports.lake, settings, start, s, p)
+            build_file(ports.lake.locate(p.path), settings.name(start), s, p)
             for kind in PartKind
             for s, p in placed
             if p.kind is kind and p.path not in wrong

@@ -268,45 +268,37 @@ def read_windows(ledger: Ledger, requested: Sequence[int], settings: WindowSetti
         windows.check_aligned(window, settings)
     state = ledger.read()
     receipts = group_receipts(ledger, state, requested, settings)
-    return tuple(_collect_files(ledger, state, receipts[window], window, settings) for window in requested)
+    complete, out = windows.complete_of(state, requested, settings), list[WindowFiles]()
+    for window in requested:
+        in_order = sorted(receipts[window], key=lambda r: (r.offset_range.key, r.offset_range.start))
+        _demand_proven(ledger, state, window, complete.get(window, {}), in_order)
+        placed = tuple((r.offset_range, p) for r in in_order for p in r.parts)
+        out.append(WindowFiles(window, window in complete, placed))
+    return tuple(out)
 
 
-def _collect_files(
-    ledger: Ledger, state: State, receipts: Iterable[Receipt], window: int, settings: WindowSettings
-) -> WindowFiles:
-    in_order = sorted(receipts, key=lambda r: (r.offset_range.key, r.offset_range.start))
-    placed = tuple((r.offset_range, p) for r in in_order for p in r.parts)
-    is_complete = windows.complete(state, window, settings)
-    if is_complete and (key := find_unproven(ledger, state, window, settings, in_order)):
-        raise build_unproven_error(ledger.feed, window, key)
-    return WindowFiles(window, is_complete, placed)
+def _demand_proven(
+    ledger: Ledger, state: State, window: int, ranges: Mapping[Key, Range], receipts: Sequence[Receipt]
+) -> None:
+    """Raises LedgerCorrupt if no entry has landed offsets of a complete window that the ledger counts as landed.
 
-
-def find_unproven(
-    ledger: Ledger, state: State, window: int, settings: WindowSettings, receipts: Sequence[Receipt]
-) -> Key | None:
-    """Returns a partition with offsets of the window that the ledger counts as landed, and no entry has landed.
-
-    Nothing is pending in a complete window: so says the fold, and so must the entries themselves.
+    Nothing is pending in its `ranges`: so says the fold, and so must the entries themselves.
     """
     own = by_key((r.offset_range.key, r.offset_range.range) for r in receipts)
-    for key in state.known():
-        span = windows.find_range(state, key, window, settings)
-        other = (r for ranges in list_unread(state, key).values() for r in ranges)
-        rest = subtract(span, [*own.get(key, ()), *other]) if span and span.span else ()
-        if rest:  # offsets that landed before their window had a boundary are in another one's receipts
+    for key, span in ranges.items():
+        if is_covered(own.get(key, ()), span):
+            continue
+        other = (r for unread in list_unread(state, key).values() for r in unread)
+        if rest := subtract(span, [*own.get(key, ()), *other]):
+            # offsets that landed before their window had a boundary are in another one's receipts
             near = read_receipts_meeting(ledger, state, ((key, r) for r in rest))
             if any(subtract(r, [x.offset_range.range for x in near if x.offset_range.key == key]) for r in rest):
-                return key
-    return None
-
-
-def build_unproven_error(feed: str, window: int, key: Key) -> LedgerCorrupt:
-    return LedgerCorrupt(
-        f"window {show_window(window)} of feed {feed}: the ledger counts offsets of {key} as landed, and no entry of it"
-        " has landed them",
-        remedy=f"an entry was replaced: restore _sluice/{feed}/log from a backup, then: sluice audit {feed} --all",
-    )
+                raise LedgerCorrupt(
+                    f"window {show_window(window)} of feed {ledger.feed}: the ledger counts offsets of {key} as landed,"
+                    " and no entry of it has landed them",
+                    remedy=f"an entry was replaced: restore _sluice/{ledger.feed}/log from a backup, then: sluice audit"
+                    f" {ledger.feed} --all",
+                )
 
 
 def group_receipts(

@@ -16,6 +16,7 @@ import json
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from heapq import heappop, heappush
 from typing import Any
 
@@ -131,7 +132,8 @@ def list_files(
     if not partial:
         _check_complete(window_files, wrong, name, settings)
     placed = ((f.window, s, p) for f in window_files for s, p in f.placed if p.kind is kind and p.path not in wrong)
-    return tuple(build_file(lake, settings, w, s, p) for w, s, p in placed)
+    locate, name_of = cache(lake.locate), cache(settings.name)
+    return tuple(build_file(locate(p.path), name_of(w), s, p) for w, s, p in placed)
 
 
 def describe_protection_then(feed: Feed, ledger: Ledger, state: State, receipts: Iterable[Receipt]) -> str:
@@ -156,11 +158,10 @@ def _check_complete(
             )
 
 
-def build_file(lake: Lake, settings: WindowSettings, window: int, s: OffsetRange, p: Part) -> File:
-    """Returns the entry of a part that is visible, with rows of this offset range."""
-    at, first = lake.locate(p.path), p.shared.first if p.shared else 0
-    name = settings.name(window)
-    return File(name, p.kind, at, p.path, s.topic, s.partition, s.start, s.end, p.rows, p.bytes, p.sha256, first)
+def build_file(address: str, window: str, s: OffsetRange, p: Part) -> File:
+    """Returns the entry of a visible part, with the rows of an offset range."""
+    first = p.shared.first if p.shared else 0
+    return File(window, p.kind, address, p.path, s.topic, s.partition, s.start, s.end, p.rows, p.bytes, p.sha256, first)
 
 
 def remove_unless_named(lake: Lake, feed: str, parts: Sequence[str]) -> list[str]:

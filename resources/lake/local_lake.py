@@ -62,7 +62,7 @@ class LocalLake:
         return self.root.as_uri()
 
     def locate(self, path: str) -> str:
-        return str(self._place(path))
+        return self._inside(path)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Create the file; False if it exists. Of several writers exactly one gets True.
@@ -125,7 +125,7 @@ class LocalLake:
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
         """Files below `prefix`, in the order of their whole paths, without links and `.tmp-…` files."""
         above = prefix.strip("/")
-        folder = self._place(above) if above else self.root
+        folder = self._inside(above) if above else str(self.root)
         return _walk(folder, f"{above}/" if above else "", after)
 
     def folders(self, prefix: str) -> Iterator[str]:
@@ -413,18 +413,18 @@ def _copy(origin: Path, target: Path) -> None:
     _move(temporary, target)
 
 
-def _walk(folder: Path, above: str, after: str) -> Iterator[str]:
+def _walk(folder: str, above: str, after: str) -> Iterator[str]:
     lowest = after.removeprefix(above).partition("/")[0] if after.startswith(above) else ""
     for name in _names(folder, above, lowest):
         path = above + name
         if name.endswith("/"):
             if path > after or after.startswith(path):
-                yield from _walk(folder / name, path, after)
+                yield from _walk(f"{folder}/{name}", path, after)
         elif path > after:
             yield path
 
 
-def _names(folder: Path, above: str, lowest: str) -> list[str]:
+def _names(folder: str, above: str, lowest: str) -> list[str]:
     """Sorted names in a folder, but for most of those below `lowest`. Names of folders end in `/`, so that whole paths
     are in order, too."""
     with _translating_errors(above), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:

@@ -197,9 +197,10 @@ class Windows:
             for w in starts
             if (note := windows.describe_against(state, w, feed.window))
         ]
+        protected = starts if feed.shape.protection or any(" protect " in name for name in state.shapes) else ()
         notes += [
             f"{feed.window.name(w)}: {note}"
-            for w, receipts in manifest.group_receipts(ledger, state, starts, feed.window).items()
+            for w, receipts in manifest.group_receipts(ledger, state, protected, feed.window).items()
             if (note := reading.describe_protection_then(feed, ledger, state, receipts))
         ]
         return cls(feed, tuple(starts), kind, files, _find_standing_schema(feed, state, kind), tuple(notes))
@@ -399,10 +400,9 @@ class Windows:
 
     def _to_spark(self, session: SparkSession) -> DataFrame:
         from sluice.resources.spark import parts
-        from sluice.resources.spark import parts as types
 
-        schema = types.spark_schema(self.schema)
-        own = not self._filesystem and self._alike and all(types.spark_reads(f) for f in self._footers)
+        schema = parts.spark_schema(self.schema)
+        own = not self._filesystem and self._alike and all(parts.spark_reads(f) for f in self._footers)
         if own and self.paths:
             reader = session.read.schema(schema).option("parquet.page.verify-checksum.enabled", "true")
             return reader.parquet(*map(_escape_glob, self.paths))
