@@ -100,7 +100,7 @@ LocalFile = Annotated[Text, AfterValidator(below_root)]
 class Settings(BaseModel):
     """Settings are frozen, forbid unknown keys, and keep values out of errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
 
 
 TUNING = {

@@ -45,7 +45,7 @@ class TopicFilter(BaseModel):
     A feed file gives a name, a list of names, or `{include: [...], exclude: [...]}`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
 
     names: Annotated[tuple[TopicName, ...], Field(max_length=1000)] = ()
     include: Annotated[tuple[Pattern, ...], Field(max_length=100)] = ()

@@ -87,7 +87,7 @@ PACKED_FROM = 64 << 10
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", defer_build=True)
 
 
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
