@@ -7,17 +7,26 @@ so that all rows of a chosen key are in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from itertools import accumulate
+from tempfile import SpooledTemporaryFile
 
 import numpy as np
 
+from sluice.pipelines.errors import Failed
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.util.documents import Derived, Flat, Instant
 
 LIMIT = 1 << 22
-"""Rows up to which the numbers are exact. A row takes 65 bytes."""
+"""Rows up to which the numbers are exact. A row takes 65 bytes of a temporary file."""
+_IN_MEMORY = 1 << 20
+"""Bytes of rows that need no file."""
+_SHARE_BITS = 5
+"""The share of a row is the first bits of its hash: of `LIMIT` rows, 131,072 are in memory at once."""
 EXAMPLES = 3
 NEAR_OFFSETS = 10_000
 """A retry is at most this many offsets behind the first attempt."""
@@ -104,47 +113,59 @@ class Repeats:
 
 
 class Sample:
-    """Rows by hash: all of them up to `limit`, then those whose hash ends in enough zero bits that no more remain."""
+    """Rows by hash: all of them up to `limit`, then those whose hash ends in enough zero bits that no more remain.
 
-    def __init__(self, limit: int) -> None:
-        self.bits = 0
-        self._limit, self._size = limit, 0
-        self._chunks: list[tuple[np.ndarray, ...]] = []
+    They lie in a temporary file, so that memory does not grow with them.
+    """
 
-    @property
-    def factor(self) -> int:
+    def __init__(self, limit: int, **columns: type) -> None:
+        self.factor = 1
         """The number of rows that one row of the sample stands for."""
-        return 1 << self.bits
+        self._limit, self._type = limit, np.dtype([("hash", np.uint64), *columns.items()])
+        self._begin()
 
-    def add(self, hashes: np.ndarray, *columns: np.ndarray) -> None:
-        """Add rows: their hashes, and columns of the same length."""
-        self._append((hashes, *columns))
-        while self._size > self._limit:
-            self.bits += 1
-            chunks, self._chunks, self._size = self._chunks, [], 0
-            for chunk in chunks:
-                self._append(chunk)
+    def _begin(self) -> None:
+        self._size, self._bounds = 0, list[list[int]]()
+        self._file = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - removed with the sample
 
-    def _append(self, chunk: tuple[np.ndarray, ...]) -> None:
-        if self.bits:
-            chosen = (chunk[0] & np.uint64(self.factor - 1)) == 0
-            chunk = tuple(column[chosen] for column in chunk)
-        self._chunks.append(chunk)
-        self._size += len(chunk[0])
+    def add(self, *columns: np.ndarray) -> None:
+        """Add rows: their hashes, and the other columns. Raises Failed if the temporary file cannot be written."""
+        rows = np.empty(len(columns[0]), self._type)
+        for name, column in zip(rows.dtype.names or (), columns, strict=True):
+            rows[name] = column
+        try:
+            self._append(rows)
+            self._file.flush()
+            while self._size > self._limit:
+                former, self.factor = copy(self), self.factor * 2
+                self._begin()
+                for share in former.read_shares():
+                    self._append(share)
+        except OSError as error:
+            raise Failed(
+                f"repeated records cannot be counted: {error.strerror or error}",
+                remedy="their hashes take 65 bytes a row in a temporary file: free space there, or set another folder"
+                " in TMPDIR, and run again",
+            ) from None
 
-    def take(self) -> list[np.ndarray]:
-        """Remove and return all columns, in the order in which their rows were added."""
-        chunks, self._chunks = self._chunks, []
-        return [np.concatenate(parts) for parts in zip(*chunks, strict=True)]
+    def _append(self, rows: np.ndarray) -> None:
+        if self.factor > 1:
+            rows = rows[(rows["hash"] & np.uint64(self.factor - 1)) == 0]
+        shares = (rows["hash"] >> np.uint64(64 - _SHARE_BITS)).astype(np.uint8)
+        self._file.write(rows[np.argsort(shares, kind="stable")].tobytes())
+        sizes = np.bincount(shares, minlength=1 << _SHARE_BITS).tolist()
+        self._bounds.append([*accumulate(sizes, initial=self._size)])
+        self._size += len(rows)
 
-    def take_repeated(self) -> list[np.ndarray]:
-        """Remove all columns; return those of rows whose hash others have, together, in the order of adding."""
-        hashes, *columns = self.take()
-        in_order = np.sort(hashes)
-        repeated = in_order[1:][in_order[1:] == in_order[:-1]]
-        rows = np.flatnonzero(np.isin(hashes, repeated)) if len(repeated) else np.empty(0, np.int64)
-        rows = rows[np.argsort(hashes[rows], kind="stable")]
-        return [column[rows] for column in (hashes, *columns)]
+    def read_shares(self) -> Iterator[np.ndarray]:
+        """Yields the rows in shares, in the order of adding. Rows with the same hash are in one of them."""
+        size = self._type.itemsize
+        for at in range(1 << _SHARE_BITS):
+            parts = list[bytes]()
+            for ends in self._bounds:
+                self._file.seek(ends[at] * size)
+                parts.append(self._file.read((ends[at + 1] - ends[at]) * size))
+            yield np.frombuffer(b"".join(parts), self._type)
 
 
 class RepeatCounter:
@@ -154,7 +175,8 @@ class RepeatCounter:
         self._by = tuple(by)
         self._partitions: list[Key] = []
         self._rows = self._keyed = 0
-        self._keys, self._values = Sample(limit), Sample(limit)
+        self._keys = Sample(limit, pair=np.uint64, number=np.int32, offset=np.int64, time=np.int64)
+        self._values = Sample(limit, number=np.int32, offset=np.int64, time=np.int64, kind=np.int8)
 
     def add(
         self,
@@ -171,7 +193,7 @@ class RepeatCounter:
         number = np.full(len(offsets), len(self._partitions) - 1, np.int32)
         (hashes, there), (pairs, kinds) = keys, values
         self._rows, self._keyed = self._rows + len(offsets), self._keyed + int(there.sum())
-        self._keys.add(hashes[there], pairs[there], number[there], offsets[there], times[there])
+        self._keys.add(*(column[there] for column in (hashes, pairs, number, offsets, times)))
         counted = there | (kinds != Kind.TOMBSTONE)  # a tombstone without the key may be one of any key
         self._values.add(*(column[counted] for column in (pairs, number, offsets, times, kinds)))
 
@@ -180,58 +202,55 @@ class RepeatCounter:
         if not self._rows:
             return Repeats(self._by, 0, 0, 0, 0, (), None, exact=True)
         keys, updates, example = self._count_updates()
-        exact = not self._keys.bits and not self._values.bits
+        exact = self._keys.factor == self._values.factor == 1
         return Repeats(self._by, self._rows, self._keyed, keys, updates, self._group_copies(), example, exact)
 
     def _count_updates(self) -> tuple[int, int, tuple[Coordinate, Coordinate] | None]:
         """Returns the number of keys, the number of further values of a key, and an example of one."""
-        hashes, values, *coordinates = self._keys.take()
-        keys, factor = np.sort(hashes), self._keys.factor
-        same_key, pairs = keys[1:] == keys[:-1], np.sort(values)  # the hash of a pair decides its key
-        count = len(hashes) - int(same_key.sum())
-        updates = len(values) - int((pairs[1:] == pairs[:-1]).sum()) - count
-        example = None
-        for last in (keys[: 1 << 14][-1], keys[-1]) if updates else ():  # a few keys nearly always have an example
-            rows = np.flatnonzero(hashes <= last)
-            rows = rows[np.argsort(hashes[rows], kind="stable")]
-            before, after = rows[:-1], rows[1:]
-            new = np.flatnonzero((hashes[after] == hashes[before]) & (values[after] != values[before]))
-            if len(new):
-                first, second = (self._find_coordinate(coordinates, at[new[0]]) for at in (before, after))
-                example = first, second
-                break
-        return count * factor, updates * factor, example
+        keys, values, example = 0, 0, None
+        for rows in self._keys.read_shares():
+            own, pairs = np.sort(rows["hash"]), np.sort(rows["pair"])  # the hash of a pair decides its key
+            new_keys, new_values = (len(x) - int((x[1:] == x[:-1]).sum()) for x in (own, pairs))
+            keys, values = keys + new_keys, values + new_values
+            if new_values > new_keys and example is None:
+                rows = rows[np.argsort(rows["hash"], kind="stable")]
+                before, after = rows[:-1], rows[1:]
+                at = np.argmax((before["hash"] == after["hash"]) & (before["pair"] != after["pair"]))
+                example = self._find(before[at]), self._find(after[at])
+        return keys * self._keys.factor, (values - keys) * self._keys.factor, example
 
     def _group_copies(self) -> tuple[Copies, ...]:
         """Returns the copies by cause, the most frequent first. Each is compared with the equal row before it."""
-        hashes, *coordinates, kinds = self._values.take_repeated()
-        copies = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
-        numbers, offsets, times = coordinates
-        near = (numbers[copies] == numbers[copies - 1]) & (offsets[copies] - offsets[copies - 1] <= NEAR_OFFSETS)
-        same_time = times[copies] == times[copies - 1]
-        kind = kinds[copies]
-        plain = kind == Kind.RECORD
-        of_cause = {
-            Cause.RETRIED: plain & same_time & near,
-            Cause.WRITTEN_AGAIN: plain & same_time & ~near,
-            Cause.SENT_AGAIN: plain & ~same_time,
-            Cause.DELETED_AGAIN: kind == Kind.TOMBSTONE,
-            Cause.BROKER_TIME: kind == Kind.BROKER_TIMED,
-        }
-        grouped = [self._build_copies(cause, copies[chosen], coordinates) for cause, chosen in of_cause.items()]
-        return tuple(sorted((c for c in grouped if c.records), key=lambda c: -c.records))
+        numbers, examples = Counter[Cause](), dict[Cause, list[tuple[Coordinate, Coordinate]]]()
+        for rows in self._values.read_shares():
+            in_order = np.sort(rows["hash"])
+            if not len(repeated := in_order[1:][in_order[1:] == in_order[:-1]]):
+                continue
+            rows = rows[np.isin(rows["hash"], repeated)]
+            rows = rows[np.argsort(rows["hash"], kind="stable")]
+            copies = np.flatnonzero(rows["hash"][1:] == rows["hash"][:-1]) + 1
+            before, after = rows[copies - 1], rows[copies]
+            near = (after["number"] == before["number"]) & (after["offset"] - before["offset"] <= NEAR_OFFSETS)
+            same_time, plain = after["time"] == before["time"], after["kind"] == Kind.RECORD
+            of_cause = {
+                Cause.RETRIED: plain & same_time & near,
+                Cause.WRITTEN_AGAIN: plain & same_time & ~near,
+                Cause.SENT_AGAIN: plain & ~same_time,
+                Cause.DELETED_AGAIN: after["kind"] == Kind.TOMBSTONE,
+                Cause.BROKER_TIME: after["kind"] == Kind.BROKER_TIMED,
+            }
+            for cause, chosen in of_cause.items():
+                at = np.flatnonzero(chosen)
+                numbers[cause] += len(at)
+                at = at[np.lexsort((after["offset"][at], after["number"][at]))[:EXAMPLES]]
+                pairs = examples.get(cause, []) + [(self._find(before[i]), self._find(after[i])) for i in at]
+                examples[cause] = sorted(pairs, key=lambda pair: (pair[1].key, pair[1].offset))[:EXAMPLES]
+        factor, by_cause = self._values.factor, numbers.most_common()
+        return tuple(Copies(cause, number * factor, tuple(examples[cause])) for cause, number in by_cause if number)
 
-    def _build_copies(self, cause: Cause, rows: np.ndarray, coordinates: Sequence[np.ndarray]) -> Copies:
-        first = rows[np.lexsort((coordinates[1][rows], coordinates[0][rows]))[:EXAMPLES]]
-        examples = tuple(
-            (self._find_coordinate(coordinates, row - 1), self._find_coordinate(coordinates, row))
-            for row in first.tolist()
-        )
-        return Copies(cause, len(rows) * self._values.factor, examples)
-
-    def _find_coordinate(self, coordinates: Sequence[np.ndarray], row: int) -> Coordinate:
-        number, offset, time = (int(column[row]) for column in coordinates)
-        return Coordinate(self._partitions[number], offset, None if time == NO_TIME else time)
+    def _find(self, row: np.void) -> Coordinate:
+        time = int(row["time"])
+        return Coordinate(self._partitions[row["number"]], int(row["offset"]), None if time == NO_TIME else time)
 
 
 NO_TIME = -(1 << 63)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
+from operator import attrgetter
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +28,7 @@ from sluice.pipelines.status.repeats import NO_TIME, Coordinate, Kind, RepeatCou
 from sluice.pipelines.util.documents import Internal
 from sluice.pipelines.util.units import MINUTE
 
-_ROWS = 1 << 16
+_ROWS = 1 << 14
 _TYPE, _LOG_APPEND_TIME = "Type", 1
 """The suffix of the column with a timestamp's type, and the type of a timestamp by the broker."""
 _MOST = 1 << 20
@@ -171,36 +172,21 @@ class _RowSums:
     def _note_ends(self, key: Key, offsets: np.ndarray, times: np.ndarray) -> None:
         first, last = (_find_coordinate(key, offsets, times, at) for at in (0, -1))
         start, end = self._ends.get(key, (first, last))
-        self._ends[key] = min(start, first, key=_get_offset), max(end, last, key=_get_offset)
+        by_offset = attrgetter("offset")
+        self._ends[key] = min(start, first, key=by_offset), max(end, last, key=by_offset)
         timed = np.flatnonzero(times != NO_TIME)
         if not len(timed):
             return
         first, last = (
             _find_coordinate(key, offsets, times, int(timed[at(times[timed])])) for at in (np.argmin, np.argmax)
         )
-        before, after = self._extremes
-        self._extremes = (
-            first if before is None or _time(first) < _time(before) else before,
-            last if after is None or _time(last) > _time(after) else after,
-        )
+        stamped = [c for c in (*self._extremes, first, last) if c]
+        self._extremes = min(stamped, key=_time), max(stamped, key=_time)
 
     def build(self) -> WindowRows:
-        earliest, latest = self._extremes
-        return WindowRows(
-            self.rows,
-            self._ends,
-            earliest,
-            latest,
-            self._late.build(),
-            self._early.build(),
-            self._untimed,
-            self._repeats.build(),
-            tuple(self._twice),
-        )
-
-
-def _get_offset(coordinate: Coordinate) -> int:
-    return coordinate.offset
+        late, early, repeats = self._late.build(), self._early.build(), self._repeats.build()
+        twice = tuple(self._twice)
+        return WindowRows(self.rows, self._ends, *self._extremes, late, early, self._untimed, repeats, twice)
 
 
 class _Distances:
@@ -231,11 +217,8 @@ class _Distances:
             self._windows[self._settings.start_of(number * unit)] += count
         if len(self._windows) > _MOST:
             self._windows = Counter(dict(self._windows.most_common(_MOST // 2)))
-        self._append(distances[:: self._every])
-
-    def _append(self, distances: np.ndarray) -> None:
-        self._chunks.append(distances)
-        self._held += len(distances)
+        self._chunks.append(distances[:: self._every])
+        self._held += len(self._chunks[-1])
         while self._held > _MOST:
             self._every *= 2
             self._chunks = [np.concatenate(self._chunks)[::2]]

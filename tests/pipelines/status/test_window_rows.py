@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import tempfile
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import OffsetRange
@@ -211,6 +214,63 @@ def test_updates_are_counted_and_shown_among_many_copies(updated: int) -> None:
     if result.update:
         assert [c.offset for c in result.update] == np.flatnonzero(keys == updated)[:2].tolist()
     assert bool(result.update) is bool(updated)
+
+
+def add_rows(counter: RepeatCounter, keys: np.ndarray, values: np.ndarray, first: int = 0) -> None:
+    """Add records of one partition with these keys and values; each timestamp stands for two offsets."""
+    hashes = hash_rows([("key", pa.array(keys))], len(keys))
+    both = combine(hashes, hash_rows([("value", pa.array(values))], len(keys)))
+    offsets = np.arange(first, first + len(keys))
+    always, kinds = np.ones(len(keys), bool), np.zeros(len(keys), np.int8)
+    counter.add(Key("orders", 0, "id"), offsets, offsets // 2, (hashes, always), (both, kinds))
+
+
+def test_copies_of_many_rows_have_the_causes_and_examples_of_a_search() -> None:
+    chance = np.random.default_rng(11)
+    keys, values = chance.integers(0, 15_000, 60_000), chance.integers(0, 3, 60_000)
+    keys[1:200:2] = keys[:200:2]
+    values[1:200:2] = values[:200:2]  # the second offset of a timestamp repeats the first
+    counter, last, expected = RepeatCounter(), dict[tuple[int, int], int](), dict[Cause, list[tuple[int, int]]]()
+    for at in range(0, 60_000, 7000):
+        add_rows(counter, keys[at : at + 7000], values[at : at + 7000], at)
+    for offset, row in enumerate(zip(keys.tolist(), values.tolist(), strict=True)):
+        if (before := last.get(row)) is not None:
+            same_time = before // 2 == offset // 2
+            expected.setdefault(Cause.RETRIED if same_time else Cause.SENT_AGAIN, []).append((before, offset))
+        last[row] = offset
+    copies = counter.build().copies
+    assert {c.cause: c.records for c in copies} == {cause: len(pairs) for cause, pairs in expected.items()}
+    for c in copies:
+        assert [(a.offset, b.offset) for a, b in c.examples] == expected[c.cause][:3]
+
+
+def test_memory_does_not_grow_with_the_rows() -> None:
+    def measure_peak(rows: int) -> int:
+        counter, chance = RepeatCounter(), np.random.default_rng(3)
+        tracemalloc.start()
+        try:
+            for at in range(0, rows, 1 << 14):
+                add_rows(counter, chance.integers(0, 1 << 40, 1 << 14), np.zeros(1 << 14, np.int64), at)
+            assert counter.build().keys == rows
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert measure_peak(1 << 20) < measure_peak(1 << 17) + (8 << 20), "65 bytes a row would be 60 MB more"
+
+
+def test_no_room_for_hashes_names_the_folder_and_another_one_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = np.arange(60_000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(Failed, match=r"(?s)cannot be counted: No such file or directory.*TMPDIR"):
+        add_rows(RepeatCounter(), keys, keys)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    counter = RepeatCounter()
+    add_rows(counter, keys, keys)
+    assert counter.build().keys == 60_000
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_hashes_are_equal_only_for_equal_rows() -> None:
