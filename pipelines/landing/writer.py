@@ -57,15 +57,18 @@ BLOOM_FPP = 0.01
 _HAS_BLOOM_FILTERS = "bloom_filter_options" in signature(pq.ParquetWriter).parameters
 SHARED = 0.25
 """The least share of bytes that texts have in common with the one before, for writing only what differs."""
+BOUNDED_BYTES = 64
+"""Bytes of such a text on average, up to which it has statistics: each page repeats two."""
 
 
 def choose_options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
     """The options of `pyarrow.parquet.ParquetWriter` for a file that begins with these rows (at least one).
 
     The choice follows from the schema, the settings and the rows alone: equal rows give equal bytes. Numbers and times
-    get statistics, except times in milliseconds (`lake.parquet.Bounds`). They are written as deltas, or plain if they
-    stay the same, as a partition does. Texts and bytes are written by dictionary if they repeat, as
-    differences from the value before if these are small, and plain otherwise. Of few rows, the schema decides alone.
+    get statistics, except times in milliseconds (`lake.parquet.Bounds`), and short texts that begin like the one
+    before. Numbers are written as deltas, or plain if they stay the same, as a partition does. Texts and bytes are
+    written by dictionary if they repeat, as differences from the value before if these are small, and plain otherwise.
+    Of few rows, the schema decides alone.
     """
     schema, row_bytes = rows.schema, rows.nbytes // rows.num_rows
     options = _choose_by_schema(schema, settings)
@@ -77,7 +80,10 @@ def choose_options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
         deltas = {name: encoding for name, encoding in numbers.items() if _has_changes(rows.column(name))}
         texts = [f.name for f in schema if _is_text(f.type) and f.name not in repeating]
         fronts = {name: "DELTA_BYTE_ARRAY" for name in texts if _shares_beginnings(rows.column(name))}
-        options |= {"use_dictionary": repeating, "column_encoding": deltas | fronts}
+        # Such names are mostly in order, so that the bounds of a row group exclude others.
+        bounded = [name for name in fronts if rows.column(name).nbytes <= BOUNDED_BYTES * rows.num_rows]
+        bounded += options["write_statistics"]
+        options |= {"use_dictionary": repeating, "column_encoding": deltas | fronts, "write_statistics": bounded}
     blooms = {path: {"ndv": rows.num_rows, "fpp": BLOOM_FPP} for path in _list_paths(schema, settings.bloom_filters)}
     return options | ({"bloom_filter_options": blooms} if blooms and _HAS_BLOOM_FILTERS else {})
 

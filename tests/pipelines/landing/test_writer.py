@@ -117,6 +117,26 @@ def test_duckdb_reads_the_same(lake: LocalLake) -> None:
     ]
 
 
+def test_names_in_order_have_bounds(lake: LocalLake) -> None:
+    names = [b"order-%06d" % n for n in range(6000)]
+    groups = [range(at, at + 2000) for at in (0, 2000, 4000)]
+    batches = [make_rows(g, key=names[g.start : g.stop], value=[names[n] * 9 for n in g]) for g in groups]
+    target = replace(TARGET, offset_range=replace(TARGET.offset_range, start=0, end=6000))
+    w = open_writer(lake, target=target, row_group_rows=2000)
+    write_all(w, batches)
+    (part,) = w.close()
+    path = lake.locate(part.staged)
+    query = "select path_in_schema, stats_min_value, stats_max_value from parquet_metadata(?) where path_in_schema in"
+    bounds = duckdb.connect().execute(f"{query} ('key', 'value') order by 1, row_group_id", [path]).fetchall()
+    assert bounds == [
+        *(("key", names[g.start].decode(), names[g.stop - 1].decode()) for g in groups),
+        *[("value", None, None)] * 3,
+    ], "a long value has none: each page would repeat two"
+    rows = duckdb.read_parquet(path)
+    for at in (0, 1999, 2000, 5999):
+        assert rows.filter(f"key = 'order-{at:06}'::blob").project('"offset"').fetchall() == [(at,)]
+
+
 def test_documented_query_separates_the_lives_of_a_topic(lake: LocalLake) -> None:
     """The same offset of two lives is in two files."""
     lives = ("27YBcOddSAqT4E4khZ-qSQ", "27YBcOddSAqT4E4khZ-qSQ#1")

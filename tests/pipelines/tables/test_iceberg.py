@@ -89,6 +89,20 @@ def test_file_with_narrower_decimal_is_added_with_its_bounds(tmp_path: Path, nar
     assert orders.iceberg.scan(EqualTo("x", Decimal("2.00"))).to_arrow()["x"].to_pylist() == [Decimal("2.00")]
 
 
+def test_names_in_order_exclude_files_and_hide_no_row(orders: OrdersTable) -> None:
+    """Longer names than Iceberg's bounds have, also beyond the characters of two bytes."""
+    columns = {"name": "string", "key": "binary"}
+    names = [f"ö-order-{n:04}-{chr(0x1F600) * 3}{n % 7}" for n in range(4000)]
+    for at in (0, 2000):
+        values = {"name": names[at : at + 2000], "key": [name.encode() for name in names[at : at + 2000]]}
+        orders.add(columns, write_as_landing(orders.lake, f"{ROOT}/{at}.parquet", columns, values, 500))
+    for at in (0, 499, 500, 1999, 2000, 3999):
+        for test in (EqualTo("name", names[at]), EqualTo("key", names[at].encode())):
+            scan = orders.iceberg.scan(test)
+            assert len(list(scan.plan_files())) == 1
+            assert scan.to_arrow()["name"].to_pylist() == [names[at]]
+
+
 FLAT = {c: text for c, text in SIGNED.items() if "<" not in text}
 
 
