@@ -148,7 +148,12 @@ def read_ours(kind: str, feed: str, start: str, to: str) -> Any:
     if kind == "polars":
         frame = windows.polars().collect()
         return [frame.height, frame["items"].sum()]
-    rows = windows.duckdb().to_arrow_table() if kind == "duckdb" else windows.arrow()
+    if kind == "arrow":
+        import pyarrow.compute as pc
+
+        rows = windows.arrow()
+        return [rows.num_rows, pc.sum(rows["items"]).as_py()]
+    rows = windows.duckdb().to_arrow_table()
     return [rows.num_rows, sum(rows["items"].to_pylist())]
 
 
