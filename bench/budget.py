@@ -36,7 +36,7 @@ from sluice.pipelines.records.rows.row_format import Formatted, quarantine_rows
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lake import open_lake
 from sluice.resources.open_ports import open_ports
-from sluice.resources.registry.confluent import writers_of
+from sluice.resources.registry import writers_of
 from sluice.resources.spark.executor import Wiring
 
 MOST_RECORDS, MOST_BYTES = 600_000, 48 << 20

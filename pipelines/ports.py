@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from sluice.pipelines.errors import SluiceError
-from sluice.pipelines.model.consumer_groups import GroupView, ListedGroup
 from sluice.pipelines.model.kafka import (
     CommittedOffset,
     Configs,
@@ -28,12 +27,13 @@ from sluice.pipelines.model.kafka import (
 )
 from sluice.pipelines.model.plans import OffsetRange, Plan
 from sluice.pipelines.model.receipts import EngineUse, Outcome, Owner, TaskTraffic, Verdict
-from sluice.pipelines.model.tables import TableChange, TableFault, TableFile, TableHead
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.rows.wire_format import RegisteredSchema
 from sluice.pipelines.records.shape import RAW, Shape
 
-if TYPE_CHECKING:  # it loads compiled loops
+if TYPE_CHECKING:  # most commands need none of them
+    from sluice.pipelines.model.consumer_groups import GroupView, ListedGroup
+    from sluice.pipelines.model.tables import TableChange, TableFault, TableFile, TableHead
     from sluice.pipelines.records.kafka_batches.encode.accumulator import SealedBatch
 
 

@@ -16,16 +16,16 @@ from sluice.pipelines.feed.rights import rights_of
 from sluice.pipelines.feed.table_section import QUARANTINE_TABLE, WINDOWS_TABLE
 from sluice.pipelines.lake import paths
 from sluice.pipelines.model.receipts import EngineKind, PartKind
-from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.pipelines.ports import Engine, Groups, Lake, Ports, Table
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.grouping import group_by
 from sluice.resources.lake import open_lake
 from sluice.resources.liveness import LakeLiveness, now
-from sluice.resources.registry.confluent import writers_of
+from sluice.resources.registry import writers_of
 from sluice.resources.spark.executor import Wiring
 
 if TYPE_CHECKING:
+    from sluice.pipelines.operating.migrate_offsets import Stores
     from sluice.pipelines.tables.current import CurrentTable
     from sluice.pipelines.tables.table_windows import FeedTables
     from sluice.resources.kafka.cluster.cluster import KafkaCluster
@@ -148,6 +148,7 @@ def open_groups(feed: Feed) -> AbstractContextManager[Groups]:
 @contextmanager
 def open_stores(feed: Feed) -> Iterator[Stores]:
     """Both stores of the feed's group, whichever its offsets are in. Raises UsageError without ZooKeeper's address."""
+    from sluice.pipelines.operating.migrate_offsets import Stores
     from sluice.resources.kafka.group.all_groups import KafkaGroups
 
     with closing(_zookeeper_group(feed)) as zookeeper, closing(KafkaGroups(feed.kafka)) as kafka:

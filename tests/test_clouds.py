@@ -187,7 +187,7 @@ def test_confluent_client_accepts_the_registry(tmp_path: Path) -> None:
 
 
 def test_glue_client_accepts_the_registry(tmp_path: Path) -> None:
-    from sluice.resources.registry.confluent import client_of
+    from sluice.resources.registry import client_of
 
     registry = build_feed("AWS Glue", tmp_path).registry
     assert registry is not None

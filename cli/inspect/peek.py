@@ -67,7 +67,7 @@ def peek(
     $ sluice peek orders:0:150 --follow
     """
     from sluice.pipelines.operating.peek import peek as peek_records
-    from sluice.resources.registry.confluent import writers_of
+    from sluice.resources.registry import writers_of
 
     tp, offset = parsing.parse_record(start)
     # Without a feed, the first that reads the topic: its Kafka, format and protection.

@@ -122,7 +122,7 @@ def _open_sample(session: Session, feed: Feed, contract: Contract | None, option
     """The records, made into rows; their files are removed when the block ends. Raises as `take_sample`."""
     from sluice.pipelines.landing.sample import SampleRequest, build_sample_shape, take_sample
     from sluice.resources.lake.local_lake import LocalLake
-    from sluice.resources.registry.confluent import writers_of
+    from sluice.resources.registry import writers_of
 
     if options.offsets and options.windows.any:
         raise UsageError("--offsets together with windows", remedy="use either --offsets or windows")
@@ -446,7 +446,7 @@ def _format_value(cell: pa.Scalar) -> str:
     if pa.types.is_timestamp(cell.type) or pa.types.is_date(cell.type):
         return time_text(cell)
     if pa.types.is_decimal(cell.type):
-        return str(cell.cast(pa.string()).as_py())
+        return str(cell.as_py())
     return _cut(safe(str(cell.as_py())))
 
 

@@ -77,19 +77,22 @@ def _to_plain(cell: pa.Scalar) -> Any:
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return time_text(cell)
     if pa.types.is_decimal(kind):
-        return cell.cast(pa.string()).as_py()
+        return str(cell.as_py())
     return _base64(cell.as_py()) if pa.types.is_binary(kind) else cell.as_py()
 
 
 def time_text(cell: pa.Scalar) -> str:
-    """A time or day as text. Where the calendar ends, the number itself: Arrow's text would be another time's."""
+    """A time or day as text. Where the calendar ends, the number itself: its text would be another time's."""
+    import numpy as np
     import pyarrow as pa
 
     unit, number = "days" if pa.types.is_date(cell.type) else cell.type.unit, int(cell.value)
     ms = number * DAY if unit == "days" else number * 1000 // TICKS_PER_SECOND[unit]
     if not _YEAR_1 <= ms < CALENDAR_ENDS:
         return f"{number} {unit}"
-    return str(cell.cast(pa.string()).as_py())
+    # Arrow's own text, whose cast takes 40 ms to import
+    text = str(np.array(number).astype(f"M8[{'D' if unit == 'days' else unit}]")).replace("T", " ")
+    return f"{text}Z" if getattr(cell.type, "tz", None) else text
 
 
 def view(records: Sequence[Mapping[str, Any]], states: Sequence[str] | None = None) -> RenderableType:

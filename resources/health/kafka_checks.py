@@ -32,7 +32,7 @@ from sluice.resources.health import Check, examine
 from sluice.resources.kafka.cluster.visit import KafkaVisit
 from sluice.resources.kafka.group.group import SESSION_SECONDS, TRANSACTION_SECONDS
 from sluice.resources.kafka.protocol.kafka_errors import Location, explain
-from sluice.resources.registry.confluent import client_of
+from sluice.resources.registry import client_of
 from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroups
 
 

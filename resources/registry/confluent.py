@@ -17,7 +17,7 @@ import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlsplit
 from urllib.request import Request
 
@@ -25,19 +25,14 @@ from sluice.pipelines.errors import Failed, Refused, RegistryForbidden, SetupErr
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.feed.load import SchemaAsked
-from sluice.pipelines.lake.schemas import KeptSchemas
-from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
 from sluice.pipelines.records.rows.value_reader import Reader, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import AVRO, RegisteredSchema, WireFormat, build_unavailable_error
 from sluice.pipelines.records.shape import READERS
-from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import sanitize
 from sluice.resources import web
-
-if TYPE_CHECKING:
-    from sluice.resources.registry.glue import GlueClient
+from sluice.resources.registry import client_of
 
 MOST_ANSWER = 4 << 20
 """Bytes of an answer."""
@@ -58,27 +53,6 @@ _SEARCHES = {"v3": ("versions", "artifactType"), "v2": ("artifacts", "type")}
 """The versions of Apicurio's own API; what each calls the results of a search, and their types."""
 _Key = tuple[str, ...]
 """What names a schema that others refer to: its subject and version, behind its group where there is one."""
-
-
-def client_of(settings: RegistrySettings) -> RegistryClient | GlueClient:
-    """The client of a feed's registry. Picklable; it asks nothing yet."""
-    if settings.glue is None:
-        return RegistryClient(settings)
-    with extras.name_missing():
-        from sluice.resources.registry.glue import GlueClient  # late: only Glue's registry needs boto3
-
-    return GlueClient(settings)
-
-
-def writers_of(feed: Feed, lake: Lake, *, keep: bool = True) -> KeptSchemas | None:
-    """The writers' schemas of a feed whose readers ask for them; None for any other. Read-only callers store none of
-    them in the lake."""
-    types = tuple(dict.fromkeys(READERS[reader.format].registered for reader in feed.readers if reader.asks))
-    if not types:
-        return None
-    client = client_of(feed.registry) if feed.registry else None
-    context = feed.registry.context if feed.registry else ""
-    return KeptSchemas(lake, feed.stored, client, keep=keep, types=types, context=context)
 
 
 def find_registered(request: SchemaAsked) -> RegisteredSchema:

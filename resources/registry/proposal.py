@@ -25,7 +25,8 @@ from sluice.pipelines.records.message_names import MessageNames
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.rows.wire_format import RegisteredSchema, WireFormat
 from sluice.pipelines.schema.schema import Schema
-from sluice.resources.registry.confluent import client_of, file_of, find_written, read_key_fields, reader_of
+from sluice.resources.registry import client_of
+from sluice.resources.registry.confluent import file_of, find_written, read_key_fields, reader_of
 
 _SUFFIXES = {"avro": ".avsc", "json_schema": ".json", "protobuf": ".proto"}
 

@@ -22,13 +22,11 @@ import threading
 import time
 import uuid
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
 
 from sluice.pipelines.errors import Failed, SetupError
@@ -40,7 +38,7 @@ from sluice.resources.local import java
 from sluice.resources.observe import tracing
 from sluice.resources.spark import executor, executors, jvm, spark_errors
 from sluice.resources.spark.daemon import POOL, WORKERS_ENVIRONMENT
-from sluice.resources.spark.executors import get_master, is_connect, is_local, tries
+from sluice.resources.spark.executors import get_master, in_thread, is_connect, is_local, tries, wait_for_all
 from sluice.resources.spark.worker_pool import ADOPTED, GOES_ON, get_pool
 
 if TYPE_CHECKING:
@@ -54,10 +52,6 @@ _LOOPBACK = "127.0.0.1"
 _WATCH_SECONDS = 0.25
 _CANCEL_SECONDS = 5.0
 """How long an interrupt waits for its job's end; the end of the process would end it as well."""
-_INTERRUPT_SECONDS = 1.0
-"""Limit on the time until an interrupt that did not wake the waiting thread is raised."""
-_STOPPED_WAKES, _STOPPED_LOOKS = 5, 6
-"""Seconds between looks for stopped processes, and the looks that one survives."""
 _START_SECONDS = 60.0
 _CONNECT_TRIES, _CONNECT_PAUSE_MS = 8, 4000
 """How often Spark Connect's client retries a silent server: for about 20 seconds."""
@@ -377,52 +371,6 @@ def _start_workers(spark: SparkContext, application: str) -> None:
 def has_slow_start() -> bool:
     """Return whether this process started a local Spark's JVM without the archive of its classes."""
     return any(_slow_starts)
-
-
-def in_thread(call: Callable[[], T]) -> Future[T]:
-    """Call it in a thread of its own, so that an interrupt ends only Python's wait, and at once.
-
-    Amid a call to the JVM an interrupt would break the connection; PySpark's clean-up then raises another error, or
-    waits.
-    """
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="sluice-job", daemon=True).start()
-    return future
-
-
-def wait_for_all(futures: Sequence[Future[T]]) -> None:
-    """Wait until all are done. Wakes each second: a signal that another thread received does not end a wait.
-
-    Kills processes below this one that have been stopped (SIGSTOP) for 30 s: they would never answer, and their tasks
-    are tried again. If this process is stopped as well, that time does not count.
-    """
-    stopped, wakes = Counter[int](), 0
-    while wait(futures, _INTERRUPT_SECONDS).not_done:
-        wakes += 1
-        if wakes % _STOPPED_WAKES == 0:
-            now = set(_list_stopped(os.getpid()))
-            stopped = Counter({pid: stopped[pid] + 1 for pid in now})
-            for pid in (pid for pid, looks in stopped.items() if looks > _STOPPED_LOOKS):
-                _log.warning("process %d was stopped for half a minute: it is killed, and its task runs again", pid)
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-
-
-def _list_stopped(pid: int) -> Iterator[int]:
-    """Yield the stopped processes below this one, on Linux."""
-    for children in Path("/proc", str(pid), "task").glob("*/children"):
-        with suppress(OSError):  # it has just ended
-            for child in map(int, children.read_text().split()):
-                if Path("/proc", str(child), "stat").read_text().rpartition(")")[2].split()[0] == "T":
-                    yield child
-                yield from _list_stopped(child)
 
 
 @dataclass(frozen=True, slots=True)

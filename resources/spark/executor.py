@@ -33,7 +33,7 @@ from sluice.pipelines.ports import Fetcher, Job, Lake
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.resources.lake import open_lake
-from sluice.resources.registry.confluent import writers_of
+from sluice.resources.registry import writers_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

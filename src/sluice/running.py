@@ -246,12 +246,12 @@ def run_feeds(
     """As `run`, with open ports. `skip` needs a single feed. With `side_by_side`, feeds run at once and all errors are
     in results. Feeds with another Spark come after the others: a process has one.
     """
-    from sluice.resources.spark import engine
-
     results, began = dict[str, RunResult](), time.monotonic()
     for group in group_feeds((feeds[name] for name in requests), lambda feed: feed.spark):
         names = [feed.name for feed in group]
         if results:
+            from sluice.resources.spark import engine
+
             engine.end()
         if side_by_side:
             crew = _Crew(feeds, requests, report_of, open_ports, side_by_side)
@@ -522,6 +522,8 @@ def commit_feed(feed: Feed, open_ports: OpenPorts, report: Reporter, run_id: str
 
 def _sync_table(of_feed: FeedRun) -> None:
     """Bring the tables of the feed, or of its outputs, up to the ledger, if it has any."""
+    if not of_feed.feed.table_feeds:
+        return  # the import takes pyarrow
     from sluice.pipelines.tables.sync import sync
     from sluice.resources.open_ports import open_tables
 

@@ -37,7 +37,7 @@ from sluice.reading import When, instant
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lake import open_lake
-from sluice.resources.registry.confluent import writers_of
+from sluice.resources.registry import writers_of
 
 Place = When | Mapping[str, int]
 """`earliest`, `latest`, a time (as windows are written, ms, or a datetime), or offsets by partition (`orders:0`)."""

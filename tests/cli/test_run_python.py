@@ -15,9 +15,9 @@ from sluice.pipelines.errors import FeedError, SetupError, UsageError
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.util.units import HOUR, show_window
 from sluice.resources.liveness import now
+from sluice.resources.local import java
 from sluice.resources.local.java import INSTALL_HINT
 from sluice.resources.local.local_kafka import LocalKafka
-from sluice.resources.spark import executors
 from tests.cli.conftest import Sluice
 
 FEED = "kafka: {{bootstrap: '{kafka}'}}\ntopics: {topic}\nstart: earliest\ngroup: g-{topic}\n"
@@ -88,7 +88,7 @@ def test_missing_java_is_an_error_with_both_remedies(
     def find_none() -> Path:
         raise SetupError("no Java 17 or newer on this machine", remedy=INSTALL_HINT)
 
-    monkeypatch.setattr(executors.java, "find_java", find_none)
+    monkeypatch.setattr(java, "find_java", find_none)
     (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka="127.0.0.1:9", topic="orders"))
     refused = sluice("run", "orders", "--no-dagster", "--json")
     assert (refused.code, refused.document["message"]) == (2, "no Java 17 or newer on this machine")

@@ -17,7 +17,8 @@ from sluice.pipelines.errors import Failed, FeedError, NotAuthorized, RegistryUn
 from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.feed.load import load_feed, schema_asked
 from sluice.resources.health.kafka_checks import examine_registry
-from sluice.resources.registry.confluent import client_of, file_of, find_registered, reader_of, writers_of
+from sluice.resources.registry import client_of, writers_of
+from sluice.resources.registry.confluent import file_of, find_registered, reader_of
 from sluice.resources.registry.glue import GlueClient
 from sluice.testing.lake import MemoryLake
 

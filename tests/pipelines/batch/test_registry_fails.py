@@ -23,8 +23,8 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.records.rows.row_format import Format
 from sluice.pipelines.records.rows.wire_format import AVRO, RegisteredSchema
-from sluice.resources.registry import confluent
-from sluice.resources.registry.confluent import LATE_TRIES, TRIES, writers_of
+from sluice.resources.registry import confluent, writers_of
+from sluice.resources.registry.confluent import LATE_TRIES, TRIES
 from sluice.testing.engine import MemoryEngine
 from sluice.testing.logs import LogBatch, LogRecord
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, World

@@ -198,7 +198,7 @@ def test_values_of_numpy_still_reach_java(settings: SparkSettings) -> None:
 def test_task_of_a_stopped_worker_runs_again(
     settings: SparkSettings, wiring: LogWiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spark, "_INTERRUPT_SECONDS", 0.05)
+    monkeypatch.setattr(executors, "_INTERRUPT_SECONDS", 0.05)
     stopping = LogWiring(wiring.lake, wiring.notes, LOGS, dies=1, by=signal.SIGSTOP)
     receipts, failures = prove(PLAN, 12, run(settings, stopping), LocalLake(wiring.lake))
     assert failures == []
