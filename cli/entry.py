@@ -46,7 +46,7 @@ _PROCESSES = re.compile(rb"^engine: *[\"']?processes", re.MULTILINE)
 
 
 def _start_engine(words: Sequence[str]) -> None:
-    """Start Spark's JVM and the pool of workers for a run of one feed: they load while this process does.
+    """Start Spark's JVM for a run of one feed: it loads while this process does.
 
     A feed with Spark settings of its own starts its Spark later. Runs of several feeds start theirs once something is
     known to be pending.
@@ -64,10 +64,7 @@ def _start_engine(words: Sequence[str]) -> None:
         if not (_PROCESSES.search(feed + b"\n" + fleet) or "processes" in (*words, os.environ.get("SLUICE_ENGINE"))):
             from sluice.resources.spark import jvm
 
-            jvm.begin()  # first: a run waits longest for it
-        from sluice.resources.spark import worker_pool
-
-        worker_pool.get_pool()
+            jvm.begin()
 
 
 def _exit_now(signum: int, frame: FrameType | None) -> NoReturn:

@@ -347,11 +347,12 @@ def _take_idle(pool: PoolProcess) -> _Worker | None:
 
 def begin(needed: Callable[[], bool] = lambda: True) -> None:
     """Start the pool in the background if `needed`, which is called there. Errors are left to the first use."""
+    worker_pool.fork_pool()
 
     def start() -> None:
         with suppress(Exception):
             if needed():
-                get_pool()
+                get_pool().load()
 
     threading.Thread(target=start, name="sluice-pool", daemon=True).start()
 

@@ -117,10 +117,12 @@ class Session:
     def begin_engine(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:
         """Start the feed's engine on this machine while the caller loads Dagster and plans the batch.
 
-        Where feeds only catch up, it starts if one of them may have something pending, by ports of `open_ports`.
+        Where feeds only catch up, it starts if one of them may have something pending, by ports of `open_ports`. Before
+        this process has a second thread, the pool of workers is its fork, which has the modules loaded here.
         """
         from sluice.pipelines.batch.survey import has_pending
         from sluice.pipelines.model.receipts import EngineKind
+        from sluice.resources.kafka.connection import connections  # noqa: F401 - for the check, and for workers
 
         def is_pending(one: Feed) -> bool:
             with (open_ports or self.open_ports)(one) as ports:

@@ -284,16 +284,17 @@ def execute(
     _check_packages(session, feeds[0])
     first = "wait" if len(feeds) > 1 else "start Dagster" if session.dagster else "connect"
     opening = session.share_ports(feeds) if len(feeds) > 1 else nullcontext(session.open_ports)
-    with session.terminal.progress() as meter, opening as open_ports:
-        also = " and start Spark" if feeds[0].engine is EngineKind.SPARK else ""
-        meter(Progress(f"{'start Dagster' if session.dagster else 'connect to Kafka'}{also}"))
-        progress = _FeedsProgress(meter, len(feeds))
-        reports = {f.name: meter if len(feeds) == 1 else progress.report_of(f.name) for f in feeds}
-        recorders = {name: _RunRecorder(report, {"start": waited}, first) for name, report in reports.items()}
-        catching_up = skip is None and all(r == _CATCH_UP for r in requests.values())
-        session.begin_engine(feeds[0], feeds if catching_up else (), open_ports)
-        run_feeds = _load_engine(session, feeds)
-        results = run_feeds(requests, recorders.__getitem__, open_ports, skip)
+    catching_up = skip is None and all(r == _CATCH_UP for r in requests.values())
+    with opening as open_ports:
+        session.begin_engine(feeds[0], feeds if catching_up else (), open_ports)  # before a first thread
+        with session.terminal.progress() as meter:
+            also = " and start Spark" if feeds[0].engine is EngineKind.SPARK else ""
+            meter(Progress(f"{'start Dagster' if session.dagster else 'connect to Kafka'}{also}"))
+            progress = _FeedsProgress(meter, len(feeds))
+            reports = {f.name: meter if len(feeds) == 1 else progress.report_of(f.name) for f in feeds}
+            recorders = {name: _RunRecorder(report, {"start": waited}, first) for name, report in reports.items()}
+            run_feeds = _load_engine(session, feeds)
+            results = run_feeds(requests, recorders.__getitem__, open_ports, skip)
     runs = [
         TimedRun(f.name, requests[f.name], results[f.name], r.stop(), f.contract, r.met, skip=skip)
         for f, r in ((f, recorders[f.name]) for f in feeds)

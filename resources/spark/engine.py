@@ -39,7 +39,7 @@ from sluice.resources.observe import tracing
 from sluice.resources.spark import executor, executors, jvm, spark_errors
 from sluice.resources.spark.daemon import POOL, WORKERS_ENVIRONMENT
 from sluice.resources.spark.executors import get_master, in_thread, is_connect, is_local, tries, wait_for_all
-from sluice.resources.spark.worker_pool import ADOPTED, GOES_ON, get_pool
+from sluice.resources.spark.worker_pool import ADOPTED, GOES_ON, fork_pool, get_pool
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -328,22 +328,23 @@ class SparkEngine:
 def begin(settings: SparkSettings, needed: Callable[[], bool] = lambda: True) -> None:
     """Start a local Spark and its workers in the background if `needed`, which is called there.
 
-    Its JVM and the pool of its workers load at once, and end if nothing needs them. Errors are left to the first use of
-    Spark; a remote Spark starts only when it is needed. A Spark that this process started with other settings, for a
-    run that is over, ends first.
+    Its JVM starts at once and ends if nothing needs it; the pool of its workers loads if it is needed. Errors are left
+    to the first use of Spark; a remote Spark starts only when it is needed. A Spark that this process started with
+    other settings, for a run that is over, ends first.
     """
     if is_local(settings):
         if _begun and _begun[-1] != settings:
             end()
         _begun[:] = [settings]
+        fork_pool()
 
         def start() -> None:
             with suppress(Exception):
-                get_pool().load_spark()
                 with _lock:  # a thread that starts Spark may have begun a JVM already
                     if _running() is None and jvm.fits(settings.conf):
                         jvm.begin()
                 if needed():
+                    get_pool().load(spark=True)
                     spark = context(settings)
                     _start_workers(spark, spark.applicationId)
                 else:

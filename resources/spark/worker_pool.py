@@ -3,7 +3,8 @@
     python -P -m sluice.resources.spark.worker_pool DRIVER DESCRIPTOR [PATH]
 
 The pool runs Python in one thread, so its forks are safe (Arrow's jemalloc has a thread of its own, and handlers for
-forks); the driver, which has many, never forks. DESCRIPTOR is one end of a socket pair. Each message on it carries one
+forks). A driver that still has one thread forks it, too, which shares its imports (`fork_pool`); another starts it.
+DESCRIPTOR is one end of a socket pair. Each message on it carries one
 end of another pair: the pool forks a worker that serves it. Sockets are SOCK_SEQPACKET: a message arrives whole or not
 at all, also from a worker that is killed. With PATH, the pool also listens there for Spark's daemon (`spark.daemon`),
 which sends its streams, and forks that daemon in its place.
@@ -18,6 +19,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 import json
+import logging
+import math
 import os
 import pickle
 import secrets
@@ -28,8 +31,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
 
@@ -45,13 +51,17 @@ ROW, DONE, FAILED, DIED = b"r", b"d", b"f", b"x"
 """The first byte of a message from it: a row; the number's end; its error; the exit status of the worker."""
 Rows = Callable[[Iterable[int], int], Iterator[tuple[str, str]]]
 """Carries numbers out that were tried so often before; yields rows: kind and JSON."""
-_SET_PARENT_DEATH_SIGNAL = 1
+_SET_PARENT_DEATH_SIGNAL, _SET_NAME = 1, 15
+_MALLOC_OPTIONS = {-3: "MALLOC_MMAP_THRESHOLD_", -1: "MALLOC_TRIM_THRESHOLD_"}
 MODULE = "sluice.resources.spark.worker_pool"
+NAME = b"sluice-pool"
+"""The name of the pool and of its workers in lists of processes."""
 ADOPTED = "run again: finished offset ranges are adopted"
 GOES_ON = "run again: it goes on where it ended"
 MEMORY = "if the system's log shows that memory ran out, give the machine more or lower `tuning.task_memory`"
 _ENDING_SECONDS = 2.0
 """Seconds to wait for the exit of a pool whose sockets have ended."""
+_LOOK_SECONDS = 0.01
 _IDLE_MS = 60_000
 """How long a worker waits for its next number, as Spark's do."""
 _LINE = 500
@@ -83,17 +93,52 @@ def describe_exit(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
 
+@dataclass
+class _Forked:
+    """A process forked from this one; as much of Popen as is used here."""
+
+    pid: int
+    returncode: int | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def poll(self) -> int | None:
+        with self.lock:
+            if self.returncode is None:
+                try:
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:  # another part of this process has taken its status
+                    pid, status = self.pid, 0
+                self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+            return self.returncode
+
+    def wait(self, seconds: float = math.inf) -> int:
+        until = time.monotonic() + seconds
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired(MODULE, seconds)
+            time.sleep(_LOOK_SECONDS)
+        return code
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
 class PoolProcess:
     """The pool of this process, as its driver sees it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, forked: bool = False) -> None:
+        """`forked`: fork it from this process; it loads nothing until `load`."""
         self._driver, self._lock = os.getpid(), threading.Lock()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the pool
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = f"{scratch.get_root()}/{secrets.token_hex(4)}.pool"
         # empty if it is too long for a socket
         self.address = path if len(os.fsencode(path)) <= _ADDRESS_BYTES else ""
+        self._process: subprocess.Popen[bytes] | _Forked
         with theirs:
+            if forked:
+                self._process = self._fork(theirs)
+                return
             number = str(theirs.fileno())
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", MODULE, str(self._driver), number, self.address],
@@ -104,15 +149,41 @@ class PoolProcess:
                 env=os.environ | WORKERS_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
 
+    def _fork(self, theirs: socket.socket) -> _Forked:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if pid := os.fork():
+            return _Forked(pid)
+        try:
+            with open(os.devnull, "r+") as nowhere:
+                for number, stream in enumerate((nowhere, nowhere, self._errors)):
+                    os.dup2(stream.fileno(), number)
+            control = theirs.detach()
+            for descriptor in map(int, os.listdir("/proc/self/fd")):  # others would outlive their ends in the driver
+                if descriptor > 2 and descriptor != control:
+                    with suppress(OSError):
+                        os.close(descriptor)
+            logging.getLogger().handlers.clear()
+            os.environ.update(WORKERS_ENVIRONMENT)
+            with suppress(AttributeError):  # another C library than glibc, which has read its variables at its start
+                for option, name in _MALLOC_OPTIONS.items():
+                    ctypes.CDLL(None).mallopt(option, int(WORKERS_ENVIRONMENT[name]))
+            main(self._driver, control, self.address, load=False)
+        except BaseException:  # noqa: BLE001 - it must not run the driver's code
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
+
     @property
     def is_usable(self) -> bool:
         """True if it lives and this process has started it, not a process that this one was forked from."""
         return self._driver == os.getpid() and self._process.poll() is None
 
-    def load_spark(self) -> None:
-        """Ask the pool to import the modules of Spark's workers. Does not wait."""
+    def load(self, *, spark: bool = False) -> None:
+        """Ask the pool to import the modules of tasks, and of Spark's workers. Does not wait."""
         with suppress(OSError), self._lock:
-            self._control.send(b"s")
+            self._control.send(b"s" if spark else b"l")
 
     def fork(self, channel: socket.socket) -> None:
         """Ask for a worker that serves the channel. Raises SetupError, Failed."""
@@ -163,6 +234,13 @@ def get_pool() -> PoolProcess:
             end()
             _pools.append(PoolProcess())
         return _pools[-1]
+
+
+def fork_pool() -> None:
+    """Fork the pool from this process if it has one thread; otherwise `get_pool` starts one."""
+    with suppress(OSError), _lock:
+        if not _pools and len(os.listdir("/proc/self/task")) == 1:
+            _pools.append(PoolProcess(forked=True))
 
 
 @atexit.register
@@ -228,9 +306,9 @@ class _Pool:
     def _fork(self) -> bool:
         """Fork a worker for the socket in the next message. Returns False if there is no message."""
         message, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
-        if message == b"s":
+        if message in (b"l", b"s"):
             self.load()
-            load_modules(SPARK_MODULES)
+            load_modules(SPARK_MODULES if message == b"s" else ())
             return True
         if not message or not descriptors:
             return False
@@ -368,12 +446,15 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' if line else ''}{line}"[:_LINE]
 
 
-def main(driver: int, descriptor: int, address: str) -> None:
+def main(driver: int, descriptor: int, address: str, *, load: bool = True) -> None:
     """Serve the driver. An interrupt of the terminal is the driver's: the pool ends with it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    with suppress(AttributeError):  # elsewhere than on Linux
+        ctypes.CDLL(None).prctl(_SET_NAME, NAME, 0, 0, 0)
     pool = _Pool(socket.socket(fileno=descriptor), driver, address)
-    pool.load()
+    if load:
+        pool.load()
     pool.serve()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -55,15 +57,18 @@ def run(wiring: LogWiring, attempt: str = "token", *, fresh: bool = False) -> li
 
 
 def list_processes(parent: int | None = None) -> list[int]:
-    """Returns the pids of a process's pools and their workers, except for zombies."""
+    """Returns the pids of a process's pools and their workers, except for zombies. `parent`: the leader of a session;
+    None: this process."""
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            state, _ = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            command = (folder / "cmdline").read_bytes()
+            state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            command, name = (folder / "cmdline").read_bytes(), (folder / "comm").read_bytes().strip()
         except OSError:
             continue
-        if state != "Z" and worker_pool.__name__.encode() in command and str(parent or os.getpid()).encode() in command:
+        is_of_session = name == worker_pool.NAME and int(session) == parent
+        is_started = worker_pool.__name__.encode() in command and str(parent or os.getpid()).encode() in command
+        if state != "Z" and (is_of_session or is_started):
             pids.append(int(folder.name))
     return sorted(pids)
 
@@ -279,9 +284,13 @@ def test_pool_ended_by_another_thread_is_a_clear_error(monkeypatch: pytest.Monke
 _DRIVER = """
 import sys
 from pathlib import Path
+if sys.argv[3:] == ["pool"]:
+    from sluice.resources.spark import worker_pool
+    worker_pool.fork_pool()  # before imports that start threads
+    assert isinstance(worker_pool._pools[0]._process, worker_pool._Forked)
 from tests.resources.test_local_engine import *
 hanging = LogWiring(Path(sys.argv[1]), Path(sys.argv[2]), LOGS, hangs=True)
-if sys.argv[3:]:
+if sys.argv[3:] == ["process"]:
     import multiprocessing
     worker_pool.get_pool()
     multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True).start()
@@ -289,7 +298,7 @@ run(hanging)
 """
 
 
-@pytest.mark.parametrize("forks", [(), ("forks",)], ids=["alone", "with a forked process"])
+@pytest.mark.parametrize("forks", [(), ("process",), ("pool",)], ids=["alone", "with a forked process", "forked pool"])
 def test_workers_end_with_a_killed_driver(wiring: LogWiring, forks: tuple[str, ...]) -> None:
     arguments = [sys.executable, "-c", _DRIVER, str(wiring.lake), str(wiring.notes), *forks]
     with subprocess.Popen(arguments, cwd=ROOT, start_new_session=True) as driver:
@@ -301,11 +310,12 @@ def test_workers_end_with_a_killed_driver(wiring: LogWiring, forks: tuple[str, .
         try:
             os.killpg(driver.pid, signal.SIGKILL)
         except ProcessLookupError:
-            assert not forks
+            assert forks != ("process",)
 
 
-def test_terminal_interrupt_is_handled_by_the_driver(wiring: LogWiring) -> None:
-    arguments = [sys.executable, "-c", _DRIVER, str(wiring.lake), str(wiring.notes)]
+@pytest.mark.parametrize("forks", [(), ("pool",)], ids=["started", "forked"])
+def test_terminal_interrupt_is_handled_by_the_driver(wiring: LogWiring, forks: tuple[str, ...]) -> None:
+    arguments = [sys.executable, "-c", _DRIVER, str(wiring.lake), str(wiring.notes), *forks]
     with subprocess.Popen(arguments, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True) as driver:
         wait_for_begun(wiring)
         os.killpg(driver.pid, signal.SIGINT)
@@ -342,3 +352,45 @@ class _Slow:
 def test_job_without_tasks_needs_no_pool(wiring: LogWiring) -> None:
     assert LocalEngine().run(Job(PLAN, 12, "token", wiring), []) == []
     assert LocalEngine().map("sales", "test", _name_allocator, 0) == []
+
+
+_FORKED = """
+import json
+from sluice.resources.spark import worker_pool
+worker_pool.fork_pool()
+from sluice.resources.local_engine import LocalEngine
+from tests.resources import test_local_engine as tests
+answers = [LocalEngine().map("sales", "test", call, 1)[0] for call in (tests._name_allocator, tests._list_files)]
+worker_pool._pools[0]._process.kill()
+worker_pool._pools[0]._process.wait()
+try:
+    worker_pool._pools[0].check()
+except Exception as error:
+    answers.append(str(error).splitlines()[0])
+print(json.dumps(answers))
+"""
+
+
+def _list_files(_: int) -> str:
+    files = []
+    for number in sorted(map(int, os.listdir("/proc/self/fd"))):
+        with suppress(OSError):  # the folder itself
+            files.append(os.readlink(f"/proc/self/fd/{number}"))
+    return json.dumps(files)
+
+
+def test_forked_pool_is_like_a_started_one(tmp_path: Path) -> None:
+    with (tmp_path / "errors").open("w") as errors, (tmp_path / "inherited").open("w") as inherited:
+        done = subprocess.run(
+            [sys.executable, "-c", _FORKED],
+            cwd=ROOT,
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            pass_fds=[inherited.fileno()],
+        )
+    allocator, files, error = json.loads(done.stdout)
+    assert allocator == "system"
+    assert json.loads(files)[:2] == ["/dev/null", "/dev/null"]
+    assert str(tmp_path) not in files
+    assert error == "the process that forks workers was killed by SIGKILL"

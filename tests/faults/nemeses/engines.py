@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sluice.resources.spark import worker_pool
 from tests.faults.arena import Arena
 from tests.faults.field import Field
 from tests.resources.kafka.proxy import FETCH
@@ -22,7 +23,8 @@ from tests.resources.kafka.tools import wait_until
 
 MARK = "SLUICE_FAULTS_MARK"
 _JVM, _PYTHON = b"org.apache.spark.deploy.SparkSubmit", b"sluice.resources.spark.daemon"
-_POOL = b"sluice.resources.spark.worker_pool"
+_POOL = b"\0" + worker_pool.NAME + b"\n"
+"""The name of the process, which follows its command line: a forked pool has that of the driver."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class Processes:
         with suppress(OSError):
             if f"{MARK}={self.mark}".encode() in folder.joinpath("environ").read_bytes().split(b"\0"):
                 parent = int(folder.joinpath("stat").read_bytes().rpartition(b")")[2].split()[1])
-                return Process(int(folder.name), parent, folder.joinpath("cmdline").read_bytes())
+                command = b"\0".join(folder.joinpath(name).read_bytes() for name in ("cmdline", "comm"))
+                return Process(int(folder.name), parent, command)
         return None
 
 
