@@ -90,6 +90,9 @@ def test_cold_run_imports_no_more_modules_than_recorded(project: Path, kafka: Lo
     assert sluice(*produce).code == 0
     # PySpark's converters of arguments would import these, where they are installed.
     assert not run(project, "--no-dagster", "--engine", "spark") & {"pandas", "grpc", "pyspark.testing"}
+    document, modules = call(project, "run", "orders", "--no-dagster")
+    assert not document["feeds"][0]["runs"][0]["batches"]
+    assert not modules & {"numpy", "pyarrow", "sluice.resources.spark.engine"}, "nothing is pending"
     window = call(project, "check", "orders")[0]["window"]
     for command in (("files", "orders", "--window", window, "--partial"), ("explain", "orders", f"{topic}:0:0")):
         document, modules = call(project, *command)
