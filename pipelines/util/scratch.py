@@ -3,8 +3,9 @@
     <temporary folder>/sluice-xxxxxxxx/held     locked for as long as the process lives
 
 Promises: the folder is gone when its process ends. The next process, or `clear`, removes folders of killed ones. Only
-the lock shows that a process is dead, because the system releases it; a name, an age or a pid never does. A folder that
-has no lock file, belongs to another user or lies behind a link is not touched.
+the lock shows that a process is dead, because the system releases it; a name, an age or a pid never does. A child that
+inherits the lock keeps the folder of a killed parent until it ends, too. A folder that has no lock file, belongs to
+another user or lies behind a link is not touched.
 """
 
 from __future__ import annotations
@@ -35,11 +36,16 @@ def get_root() -> Path:
 
     The first call makes it, and removes what killed processes left.
     """
-    return _create_root(os.getpid())
+    return _create_root(os.getpid())[0]
+
+
+def get_lock() -> int:
+    """Return the descriptor of this process's lock, for `pass_fds` of a child that needs the folder. Raises OSError."""
+    return _create_root(os.getpid())[1]
 
 
 @cache
-def _create_root(pid: int) -> Path:
+def _create_root(pid: int) -> tuple[Path, int]:
     clear()
     hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
     handle = os.open(hidden / _HELD, os.O_CREAT | os.O_RDWR, 0o600)  # stays open, and locked, until the process ends
@@ -48,7 +54,7 @@ def _create_root(pid: int) -> Path:
     visible = hidden.with_name(hidden.name.removeprefix("."))
     hidden.rename(visible)  # it was never there without its lock
     atexit.register(_leave, visible, pid)
-    return visible
+    return visible, handle
 
 
 @contextmanager

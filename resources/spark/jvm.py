@@ -14,6 +14,7 @@ whole, by a rename. Java checks each jar's size and time against it and passes o
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
@@ -99,7 +100,11 @@ def fits(conf: Mapping[str, str]) -> bool:
 
 
 class Launch:
-    """A JVM that was started by the archive, until PySpark is connected to it."""
+    """A JVM that was started by the archive, until PySpark is connected to it.
+
+    A JVM that cannot write its address would never end: it fails before it waits for the end of its stdin, and its
+    gateway's threads live on. So its folder stays as long as the JVM, or the JVM is killed first.
+    """
 
     def __init__(self, archive: Archive) -> None:
         """Start the JVM; does not wait for it. Raises OSError, SetupError, ValueError."""
@@ -116,7 +121,9 @@ class Launch:
             stderr=self.output,
             env=os.environ | ours | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._address)},
             preexec_fn=_deaf,
+            pass_fds=[scratch.get_lock()],
         )
+        atexit.register(self.end)
 
     def connect(self) -> Any:
         """Return PySpark's gateway to the JVM; None if it ended, or did not answer."""
@@ -129,6 +136,7 @@ class Launch:
             self.end()
             return None
         data = self._address.read_bytes()  # big-endian numbers; a text after its length
+        atexit.unregister(self.end)
         length = int.from_bytes(data[4:8])
         port, secret = int.from_bytes(data[:4]), data[8 : 8 + length].decode()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -144,6 +152,7 @@ class Launch:
 
     def end(self) -> None:
         """Kill the JVM. Its output stays readable."""
+        atexit.unregister(self.end)
         with self._process as process:
             process.kill()
 

@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 from kafka import KafkaProducer
 
+from sluice.pipelines.model.receipts import ENGINE
 from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.spark import jvm
 from tests.cli.conftest import FEED
 
 INTERRUPTED = """
@@ -65,6 +67,24 @@ def test_interrupt_while_dagster_and_spark_start_exits_with_130(
     with closing(KafkaProducer(bootstrap_servers=kafka.bootstrap)) as producer:
         producer.send(topic, b"one").get(30)
     _expect_interruption("run", "orders", module)
+
+
+def test_refused_run_leaves_no_jvm(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts Spark before it reads the feed, and ends while the JVM starts."""
+    assert jvm.prepare()
+    monkeypatch.delenv(ENGINE, raising=False)
+    (project / "feeds" / "orders.yaml").write_text(FEED.replace("start: earliest", "start: never"))
+    done = run("import sys; from sluice.cli.entry import main; sys.exit(main())", "run", "orders")
+    assert done.returncode == 2, done.stderr
+    assert not any("pyspark-shell" in command for command in list_commands(project))
+
+
+def list_commands(folder: Path) -> Iterator[str]:
+    """The command lines of processes in the folder."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if path.joinpath("cwd").readlink() == folder:
+                yield path.joinpath("cmdline").read_text()
 
 
 SWALLOWED = """

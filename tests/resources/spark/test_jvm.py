@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from sluice.pipelines.feed.sections import SparkSettings
+from sluice.pipelines.util import scratch
 from sluice.pipelines.util.locks import locking
 from sluice.resources.spark import engine, jvm
 
@@ -67,6 +71,39 @@ def test_unresponsive_jvm_is_ended(archive: jvm.Archive, tmp_path: Path, monkeyp
         output.seek(0)
         assert b"Listening for transport" in output.read(), "it waits for a debugger"
     assert not any(str(hanging.classes) in command for command in list_commands())
+
+
+_BEGINS = """
+import os, signal, sys
+from sluice.resources.spark import jvm
+jvm.begin()
+(launch,) = jvm._begun
+os.kill(launch._process.pid, signal.SIGSTOP)
+print(launch._process.pid, flush=True)
+if "killed" in sys.argv:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("end", ["ended", "killed"])
+def test_no_jvm_outlives_a_process_that_ends_while_it_starts(
+    archive: jvm.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The next process does not remove the folder of a killed one before its JVM has ended, too."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    command = [sys.executable, "-c", _BEGINS, end]
+    environ = os.environ | {"TMPDIR": str(tmp_path)}
+    pid = int(subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=False).stdout)
+    if end == "killed":
+        ending = os.pidfd_open(pid)
+        assert scratch.clear() == []
+        os.kill(pid, signal.SIGCONT)
+        assert select.select([ending], [], [], 60)[0], "it did not end with its driver"
+        os.close(ending)
+        scratch.clear()
+    else:
+        assert not Path(f"/proc/{pid}").exists()
+    assert [*tmp_path.iterdir()] == []
 
 
 def list_commands() -> Iterator[str]:
