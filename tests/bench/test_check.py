@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,10 +21,20 @@ from sluice.pipelines.errors import ProofFailed, UsageError
 
 WORKLOAD = ORDERS.of(1_000)
 PARTITIONS = range(len(WORKLOAD.weights))
-EXPECTED = {p: digest_of_sent(p, chunk) for p in PARTITIONS for chunk in WORKLOAD.chunks(p)}
+Spoil = Callable[[pa.Table], pa.Table]
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
+@pytest.fixture(scope="module")
+def expected() -> dict[int, Digest]:
+    return digest_workload()
+
+
+def digest_workload(*schema: Any) -> dict[int, Digest]:
+    return {p: digest_of_sent(p, chunk, *schema) for p in PARTITIONS for chunk in WORKLOAD.chunks(p)}
+
+
+@cache
 def make_rows(partition: int, unit: str = "ms", workload: Workload = WORKLOAD) -> pa.Table:
     """Return the rows that a faultless peer lands for a partition."""
     (rows,) = workload.chunks(partition)
@@ -48,38 +61,37 @@ def write_tables(folder: Path, *tables: pa.Table) -> Path:
 
 
 @pytest.mark.parametrize("unit", ["ms", "us"])
-def test_faultless_rows_pass_in_any_order_and_any_number_of_files(tmp_path: Path, unit: str) -> None:
+def test_faultless_rows_pass_in_any_order_and_any_number_of_files(
+    tmp_path: Path, unit: str, expected: dict[int, Digest]
+) -> None:
     landed_rows = pa.concat_tables(make_rows(p, unit) for p in PARTITIONS)
     shuffled = landed_rows.take(pc.sort_indices(landed_rows, [("key", "ascending"), ("offset", "descending")]))
     files, size = check_landed(
-        "peer", write_tables(tmp_path, shuffled.slice(0, 333), shuffled.slice(333)), "t", EXPECTED
+        "peer", write_tables(tmp_path, shuffled.slice(0, 333), shuffled.slice(333)), "t", expected
     )
     assert files == 2
     assert size == sum(f.stat().st_size for f in tmp_path.rglob("*.parquet"))
 
 
-def replace_column(column: str, values: list[object]) -> pa.Table:
-    table = make_rows(0)
+def replace_column(table: pa.Table, column: str, change: Callable[[list[object]], list[object]]) -> pa.Table:
     i = table.schema.get_field_index(column)
-    return table.set_column(i, column, pa.array(values, table.schema.field(i).type))
+    return table.set_column(i, column, pa.array(change(table.column(column).to_pylist()), table.schema.field(i).type))
 
 
-def replace_first(column: str, value: object) -> pa.Table:
-    values = make_rows(0).column(column).to_pylist()
-    return replace_column(column, [value, *values[1:]])
+def replace_first(column: str, value: object) -> Spoil:
+    return lambda rows: replace_column(rows, column, lambda values: [value, *values[1:]])
 
 
-def swap_first_two(column: str) -> pa.Table:
-    values = make_rows(0).column(column).to_pylist()
-    return replace_column(column, [values[1], values[0], *values[2:]])
+def swap_first_two(column: str) -> Spoil:
+    return lambda rows: replace_column(rows, column, lambda values: [values[1], values[0], *values[2:]])
 
 
 @pytest.mark.parametrize(
-    "faulty",
+    "spoil",
     [
-        make_rows(0).slice(1),
-        pa.concat_tables([make_rows(0), make_rows(0).slice(0, 1)]),
-        pa.concat_tables([make_rows(0).slice(1), make_rows(0).slice(1, 1)]),
+        lambda rows: rows.slice(1),
+        lambda rows: pa.concat_tables([rows, rows.slice(0, 1)]),
+        lambda rows: pa.concat_tables([rows.slice(1), rows.slice(1, 1)]),
         replace_first("value", b"{}"),
         replace_first("key", None),
         swap_first_two("value"),
@@ -88,32 +100,31 @@ def swap_first_two(column: str) -> pa.Table:
         replace_first("headers", [{"key": "trace", "value": b"other"}]),
         replace_first("topic", "another"),
         replace_first("timestampType", 1),
-        make_rows(0).slice(0, 0),
+        lambda rows: rows.slice(0, 0),
     ],
     ids=["less", "more", "twice", "value", "key", "values", "offsets", "times", "header", "topic", "type", "nothing"],
 )
-def test_any_fault_is_reported(tmp_path: Path, faulty: pa.Table) -> None:
+def test_any_fault_is_reported(tmp_path: Path, spoil: Spoil, expected: dict[int, Digest]) -> None:
     others = [make_rows(p) for p in PARTITIONS if p]
     with pytest.raises(ProofFailed, match=r"peer landed .* in t:0"):
-        check_landed("peer", write_tables(tmp_path, faulty, *others), "t", EXPECTED)
+        check_landed("peer", write_tables(tmp_path, spoil(make_rows(0)), *others), "t", expected)
 
 
-def test_missing_files_are_a_fault(tmp_path: Path) -> None:
+def test_missing_files_are_a_fault(tmp_path: Path, expected: dict[int, Digest]) -> None:
     with pytest.raises(ProofFailed):
-        check_landed("peer", tmp_path, "t", EXPECTED)
+        check_landed("peer", tmp_path, "t", expected)
 
 
-def test_rows_of_partition_without_records_are_a_fault(tmp_path: Path) -> None:
-    expected = {p: d for p, d in EXPECTED.items() if p != 3} | {3: Digest()}
+def test_rows_of_partition_without_records_are_a_fault(tmp_path: Path, expected: dict[int, Digest]) -> None:
+    fewer = {p: d for p, d in expected.items() if p != 3} | {3: Digest()}
     with pytest.raises(ProofFailed, match="t:3"):
-        check_landed("peer", write_tables(tmp_path, *(make_rows(p) for p in PARTITIONS)), "t", expected)
+        check_landed("peer", write_tables(tmp_path, *(make_rows(p) for p in PARTITIONS)), "t", fewer)
 
 
-def test_workload_is_deterministic_and_matches_its_counts() -> None:
-    again = {p: digest_of_sent(p, chunk) for p in PARTITIONS for chunk in WORKLOAD.chunks(p)}
-    assert again == EXPECTED
-    assert sum(d.rows for d in EXPECTED.values()) == WORKLOAD.records == sum(WORKLOAD.counts)
-    assert len({d.sum for d in EXPECTED.values()}) == len(PARTITIONS)
+def test_workload_is_deterministic_and_matches_its_counts(expected: dict[int, Digest]) -> None:
+    assert digest_workload() == expected
+    assert sum(d.rows for d in expected.values()) == WORKLOAD.records == sum(WORKLOAD.counts)
+    assert len({d.sum for d in expected.values()}) == len(PARTITIONS)
 
 
 def test_a_fingerprint_changes_with_the_workload() -> None:
@@ -138,7 +149,7 @@ def make_typed_rows(partition: int) -> pa.Table:
 
 def test_typed_rows_are_compared_with_independent_json_reader(tmp_path: Path) -> None:
     schema = TYPED_ORDERS.schema
-    expected = {p: digest_of_sent(p, chunk, schema) for p in PARTITIONS for chunk in WORKLOAD.chunks(p)}
+    expected = digest_workload(schema)
     good = [make_typed_rows(p) for p in PARTITIONS]
     (tmp_path / "good").mkdir()
     check_landed("peer", write_tables(tmp_path / "good", *good), "t", expected, schema)
@@ -150,19 +161,19 @@ def test_typed_rows_are_compared_with_independent_json_reader(tmp_path: Path) ->
         check_landed("peer", write_tables(tmp_path / "wrong", wrong, *good[1:]), "t", expected, schema)
 
 
-def test_peer_without_headers_is_checked_on_all_other_columns(tmp_path: Path) -> None:
+def test_peer_without_headers_is_checked_on_all_other_columns(tmp_path: Path, expected: dict[int, Digest]) -> None:
     bare = [make_rows(p).drop_columns("headers") for p in PARTITIONS]
     without = replace(RAW, headers="", files="part=*/*.parquet")
-    check_landed("peer", write_tables(tmp_path, *bare), "t", EXPECTED, layout=without)
+    check_landed("peer", write_tables(tmp_path, *bare), "t", expected, layout=without)
     (tmp_path / "wrong").mkdir()
-    wrong = write_tables(tmp_path / "wrong", replace_first("value", b"{}").drop_columns("headers"), *bare[1:])
+    wrong = write_tables(tmp_path / "wrong", replace_first("value", b"{}")(bare[0]), *bare[1:])
     with pytest.raises(ProofFailed, match="other rows than were sent"):
-        check_landed("peer", wrong, "t", EXPECTED, layout=without)
+        check_landed("peer", wrong, "t", expected, layout=without)
 
 
 def test_peer_without_key_column_is_checked_by_key_expression(tmp_path: Path) -> None:
     schema = TYPED_ORDERS.schema
-    expected = {p: digest_of_sent(p, chunk, schema) for p in PARTITIONS for chunk in WORKLOAD.chunks(p)}
+    expected = digest_workload(schema)
     folder = write_tables(tmp_path, *(make_typed_rows(p).drop_columns("kafka_key") for p in PARTITIONS))
     layout = replace(TYPED, key="no_such_column", typed_key="encode(customer)")
     check_landed("peer", folder, "t", expected, schema, layout)

@@ -120,7 +120,8 @@ kafka:
 topics: orders
 start: earliest
 lake: s3://bucket
-s3: {access_key_id: "${file:secrets/s3}", secret_access_key: "${file:secrets/s3}", session_token: "${file:secrets/s3}"}
+s3: {endpoint: "http://127.0.0.1:9", retries: 1, access_key_id: "${file:secrets/s3}",
+     secret_access_key: "${file:secrets/s3}", session_token: "${file:secrets/s3}"}
 spark: {conf: {spark.my.password: "${file:secrets/spark}"}}
 """
 REMOTE = """
