@@ -5,6 +5,7 @@ docs/feeds.md explains every key. Sizes are in bytes, durations in ms.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -628,10 +629,10 @@ class WindowSettings(Settings):
         """The starts of the windows from `first`, a start, up to those before `end`."""
         if self.timezone is None:
             return range(first, end, self.length)
-        starts = []
+        starts, days = [], itertools.count(find_day(self.timezone, first))
         while first < end:
             starts.append(first)
-            first = self.end_of(first)
+            first = next(start for day in days if (start := start_of_day(self.timezone, day)) > first)
         return tuple(starts)
 
     def join(self, starts: Iterable[int]) -> list[tuple[int, int]]:

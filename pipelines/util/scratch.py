@@ -3,9 +3,8 @@
     <temporary folder>/sluice-xxxxxxxx/held     locked for as long as the process lives
 
 Promises: the folder is gone when its process ends. The next process, or `clear`, removes folders of killed ones. Only
-the lock shows that a process is dead, because the system releases it; a name, an age or a pid never does. A child that
-inherits the lock keeps the folder of a killed parent until it ends, too. A folder that has no lock file, belongs to
-another user or lies behind a link is not touched.
+the lock shows that a process, with the children that inherit it, is dead: the system releases it; a name, an age or a
+pid never does. A folder that has no lock file, belongs to another user or lies behind a link is not touched.
 """
 
 from __future__ import annotations

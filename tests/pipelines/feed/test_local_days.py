@@ -161,5 +161,5 @@ def test_numbers_of_days_rise_by_one() -> None:
         starts = days.list_starts(0, days.start_of(parse_instant("2030-01-01T00:00:00Z")))
         assert all(days.end_of(a) == b for a, b in pairwise(starts)), "so their lengths are the distances"
         assert starts[-1] - starts[0] >= 59 * 365 * DAY
-        assert len({days.name(s) for s in starts}) == len(starts)
+        assert len({days.local(s) // DAY for s in starts}) == len(starts), "so are their names"
         assert min(b - a for a, b in pairwise(starts[1:])) >= 22 * HOUR
