@@ -1,6 +1,6 @@
 # Targets for developers. Each sets up .venv from the lock, and Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help loops demo test quick check pytest bench faults drills readers matrix cluster-test production-like soak long-tests fuzz lakes airflow postgres lock clean setup wheel release-check first-row docs pictures remedies
+.PHONY: help loops demo test quick check pytest bench faults drills readers matrix cluster-test production-like soak long-tests fuzz mutants lakes airflow postgres lock clean setup wheel release-check first-row docs pictures remedies
 
 READY := .venv/.ready
 # If it is set, every process compiles all its imports, for seconds.
@@ -102,6 +102,9 @@ long-tests: setup  ## random combinations of faults for MINUTES=30, and the othe
 
 fuzz: setup      ## millions of malformed inputs for every parser; ARGS="--minutes 10 --target records"
 	.venv/bin/python -m tests.fuzz $(ARGS)
+
+mutants: setup   ## the share of COUNT=300 seeded mutants of the core that the quick tests kill; SEED=2 for others
+	.venv/bin/python -m tests.mutants --seed $(SEED) --count $(or $(COUNT),300)
 
 lakes: setup build/lakes/bin/fake-gcs-server  ## the tests of lakes on a local one, S3, Azurite and fake-gcs-server; LAKES=azure
 	SLUICE_TEST_LAKES=$(LAKES) .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/resources/lake tests/integration \
