@@ -122,7 +122,6 @@ class Session:
         """
         from sluice.pipelines.batch.survey import has_pending
         from sluice.pipelines.model.receipts import EngineKind
-        from sluice.resources.kafka.connection import connections  # noqa: F401 - for the check, and for workers
 
         def is_pending(one: Feed) -> bool:
             with (open_ports or self.open_ports)(one) as ports:

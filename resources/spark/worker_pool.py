@@ -238,6 +238,8 @@ def get_pool() -> PoolProcess:
 
 def fork_pool() -> None:
     """Fork the pool from this process if it has one thread; otherwise `get_pool` starts one."""
+    from sluice.resources.kafka.connection import connections  # noqa: F401 - the run and its workers need it
+
     with suppress(OSError), _lock:
         if not _pools and len(os.listdir("/proc/self/task")) == 1:
             _pools.append(PoolProcess(forked=True))
