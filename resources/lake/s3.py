@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import os
 import random
 import time
@@ -32,6 +33,7 @@ from sluice.pipelines.errors import LakeFull, LakeUnavailable, NotAuthorized, Se
 from sluice.pipelines.feed.stores import S3Settings
 from sluice.pipelines.model.health import Diagnosis, report_ok
 from sluice.pipelines.ports import Stat
+from sluice.pipelines.util import logs
 from sluice.pipelines.util.parallel import AT_ONCE
 from sluice.resources.lake.store_client import (
     KEEPS,
@@ -61,8 +63,11 @@ UPLOADS = 4
 COPIED_AT_ONCE = 5 << 30
 """S3's limit for one copy: a larger object is copied by ranges."""
 COPY_RANGE = 512 << 20
+_log = logging.getLogger(f"{logs.OURS}.lake")
 _CONNECTIONS = AT_ONCE * AT_ONCE
 """The most idle connections that a client keeps: enough for calls within calls, such as feeds and their entries."""
+_SILENT_ATTEMPTS = 3
+"""The failed attempts at a request, of about three seconds in all, that go without a warning."""
 _FAILURES = (boto.ClientError, boto.BotoCoreError, ResponseParserError)
 _ANSWERS = {"get_object": "ETag", "head_object": "ETag", "put_object": "ETag", "upload_part": "ETag",
             "create_multipart_upload": "UploadId", "list_objects_v2": "Name"}  # fmt: skip
@@ -499,6 +504,9 @@ def _when_again(retries: int, attempts: int, response: Any, caught_exception: Ex
     error = caught_exception or boto.ClientError(response[1], "")
     if attempts > retries or not _may_pass(error):
         return None
+    if attempts == _SILENT_ATTEMPTS:
+        what = type(error).__name__ if caught_exception else f"status {_status(error)}"
+        _log.warning("the lake's S3 does not answer (%s); %d more attempts", what, retries + 1 - attempts)
     return patience(attempts)
 
 

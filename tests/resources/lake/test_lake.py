@@ -275,7 +275,9 @@ def test_server_that_is_not_s3_is_reported(lake: ObjectLake, between: Proxy) -> 
         list(lake.list(""))
 
 
-def test_requests_are_attempted_as_often_as_configured(s3_store: Store, between: Proxy) -> None:
+def test_requests_are_attempted_as_often_as_configured(
+    s3_store: Store, between: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
     """Botocore stops its own retries for all requests of a process after about 35 of them."""
     lake = make_lake(s3_store, between.endpoint, retries=4)
     lake.put("x", b"1")
@@ -283,9 +285,13 @@ def test_requests_are_attempted_as_often_as_configured(s3_store: Store, between:
         between.rules = [Rule("GET", "lose", times=4)]
         assert lake.get("x") == b"1"
     between.rules, between.requests = [Rule("GET", "refuse", times=-1)], []
+    caplog.clear()
     with pytest.raises(LakeUnavailable):
         lake.get("x")
     assert len(between.requests) == 5
+    assert [r.getMessage() for r in caplog.records] == [
+        "the lake's S3 does not answer (status 503); 2 more attempts"
+    ], "one warning a request"
 
 
 # -- uploads
