@@ -38,8 +38,12 @@ SETTLE_SECONDS = 900
 _KEPT_MS = str(4 * 3_600_000)
 _RUNS = """query($filter: RunsFilter!, $limit: Int) { runsOrError(filter: $filter, limit: $limit) {
     __typename ... on Runs { results { runId jobName status startTime endTime } } } }"""
-_ERRORS = """query($run: ID!) { runOrError(runId: $run) { ... on Run { eventConnection(limit: 1000) { events {
-    ... on ExecutionStepFailureEvent { error { message causes { message } } } } } } } }"""
+_ERRORS = """query($run: ID!, $after: String) { runOrError(runId: $run) { ... on Run {
+    eventConnection(limit: 1000, afterCursor: $after) { cursor hasMore events {
+        ... on LogMessageEvent { level message }
+        ... on ExecutionStepFailureEvent { error { message causes { message } } } } } } } }"""
+
+_SEVERAL = re.compile(r"Failure: \d+ feeds? done; \d+ failed: ")
 
 
 @dataclass
@@ -91,10 +95,19 @@ class Site:
         return list(runs["results"])
 
     def list_errors(self, run: str) -> list[str]:
-        """Returns the first lines of the errors that failed a run's steps, with the class of each, sorted."""
-        events = self.deployment.ask(_ERRORS, run=run)["eventConnection"]["events"]
+        """Returns the first lines of the errors that failed a run's steps, with the class of each, sorted.
+
+        A run of several feeds logs the error of each, behind its name; that of its step only names them.
+        """
+        events, page = list[dict[str, Any]](), {"hasMore": True, "cursor": None}
+        while page["hasMore"]:
+            page = self.deployment.ask(_ERRORS, run=run, after=page["cursor"])["eventConnection"]
+            events += page["events"]
         errors = [event["error"] for event in events if event.get("error")]
-        return sorted({cause["message"].split("\n")[0] for error in errors for cause in error["causes"] or (error,)})
+        texts = [cause["message"] for error in errors for cause in error["causes"] or (error,)]
+        if any(_SEVERAL.search(text) for text in texts):
+            texts = [event["message"] for event in events if event.get("level") == "ERROR"]
+        return sorted({text.split("\n")[0] for text in texts})
 
     # -- processes
 

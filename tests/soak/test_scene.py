@@ -41,7 +41,7 @@ ROUND = 7 * 60
 CHECKED = 3
 """Feeds of each round."""
 DEAD_SECONDS, BEGUN_SECONDS = 900, 1
-OTHER_SCHEDULER = re.compile(r"\.PlanBusy: .* is at work: run \w+ without a scheduler .* lives")
+OTHER_SCHEDULER = re.compile(r"(\.PlanBusy|^\w+): .* is at work: run \w+ without a scheduler .* lives")
 BUILD = Path(__file__).parents[2] / "build" / "soak"
 
 
