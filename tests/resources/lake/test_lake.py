@@ -512,11 +512,12 @@ def test_listing_is_requested_page_by_page_from_its_start_path(
         list(pool.map(lambda n: aside.put(f"d/{n:05}", b""), range(1010)))
     listed = lake.list("d")
     assert next(listed) == "d/00000"
-    assert len(between.requests) == 1, "the second page was not asked for"
+    # A set: of a slow server, a request may be repeated.
+    assert len({*between.requests}) == 1, "the second page was not asked for"
     assert len(list(listed)) == 1009
     between.requests.clear()
     assert list(lake.list("d", after="d/01007")) == ["d/01008", "d/01009"]
-    assert len(between.requests) == 1
+    assert len({*between.requests}) == 1
 
 
 @pytest.mark.parametrize("how", ["lose", "refuse", "reset"])
