@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -126,7 +127,7 @@ class Sample:
 
     def _begin(self) -> None:
         self._size, self._bounds = 0, list[list[int]]()
-        self._file = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - removed with the sample
+        self._file = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - open until `close`
 
     def add(self, *columns: np.ndarray) -> None:
         """Add rows: their hashes, and the other columns. Raises Failed if the temporary file cannot be written."""
@@ -139,8 +140,9 @@ class Sample:
             while self._size > self._limit:
                 former, self.factor = copy(self), self.factor * 2
                 self._begin()
-                for share in former.read_shares():
-                    self._append(share)
+                with closing(former):
+                    for share in former.read_shares():
+                        self._append(share)
         except OSError as error:
             raise Failed(
                 f"repeated records cannot be counted: {error.strerror or error}",
@@ -166,6 +168,10 @@ class Sample:
                 self._file.seek(ends[at] * size)
                 parts.append(self._file.read((ends[at + 1] - ends[at]) * size))
             yield np.frombuffer(b"".join(parts), self._type)
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._file.close()
 
 
 class RepeatCounter:
@@ -198,12 +204,11 @@ class RepeatCounter:
         self._values.add(*(column[counted] for column in (pairs, number, offsets, times, kinds)))
 
     def build(self) -> Repeats:
-        """Returns the repeats of all added rows."""
-        if not self._rows:
-            return Repeats(self._by, 0, 0, 0, 0, (), None, exact=True)
-        keys, updates, example = self._count_updates()
-        exact = self._keys.factor == self._values.factor == 1
-        return Repeats(self._by, self._rows, self._keyed, keys, updates, self._group_copies(), example, exact)
+        """Returns the repeats of all added rows. None can be added afterwards."""
+        with closing(self._keys), closing(self._values):
+            keys, updates, example = self._count_updates()
+            exact = self._keys.factor == self._values.factor == 1
+            return Repeats(self._by, self._rows, self._keyed, keys, updates, self._group_copies(), example, exact)
 
     def _count_updates(self) -> tuple[int, int, tuple[Coordinate, Coordinate] | None]:
         """Returns the number of keys, the number of further values of a key, and an example of one."""
