@@ -63,22 +63,21 @@ class Artifact:
     without: tuple[str, ...] = ()
 
 
-@functools.cache
 def find_java() -> Path:
     """The `java` executable to run: from JAVA_HOME, the PATH or the usual folders, the first of at least 17.
 
     Raises SetupError, naming what to install, when there is none.
     """
-    for candidate in _candidates():
-        if candidate.is_file() and (_read_release(candidate) or major(candidate)) >= MINIMUM:
-            return candidate
+    if java := find_newer(MINIMUM):
+        return java
     raise SetupError(f"no Java {MINIMUM} or newer on this machine", remedy=INSTALL_HINT)
 
 
 @functools.cache
 def find_newer(minimum: int) -> Path | None:
     """The first `java` of at least this major version, where `find_java` looks; None when there is none."""
-    return next((c for c in _candidates() if c.is_file() and major(c) >= minimum), None)
+    there = (c for c in _candidates() if c.is_file())
+    return next((c for c in there if (_read_release(c) or major(c)) >= minimum), None)
 
 
 def java_home() -> Path:

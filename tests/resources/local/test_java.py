@@ -18,9 +18,9 @@ from sluice.resources.local import java, local_kafka
 @pytest.fixture(autouse=True)
 def unknown_java() -> Iterator[None]:
     """Forgets the Java that another test found."""
-    java.find_java.cache_clear()
+    java.find_newer.cache_clear()
     yield
-    java.find_java.cache_clear()
+    java.find_newer.cache_clear()
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def write_release(home: Path, machine: str) -> None:
 def test_java_home_precedes_path(bare_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_path = make_fake_java(bare_machine / "path", "17.0.15")
     assert java.find_java() == on_path
-    java.find_java.cache_clear()
+    java.find_newer.cache_clear()
     at_home = make_fake_java(bare_machine / "home", "25")
     monkeypatch.setenv("JAVA_HOME", str(bare_machine / "home"))
     assert java.find_java() == at_home
