@@ -32,7 +32,8 @@ from sluice.pipelines.ports import Job
 from sluice.resources.observe import tracing
 from sluice.resources.spark import executor, worker_pool
 from sluice.resources.spark.daemon import WORKERS_ENVIRONMENT
-from sluice.resources.spark.executors import TRIES, in_thread, wait_for_all
+from sluice.resources.spark.executors import TRIES
+from sluice.resources.spark.job_thread import in_thread, wait_for_all
 from sluice.resources.spark.worker_pool import (
     ADOPTED,
     DIED,

@@ -38,7 +38,8 @@ from sluice.resources.local import java
 from sluice.resources.observe import tracing
 from sluice.resources.spark import executor, executors, jvm, spark_errors
 from sluice.resources.spark.daemon import POOL, WORKERS_ENVIRONMENT
-from sluice.resources.spark.executors import get_master, in_thread, is_connect, is_local, tries, wait_for_all
+from sluice.resources.spark.executors import get_master, is_connect, is_local, tries
+from sluice.resources.spark.job_thread import in_thread, wait_for_all
 from sluice.resources.spark.worker_pool import ADOPTED, GOES_ON, fork_pool, get_pool
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from sluice.pipelines.ports import Job
 from sluice.resources import local_engine
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.local_engine import LocalEngine
-from sluice.resources.spark import executor, executors, worker_pool
+from sluice.resources.spark import executor, job_thread, worker_pool
 from tests.resources.kafka.tools import wait_until
 from tests.resources.log_wiring import LOGS, PLAN, RANGES, LogWiring
 
@@ -103,7 +103,7 @@ def test_tasks_land_and_return_receipts(wiring: LogWiring) -> None:
 
 
 def test_task_of_a_stopped_worker_runs_again(wiring: LogWiring, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executors, "_INTERRUPT_SECONDS", 0.05)
+    monkeypatch.setattr(job_thread, "_INTERRUPT_SECONDS", 0.05)
     stopping = LogWiring(wiring.lake, wiring.notes, LOGS, dies=1, by=signal.SIGSTOP)
     receipts, failures = prove(PLAN, 12, run(stopping), LocalLake(wiring.lake))
     assert failures == []

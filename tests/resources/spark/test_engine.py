@@ -28,7 +28,7 @@ from sluice.pipelines.model.receipts import BrokerTraffic, Latency, Outcome, Ran
 from sluice.pipelines.ports import Job
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.spark import engine as spark
-from sluice.resources.spark import executor, executors
+from sluice.resources.spark import executor, executors, job_thread
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.executors import is_local
 from tests.resources.kafka.tools import wait_until
@@ -198,7 +198,7 @@ def test_values_of_numpy_still_reach_java(settings: SparkSettings) -> None:
 def test_task_of_a_stopped_worker_runs_again(
     settings: SparkSettings, wiring: LogWiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executors, "_INTERRUPT_SECONDS", 0.05)
+    monkeypatch.setattr(job_thread, "_INTERRUPT_SECONDS", 0.05)
     stopping = LogWiring(wiring.lake, wiring.notes, LOGS, dies=1, by=signal.SIGSTOP)
     receipts, failures = prove(PLAN, 12, run(settings, stopping), LocalLake(wiring.lake))
     assert failures == []
