@@ -66,8 +66,8 @@ COPY_RANGE = 512 << 20
 _log = logging.getLogger(f"{logs.OURS}.lake")
 _CONNECTIONS = AT_ONCE * AT_ONCE
 """The most idle connections that a client keeps: enough for calls within calls, such as feeds and their entries."""
-_SILENT_ATTEMPTS = 3
-"""The failed attempts at a request, of about three seconds in all, that go without a warning."""
+_WARNED_ATTEMPT = 3
+"""The attempt at a request whose failure is logged: about three seconds after the first."""
 _FAILURES = (boto.ClientError, boto.BotoCoreError, ResponseParserError)
 _ANSWERS = {"get_object": "ETag", "head_object": "ETag", "put_object": "ETag", "upload_part": "ETag",
             "create_multipart_upload": "UploadId", "list_objects_v2": "Name"}  # fmt: skip
@@ -504,9 +504,10 @@ def _when_again(retries: int, attempts: int, response: Any, caught_exception: Ex
     error = caught_exception or boto.ClientError(response[1], "")
     if attempts > retries or not _may_pass(error):
         return None
-    if attempts == _SILENT_ATTEMPTS:
+    if attempts == _WARNED_ATTEMPT:
         what = type(error).__name__ if caught_exception else f"status {_status(error)}"
-        _log.warning("the lake's S3 does not answer (%s); %d more attempts", what, retries + 1 - attempts)
+        text = "a request to the lake's S3 failed %d times (%s); %d more attempts"
+        _log.warning(text, attempts, what, retries + 1 - attempts)
     return patience(attempts)
 
 

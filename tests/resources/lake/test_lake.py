@@ -290,7 +290,7 @@ def test_requests_are_attempted_as_often_as_configured(
         lake.get("x")
     assert len(between.requests) == 5
     assert [r.getMessage() for r in caplog.records] == [
-        "the lake's S3 does not answer (status 503); 2 more attempts"
+        "a request to the lake's S3 failed 3 times (status 503); 2 more attempts"
     ], "one warning a request"
 
 
