@@ -78,6 +78,11 @@ READERS: Mapping[str, SchemaFormat] = {
 """By the feed's word for the format."""
 
 
+def has_protection(name: str) -> bool:
+    """Returns whether the shape of this name protects fields. The name of a split shape does not say it."""
+    return " protect " in name
+
+
 def make_format(
     reader: Reader,
     columns: Schema,
