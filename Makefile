@@ -6,6 +6,7 @@ READY := .venv/.ready
 # If it is set, every process compiles all its imports, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 1
+COUNT ?= 300
 ENGINE ?= processes
 MINUTES ?= 30
 HOW ?= all
@@ -104,7 +105,7 @@ fuzz: setup      ## millions of malformed inputs for every parser; ARGS="--minut
 	.venv/bin/python -m tests.fuzz $(ARGS)
 
 mutants: setup   ## the share of COUNT=300 seeded mutants of the core that the quick tests kill; SEED=2 for others
-	.venv/bin/python -m tests.mutants --seed $(SEED) --count $(or $(COUNT),300)
+	.venv/bin/python -m tests.mutants --seed $(SEED) --count $(COUNT)
 
 lakes: setup build/lakes/bin/fake-gcs-server  ## the tests of lakes on a local one, S3, Azurite and fake-gcs-server; LAKES=azure
 	SLUICE_TEST_LAKES=$(LAKES) .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/resources/lake tests/integration \

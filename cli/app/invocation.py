@@ -117,8 +117,8 @@ class Session:
     def begin_engine(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:
         """Start the feed's engine on this machine while the caller loads Dagster and plans the batch.
 
-        Where feeds only catch up, it starts if one of them may have something pending, by ports of `open_ports`. Before
-        this process has a second thread, the pool of workers is its fork, which has the modules loaded here.
+        Where feeds only catch up, it starts if one of them may have something pending, by ports of `open_ports`. While
+        this process has one thread, the pool of workers is forked from it and shares its imports.
         """
         from sluice.pipelines.batch.survey import has_pending
         from sluice.pipelines.model.receipts import EngineKind

@@ -90,7 +90,7 @@ def time_text(cell: pa.Scalar) -> str:
     ms = number * DAY if unit == "days" else number * 1000 // TICKS_PER_SECOND[unit]
     if not _YEAR_1 <= ms < CALENDAR_ENDS:
         return f"{number} {unit}"
-    # Arrow's own text, whose cast takes 40 ms to import
+    # as Arrow casts it to text, which takes 40 ms to import
     text = str(np.array(number).astype(f"M8[{'D' if unit == 'days' else unit}]")).replace("T", " ")
     return f"{text}Z" if getattr(cell.type, "tz", None) else text
 

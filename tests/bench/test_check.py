@@ -26,7 +26,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[int, Digest]:
+def digests() -> dict[int, Digest]:
     return digest_workload()
 
 
@@ -62,12 +62,12 @@ def write_tables(folder: Path, *tables: pa.Table) -> Path:
 
 @pytest.mark.parametrize("unit", ["ms", "us"])
 def test_faultless_rows_pass_in_any_order_and_any_number_of_files(
-    tmp_path: Path, unit: str, expected: dict[int, Digest]
+    tmp_path: Path, unit: str, digests: dict[int, Digest]
 ) -> None:
     landed_rows = pa.concat_tables(make_rows(p, unit) for p in PARTITIONS)
     shuffled = landed_rows.take(pc.sort_indices(landed_rows, [("key", "ascending"), ("offset", "descending")]))
     files, size = check_landed(
-        "peer", write_tables(tmp_path, shuffled.slice(0, 333), shuffled.slice(333)), "t", expected
+        "peer", write_tables(tmp_path, shuffled.slice(0, 333), shuffled.slice(333)), "t", digests
     )
     assert files == 2
     assert size == sum(f.stat().st_size for f in tmp_path.rglob("*.parquet"))
@@ -104,27 +104,27 @@ def swap_first_two(column: str) -> Spoil:
     ],
     ids=["less", "more", "twice", "value", "key", "values", "offsets", "times", "header", "topic", "type", "nothing"],
 )
-def test_any_fault_is_reported(tmp_path: Path, spoil: Spoil, expected: dict[int, Digest]) -> None:
+def test_any_fault_is_reported(tmp_path: Path, spoil: Spoil, digests: dict[int, Digest]) -> None:
     others = [make_rows(p) for p in PARTITIONS if p]
     with pytest.raises(ProofFailed, match=r"peer landed .* in t:0"):
-        check_landed("peer", write_tables(tmp_path, spoil(make_rows(0)), *others), "t", expected)
+        check_landed("peer", write_tables(tmp_path, spoil(make_rows(0)), *others), "t", digests)
 
 
-def test_missing_files_are_a_fault(tmp_path: Path, expected: dict[int, Digest]) -> None:
+def test_missing_files_are_a_fault(tmp_path: Path, digests: dict[int, Digest]) -> None:
     with pytest.raises(ProofFailed):
-        check_landed("peer", tmp_path, "t", expected)
+        check_landed("peer", tmp_path, "t", digests)
 
 
-def test_rows_of_partition_without_records_are_a_fault(tmp_path: Path, expected: dict[int, Digest]) -> None:
-    fewer = {p: d for p, d in expected.items() if p != 3} | {3: Digest()}
+def test_rows_of_partition_without_records_are_a_fault(tmp_path: Path, digests: dict[int, Digest]) -> None:
+    fewer = {p: d for p, d in digests.items() if p != 3} | {3: Digest()}
     with pytest.raises(ProofFailed, match="t:3"):
         check_landed("peer", write_tables(tmp_path, *(make_rows(p) for p in PARTITIONS)), "t", fewer)
 
 
-def test_workload_is_deterministic_and_matches_its_counts(expected: dict[int, Digest]) -> None:
-    assert digest_workload() == expected
-    assert sum(d.rows for d in expected.values()) == WORKLOAD.records == sum(WORKLOAD.counts)
-    assert len({d.sum for d in expected.values()}) == len(PARTITIONS)
+def test_workload_is_deterministic_and_matches_its_counts(digests: dict[int, Digest]) -> None:
+    assert digest_workload() == digests
+    assert sum(d.rows for d in digests.values()) == WORKLOAD.records == sum(WORKLOAD.counts)
+    assert len({d.sum for d in digests.values()}) == len(PARTITIONS)
 
 
 def test_a_fingerprint_changes_with_the_workload() -> None:
@@ -149,36 +149,36 @@ def make_typed_rows(partition: int) -> pa.Table:
 
 def test_typed_rows_are_compared_with_independent_json_reader(tmp_path: Path) -> None:
     schema = TYPED_ORDERS.schema
-    expected = digest_workload(schema)
+    digests = digest_workload(schema)
     good = [make_typed_rows(p) for p in PARTITIONS]
     (tmp_path / "good").mkdir()
-    check_landed("peer", write_tables(tmp_path / "good", *good), "t", expected, schema)
+    check_landed("peer", write_tables(tmp_path / "good", *good), "t", digests, schema)
     at = good[0].schema.get_field_index("amount")
     amounts = [good[0]["amount"][0].as_py() + 1, *good[0]["amount"].to_pylist()[1:]]
     wrong = good[0].set_column(at, "amount", pa.array(amounts, pa.decimal128(12, 2)))
     (tmp_path / "wrong").mkdir()
     with pytest.raises(ProofFailed, match="other rows than were sent"):
-        check_landed("peer", write_tables(tmp_path / "wrong", wrong, *good[1:]), "t", expected, schema)
+        check_landed("peer", write_tables(tmp_path / "wrong", wrong, *good[1:]), "t", digests, schema)
 
 
-def test_peer_without_headers_is_checked_on_all_other_columns(tmp_path: Path, expected: dict[int, Digest]) -> None:
+def test_peer_without_headers_is_checked_on_all_other_columns(tmp_path: Path, digests: dict[int, Digest]) -> None:
     bare = [make_rows(p).drop_columns("headers") for p in PARTITIONS]
     without = replace(RAW, headers="", files="part=*/*.parquet")
-    check_landed("peer", write_tables(tmp_path, *bare), "t", expected, layout=without)
+    check_landed("peer", write_tables(tmp_path, *bare), "t", digests, layout=without)
     (tmp_path / "wrong").mkdir()
     wrong = write_tables(tmp_path / "wrong", replace_first("value", b"{}")(bare[0]), *bare[1:])
     with pytest.raises(ProofFailed, match="other rows than were sent"):
-        check_landed("peer", wrong, "t", expected, layout=without)
+        check_landed("peer", wrong, "t", digests, layout=without)
 
 
 def test_peer_without_key_column_is_checked_by_key_expression(tmp_path: Path) -> None:
     schema = TYPED_ORDERS.schema
-    expected = digest_workload(schema)
+    digests = digest_workload(schema)
     folder = write_tables(tmp_path, *(make_typed_rows(p).drop_columns("kafka_key") for p in PARTITIONS))
     layout = replace(TYPED, key="no_such_column", typed_key="encode(customer)")
-    check_landed("peer", folder, "t", expected, schema, layout)
+    check_landed("peer", folder, "t", digests, schema, layout)
     with pytest.raises(ProofFailed, match="other rows than were sent"):
-        check_landed("peer", folder, "t", expected, schema, replace(layout, typed_key="encode(country)"))
+        check_landed("peer", folder, "t", digests, schema, replace(layout, typed_key="encode(country)"))
 
 
 LINES = pa.list_(pa.struct([("sku", pa.string()), ("quantity", pa.int32()), ("price", pa.decimal128(9, 2))]))
@@ -208,8 +208,8 @@ def make_line(sku: str | None, quantity: int = 1) -> dict[str, object]:
 
 def test_nested_rows_are_compared_with_independent_json_reader(tmp_path: Path) -> None:
     (rows,) = NESTED.of(400).chunks(0)
-    expected = {0: digest_of_sent(0, rows, NESTED.schema)}
-    check_landed("peer", write_tables(tmp_path, make_nested_rows()), "t", expected, NESTED.schema)
+    digests = {0: digest_of_sent(0, rows, NESTED.schema)}
+    check_landed("peer", write_tables(tmp_path, make_nested_rows()), "t", digests, NESTED.schema)
 
 
 @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ def test_nested_rows_are_compared_with_independent_json_reader(tmp_path: Path) -
 )
 def test_any_fault_in_nested_fields_is_reported(tmp_path: Path, change: str, to: object) -> None:
     (rows,) = NESTED.of(400).chunks(0)
-    expected = {0: digest_of_sent(0, rows, NESTED.schema)}
+    digests = {0: digest_of_sent(0, rows, NESTED.schema)}
     with pytest.raises(ProofFailed, match="other rows than were sent"):
-        check_landed("peer", write_tables(tmp_path, make_nested_rows(change, to)), "t", expected, NESTED.schema)
+        check_landed("peer", write_tables(tmp_path, make_nested_rows(change, to)), "t", digests, NESTED.schema)
 
 
 def test_null_list_empty_list_and_list_of_null_differ(tmp_path: Path) -> None:
