@@ -280,7 +280,7 @@ def execute(
 
     `waited` are the seconds that the run has waited for. Raises as `run_feeds`.
     """
-    feeds = [session.feed(name) for name in requests]
+    feeds, began = [session.feed(name) for name in requests], time.monotonic()
     _check_packages(session, feeds[0])
     first = "wait" if len(feeds) > 1 else "start Dagster" if session.dagster else "connect"
     opening = session.share_ports(feeds) if len(feeds) > 1 else nullcontext(session.open_ports)
@@ -292,7 +292,7 @@ def execute(
             meter(Progress(f"{'start Dagster' if session.dagster else 'connect to Kafka'}{also}"))
             progress = _FeedsProgress(meter, len(feeds))
             reports = {f.name: meter if len(feeds) == 1 else progress.report_of(f.name) for f in feeds}
-            recorders = {name: _RunRecorder(report, {"start": waited}, first) for name, report in reports.items()}
+            recorders = {n: _RunRecorder(r, {"start": waited}, first, began) for n, r in reports.items()}
             run_feeds = _load_engine(session, feeds)
             results = run_feeds(requests, recorders.__getitem__, open_ports, skip)
     runs = [
@@ -341,12 +341,12 @@ def _check_packages(session: Session, feed: Feed) -> None:
 class _RunRecorder(MetRecorder):
     """Passes a run's progress on, and records its stages and its reports on batches of other runs.
 
-    `before` are the seconds of stages before it; `first` is the stage that begins with it.
+    `before` are the seconds of earlier stages; the stage `first` began at `since`, of the monotonic clock.
     """
 
-    def __init__(self, report: Reporter, before: Mapping[str, float], first: str) -> None:
+    def __init__(self, report: Reporter, before: Mapping[str, float], first: str, since: float) -> None:
         super().__init__(report)
-        self._stage, self._since = first, time.monotonic()
+        self._stage, self._since = first, since
         self._seconds = {stage: s for stage, s in before.items() if s}
 
     def __call__(self, progress: Progress) -> None:
