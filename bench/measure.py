@@ -125,6 +125,7 @@ def _measurable() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
+    name: str
     parent: int
     cpu: float
     """Seconds of its own and of the children that it has waited for."""
@@ -139,10 +140,11 @@ def read_stats() -> dict[int, Stat]:
 
 def _stat(pid: int) -> Stat | None:
     try:
-        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        before, _, after = (_PROC / str(pid) / "stat").read_text().rpartition(")")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return Stat(int(fields[1]), sum(map(int, fields[11:15])) / _TICKS)
+    fields = after.split()
+    return Stat(before.partition("(")[2], int(fields[1]), sum(map(int, fields[11:15])) / _TICKS)
 
 
 def list_tree(root: int, stats: Mapping[int, Stat] | None = None) -> list[int]:

@@ -22,7 +22,9 @@ from sluice.pipelines.errors import Failed
 PICTURE = "images/cold_start.svg"
 _LOOK_SECONDS = 0.02
 _NAMES = ("command", "pool", "worker")
-"""Processes by their distance from the command."""
+"""Processes of Python by their distance from the command."""
+_JVM = "JVM"
+_LANES = ("command", _JVM, "pool", "worker")
 _LEFT, _WIDTH, _LANE, _BAR, _TOP = 126, 760, 30, 16, 44
 _LETTER = 6.4
 """Width of a letter, about."""
@@ -71,7 +73,8 @@ def watch(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> T
             at, stats = time.perf_counter() - began, read_stats()
             for pid in list_tree(run.pid, stats):
                 if pid not in processes:
-                    processes[pid] = Process(_NAMES[min(_count_parents(pid, run.pid, stats), 2)], at, at)
+                    name = _NAMES[min(_count_parents(pid, run.pid, stats), 2)]
+                    processes[pid] = Process(_JVM if stats[pid].name == "java" else name, at, at)
                 processes[pid].see(at, stats[pid].cpu)
             time.sleep(_LOOK_SECONDS)
         seconds = time.perf_counter() - began
@@ -93,7 +96,7 @@ def _count_parents(pid: int, root: int, stats: Mapping[int, Stat]) -> int:
 def draw(timeline: Timeline) -> Html:
     """Return the picture, an SVG without script."""
     scale = (_WIDTH - _LEFT - 16) / timeline.seconds
-    lanes = [p for name in _NAMES for p in timeline.processes if p.name == name]
+    lanes = [p for name in _LANES for p in timeline.processes if p.name == name]
     bottom = _TOP + _LANE * (2 + len(lanes))
     title = f"A cold run through Dagster, {timeline.seconds:.1f} seconds on {os.cpu_count()} cores"
     drawn = [plot.text(title, 16, 26, class_="title"), *_draw_axis(timeline.seconds, scale, bottom)]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ import pytest
 from sluice.pipelines.errors import LakeFull, LakeUnavailable, Retryable, Terminal, Unknown
 from sluice.resources.lake import local_lake
 from sluice.resources.lake.local_lake import LocalLake
+from tests.resources.kafka.tools import wait_until
 
 
 @pytest.fixture
@@ -88,6 +90,24 @@ def test_link_out_of_the_lake_is_refused_and_link_inside_is_allowed(lake: LocalL
         list(lake.list("out"))
     assert lake.get("in/x") == b"1"
     assert sorted(os.listdir(outside)) == ["secret"]
+
+
+def test_folder_in_use_that_becomes_a_link_out_of_the_lake_is_refused(lake: LocalLake, tmp_path: Path) -> None:
+    lake.put("a/b/x", b"1")
+    assert lake.get("a/b/x") == b"1"
+    (lake.root / "a").rename(tmp_path / "outside")
+    (lake.root / "a").symlink_to(tmp_path / "outside")
+
+    def is_refused() -> bool:
+        with suppress(Terminal):
+            lake.get("a/b/x")
+            return False
+        return True
+
+    wait_until(is_refused)  # a folder is checked once a second
+    with pytest.raises(Terminal, match="symbolic link"):
+        lake.put("a/b/new", b"")
+    assert not (tmp_path / "outside/b/new").exists()
 
 
 def test_too_long_name_and_file_in_place_of_folder_are_errors(lake: LocalLake) -> None:
