@@ -82,7 +82,8 @@ def _open_closed_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - open until exit
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - open until exit
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper):  # a sign that the terminal's encoding lacks is no error
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +26,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger.account import OffsetClass
 from sluice.pipelines.model.kafka import Range, TopicPartition
 from sluice.pipelines.model.plans import AskedRange
+from sluice.pipelines.model.receipts import EngineKind
 from sluice.pipelines.operating.acceptance import accept_damaged
 from sluice.pipelines.records.shape import RAW
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
@@ -75,6 +78,20 @@ def test_records_of_every_codec_match_a_plain_consumer(project: FeedProject) -> 
     feed = project.write_feed()
     landed = run(feed)
     assert landed.batches[0].counts.landed == 1500
+    assert read_rows(feed) == consume_topic(project.kafka, project.topic)
+
+
+SLUICE = "import sys; from sluice.cli.entry import main; sys.exit(main())"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", EngineKind)
+def test_run_without_standard_streams_lands(project: FeedProject, engine: EngineKind) -> None:
+    produce(project.kafka, project.topic, 300)
+    feed = project.write_feed()
+    run_orders = f"'{sys.executable}' -c '{SLUICE}' run orders --no-dagster --engine {engine}"
+    subprocess.run(f"{run_orders} <&- >&- 2>&-", shell=True, cwd=project.root, check=True)
     assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
