@@ -32,7 +32,7 @@ from sluice.pipelines.planning.windows import check_aligned, check_begun, comple
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.manifest import WindowFiles
-from sluice.pipelines.records.shape import has_protection
+from sluice.pipelines.records.shape import may_have_protection
 from sluice.pipelines.util.documents import Internal
 from sluice.pipelines.util.parallel import map_parallel
 
@@ -141,7 +141,7 @@ def describe_protection_then(feed: Feed, ledger: Ledger, state: State, receipts:
     """Returns how landed rows were protected in another way than the feed protects rows now; empty if they were not."""
     now, changes = feed.shape.protection, dict[str, None]()
     for name in dict.fromkeys(r.format for r in receipts):
-        shape = shape_named(ledger, state, name) if now or has_protection(name) else None
+        shape = shape_named(ledger, state, name) if now or may_have_protection(name) else None
         changes |= dict.fromkeys(describe_protection(shape.protection if shape else None, now))
     return f"landed under other rules than now: {'; '.join(changes)}" if changes else ""
 

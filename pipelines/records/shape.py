@@ -78,9 +78,9 @@ READERS: Mapping[str, SchemaFormat] = {
 """By the feed's word for the format."""
 
 
-def has_protection(name: str) -> bool:
-    """Returns whether the shape of this name protects fields. The name of a split shape does not say it."""
-    return " protect " in name
+def may_have_protection(name: str) -> bool:
+    """Returns whether the shape of this name protects fields; of a split one, whose name does not contain it, True."""
+    return " protect " in name or name.startswith(f"{SPLIT} ")
 
 
 def make_format(

@@ -36,7 +36,7 @@ from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing import published_files as reading
 from sluice.pipelines.publishing.published_files import File
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
-from sluice.pipelines.records.shape import has_protection
+from sluice.pipelines.records.shape import may_have_protection
 from sluice.pipelines.schema.arrays import plain
 from sluice.pipelines.util import extras, units
 from sluice.pipelines.util.parallel import map_parallel
@@ -198,7 +198,7 @@ class Windows:
             for w in starts
             if (note := windows.describe_against(state, w, feed.window))
         ]
-        protected = starts if feed.shape.protection or any(map(has_protection, state.shapes)) else ()
+        protected = starts if feed.shape.protection or any(map(may_have_protection, state.shapes)) else ()
         notes += [
             f"{feed.window.name(w)}: {note}"
             for w, receipts in manifest.group_receipts(ledger, state, protected, feed.window).items()

@@ -146,19 +146,30 @@ def test_rules_and_key_identifiers_are_in_the_ledger_and_old_windows_stay(projec
     ]
 
 
-def test_reading_windows_of_other_rules_notes_them(project: Project) -> None:
+SPLIT_FEED = FEED.replace("schema:", "split: {by: {field: id}, into: {one: {values: ['1'], schema:").replace(
+    "name: string}}\n", "name: string}}}}, otherwise: quarantine}\n"
+)
+
+
+@pytest.mark.parametrize(("text", "output"), [(FEED, ""), (SPLIT_FEED, "one")])
+@pytest.mark.parametrize("begins", [False, True])
+def test_reading_windows_of_other_rules_notes_them(project: Project, text: str, output: str, begins: bool) -> None:
     value = b'{"id": 1, "email": "ann"}'
-    project.land(FEED, Message(value))
-    project.land(protect(FEED, email=HASH), Message(value))
+    protected = protect(text, email=HASH)
+    first, second = (text, protected) if begins else (protected, text)
+    project.land(first, Message(value))
+    project.land(second, Message(value))
     feed = load_feed(project.feed, {"KEY": KEY, "SLUICE_LOCAL_KAFKA": "memory:9092"})
+    feed = next((o for o in feed.outputs if o.output == output), feed)
     ledger = Ledger(project.lake, "people", lambda: 0)
     starts = sorted(w for w in ledger.read().published_in if w is not None)
     assert len(starts) == 2
     from sluice.pipelines.model.receipts import PartKind
 
     notes = Windows.of(feed, ledger, project.lake, starts, PartKind.LANDED).notes
+    change = "no protection to hmac" if begins else "hmac to no protection"
     assert [note.partition(": ")[2] for note in notes] == [
-        "landed under other rules than now: protect email: no protection to hmac"
+        f"landed under other rules than now: protect email: {change}"
     ]
 
 
