@@ -58,10 +58,9 @@ def _start_engine(words: Sequence[str]) -> None:
         fleet = Path("fleet.yaml").read_bytes() if Path("fleet.yaml").exists() else b""
     except (OSError, ValueError):
         return  # not in the project's folder, or no feed: the command finds out
-    if b"\nspark" in feed:
-        return
+    in_processes = "processes" in (*words, os.environ.get("SLUICE_ENGINE"))
     with suppress(Exception):
-        if not (_PROCESSES.search(feed + b"\n" + fleet) or "processes" in (*words, os.environ.get("SLUICE_ENGINE"))):
+        if not (in_processes or _PROCESSES.search(feed + b"\n" + fleet) or b"\nspark" in feed):
             from sluice.resources.spark import jvm
 
             jvm.begin()
