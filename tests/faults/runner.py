@@ -32,7 +32,7 @@ from sluice.pipelines.ledger import Ledger, log, segments
 from sluice.resources import liveness, open_ports
 from sluice.resources.lake import open_lake
 from sluice.resources.liveness import now
-from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup
+from sluice.resources.zookeeper import zookeeper_group
 from tests.faults.clock import CLOCK, shift_clock
 from tests.faults.points import interrupt_at
 from tests.faults.writers import bring_up
@@ -74,6 +74,7 @@ class ForkedRun:
         """`target`: a module's function that takes the arguments, by default `main`."""
         self.args = arguments
         out.touch()
+        out.with_suffix(".err").touch()  # a run may be killed before it opens them
         call = (tuple(arguments), str(out), dict(environment or {}), target or main)
         self._process: Any = _server.Process(target=_run_child, args=call, daemon=True)
         self._process.start()
@@ -118,8 +119,8 @@ def main(path: str, point: str = "") -> int:
             with_bound = partial(liveness.LakeLiveness, bound_ms=bound, heartbeat_ms=bound // 5)
             stack.enter_context(patch.object(open_ports, "LakeLiveness", with_bound))
         if session := float(os.environ.get(SESSION, 0)):
-            with_session = partial(ZooKeeperGroup, session=session)
-            stack.enter_context(patch.object(open_ports, "ZooKeeperGroup", with_session))
+            with_session = partial(zookeeper_group.ZooKeeperGroup, session=session)
+            stack.enter_context(patch.object(zookeeper_group, "ZooKeeperGroup", with_session))
         if machine := os.environ.get(MACHINE):
             stack.enter_context(patch.object(liveness, "machine", lambda: machine))
         if ahead := os.environ.get(CLOCK):
