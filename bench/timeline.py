@@ -24,7 +24,7 @@ _LOOK_SECONDS = 0.02
 _NAMES = ("command", "pool", "worker")
 """Processes of Python by their distance from the command."""
 _JVM = "JVM"
-_LANES = ("command", _JVM, "pool", "worker")
+_LANES = (_NAMES[0], _JVM, *_NAMES[1:])
 _LEFT, _WIDTH, _LANE, _BAR, _TOP = 126, 760, 30, 16, 44
 _LETTER = 6.4
 """Width of a letter, about."""

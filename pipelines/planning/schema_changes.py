@@ -194,6 +194,13 @@ def shape_named(ledger: Ledger, state: State, name: str, keys: Protection | None
     return replace(_parse_shape(entry, keys), columns=None, split=Split(rule, outputs))
 
 
+def find_protection(ledger: Ledger, state: State, name: str) -> Protection | None:
+    """Returns the protection of the shape of that name, as `shape_named`. Its entry is only read if the name contains
+    `protect`, or if it is a split shape's, which does not show its protection."""
+    shape = shape_named(ledger, state, name) if " protect " in name or name.startswith(f"{SPLIT} ") else None
+    return shape.protection if shape else None
+
+
 def _parse_shape(text: ShapeText, keys: Protection | None) -> Shape:
     columns = parse_schema(text.columns) if text.columns is not None else None
     contract = recall(text.contract) if text.contract else None

@@ -27,12 +27,11 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt
-from sluice.pipelines.planning.schema_changes import describe_protection, shape_named
+from sluice.pipelines.planning.schema_changes import describe_protection, find_protection
 from sluice.pipelines.planning.windows import check_aligned, check_begun, complete
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.manifest import WindowFiles
-from sluice.pipelines.records.shape import may_have_protection
 from sluice.pipelines.util.documents import Internal
 from sluice.pipelines.util.parallel import map_parallel
 
@@ -141,8 +140,7 @@ def describe_protection_then(feed: Feed, ledger: Ledger, state: State, receipts:
     """Returns how landed rows were protected in another way than the feed protects rows now; empty if they were not."""
     now, changes = feed.shape.protection, dict[str, None]()
     for name in dict.fromkeys(r.format for r in receipts):
-        shape = shape_named(ledger, state, name) if now or may_have_protection(name) else None
-        changes |= dict.fromkeys(describe_protection(shape.protection if shape else None, now))
+        changes |= dict.fromkeys(describe_protection(find_protection(ledger, state, name), now))
     return f"landed under other rules than now: {'; '.join(changes)}" if changes else ""
 
 

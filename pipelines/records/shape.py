@@ -78,11 +78,6 @@ READERS: Mapping[str, SchemaFormat] = {
 """By the feed's word for the format."""
 
 
-def may_have_protection(name: str) -> bool:
-    """Returns whether the shape of this name protects fields; of a split one, whose name does not contain it, True."""
-    return " protect " in name or name.startswith(f"{SPLIT} ")
-
-
 def make_format(
     reader: Reader,
     columns: Schema,

@@ -30,13 +30,12 @@ from sluice.pipelines.lake.parquet import check_rows, read_batches, wrap_read_er
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning import windows
-from sluice.pipelines.planning.schema_changes import describe_overridden, find_columns
+from sluice.pipelines.planning.schema_changes import describe_overridden, find_columns, find_protection
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing import published_files as reading
 from sluice.pipelines.publishing.published_files import File
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
-from sluice.pipelines.records.shape import may_have_protection
 from sluice.pipelines.schema.arrays import plain
 from sluice.pipelines.util import extras, units
 from sluice.pipelines.util.parallel import map_parallel
@@ -198,7 +197,8 @@ class Windows:
             for w in starts
             if (note := windows.describe_against(state, w, feed.window))
         ]
-        protected = starts if feed.shape.protection or any(map(may_have_protection, state.shapes)) else ()
+        former = (find_protection(ledger, state, name) for name in state.shapes)
+        protected = starts if feed.shape.protection or any(former) else ()
         notes += [
             f"{feed.window.name(w)}: {note}"
             for w, receipts in manifest.group_receipts(ledger, state, protected, feed.window).items()
