@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from sluice.pipelines.model.health import Health, report_ok
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.secured import grant, revoke
 from tests.cli.conftest import Sluice
+from tests.integration.support import SLUICE
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
 
 FEED = "kafka: {{bootstrap: '{0}', bootstrap_timeout_ms: 1000}}\ntopics: {1}\nstart: earliest\n"
-SLUICE = "import sys; from sluice.cli.entry import main; sys.exit(main())"
 
 
 def find_checks(document: dict[str, Any], title: str, group: str = "") -> list[dict[str, Any]]:
@@ -315,7 +314,7 @@ def test_silent_address_times_out_and_interrupt_ends_the_command(project: Path) 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         (project / "feeds" / "orders.yaml").write_text(FEED.format(address, "x").replace("1000", "60000"))
-        command = [sys.executable, "-c", SLUICE, "doctor", "--json"]
+        command = [*SLUICE, "doctor", "--json"]
         done = subprocess.run(command, cwd=project, capture_output=True, timeout=60, check=False)
         assert done.returncode == 1, done.stderr
         assert read_health(json.loads(done.stdout), "address") == ["failed"]

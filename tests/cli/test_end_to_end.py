@@ -39,17 +39,16 @@ from tests.checker.producers import Noting
 from tests.cli.conftest import Sluice
 from tests.clouds import CLOUDS, CloudStore
 from tests.collectors import Listener, run_listener
+from tests.integration.support import SLUICE
 from tests.resources.kafka.tools import wait_until
 
 pytestmark = pytest.mark.usefixtures("default_engine")
-
-MAIN = [sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())"]
 
 
 def run_apart(*arguments: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Run a command in its own process; it must succeed. Return the JSON document that is its stdout."""
     env = {**os.environ, **(environment or {})}
-    done = subprocess.run([*MAIN, *arguments, "--json"], capture_output=True, env=env, text=True, check=False)
+    done = subprocess.run([*SLUICE, *arguments, "--json"], capture_output=True, env=env, text=True, check=False)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert isinstance(document, dict)
@@ -214,7 +213,7 @@ def _compare_peek_and_explain(topic: str, files: duckdb.DuckDBPyRelation, sluice
 @contextmanager
 def run_ui(port: int, *signals: signal.Signals) -> Iterator[dict[str, Any]]:
     """Run `sluice ui` during the block, and yield its announcement. The signals end it and all its processes."""
-    with subprocess.Popen([*MAIN, "ui", "--port", str(port), "--json"], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*SLUICE, "ui", "--port", str(port), "--json"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         announcement = json.loads(process.stdout.readline())
         assert announcement["address"] == f"http://127.0.0.1:{port}"

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from bench.spark_cluster import LocalSpark
 from tests.cluster.conftest import configure_spark
-from tests.integration.support import FeedProject
+from tests.integration.support import SLUICE, FeedProject
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
-SLUICE = "import sys; from sluice.cli.entry import main; sys.exit(main())"
 
 
 def run_doctor(project: FeedProject, lines: dict[str, str]) -> list[dict[str, Any]]:
     """Run `sluice doctor --spark` in a separate process. Returns the checks of Spark."""
     project.write_feed(**lines)
-    command = [sys.executable, "-c", SLUICE, "doctor", "orders", "--spark", "--json"]
+    command = [*SLUICE, "doctor", "orders", "--spark", "--json"]
     result = subprocess.run(command, cwd=project.root, capture_output=True, timeout=300, check=False)
     (group,) = (g for g in json.loads(result.stdout)["groups"] if g["title"].startswith("Spark"))
     checks = group["checks"]

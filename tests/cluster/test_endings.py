@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,10 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.resources.spark import pack_archive
 from tests.cluster.conftest import AGAIN, MANY_TASKS, configure_spark, has_finished_ranges
 from tests.cluster.executors import list_daemons, list_executors
-from tests.integration.support import FeedProject, consume_topic, read_rows
+from tests.integration.support import SLUICE, FeedProject, consume_topic, read_rows
 from tests.resources.kafka.tools import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
-SLUICE = "import sys; from sluice.cli.entry import main; sys.exit(main())"
 BOUND = 180
 
 
@@ -40,7 +38,7 @@ class Run:
         self.temporary.mkdir()
         with (self.temporary.with_suffix(".err")).open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", SLUICE, "run", "orders"],
+                [*SLUICE, "run", "orders"],
                 cwd=self.root,
                 env={**os.environ, "TMPDIR": str(self.temporary), "COLUMNS": "400"},
                 stdout=log,

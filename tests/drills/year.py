@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -23,9 +22,9 @@ import duckdb
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 
 from sluice.resources.local.local_kafka import LocalKafka
+from tests.integration.support import SLUICE
 
 REPOSITORY = Path(__file__).parents[2]
-SLUICE = (sys.executable, "-c", "from sluice.cli.entry import main; raise SystemExit(main())")
 
 
 @dataclass

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,10 +29,10 @@ from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena, read_json_lines
 from tests.faults.producers import run_transactions, run_verifiable_producer
 from tests.faults.runner import SIGNAL, ForkedRun
+from tests.integration.support import SLUICE
 from tests.resources.kafka.tools import is_stable, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
-SLUICE = (sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())")
 TRIES = 20
 HEALED = Settings(healed=True)
 _numbers = itertools.count(1)

@@ -27,10 +27,11 @@ from tests.checker.gather import list_writes
 from tests.checker.producers import Noting
 from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena
-from tests.faults.field import SLUICE, Field, Run, Running
+from tests.faults.field import Field, Run, Running
 from tests.faults.nemeses import desk as dagster_ui
 from tests.faults.nemeses.engines import count_held, hold_requests, release_requests
 from tests.faults.nemeses.lakes import fill_disk, mount_tmpfs
+from tests.integration.support import SLUICE
 from tests.resources.kafka.proxy import FETCH
 from tests.resources.kafka.tools import wait_until
 

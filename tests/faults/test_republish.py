@@ -25,7 +25,7 @@ from tests.checker import tools, way_back
 from tests.checker.facts import read_lines, read_logs
 from tests.faults.account import SEED, Account
 from tests.faults.arena import GROUP, TRANSACTION, Arena, compute_partition, run_arena
-from tests.faults.field import SLUICE, TRIES, Field, Run, Running
+from tests.faults.field import TRIES, Field, Run, Running
 from tests.faults.nemeses import brokers, expect_clean_or_retryable, shorten_timeouts
 from tests.faults.nemeses.answers import APIS, lose_answers
 from tests.faults.nemeses.engines import Processes
@@ -33,6 +33,7 @@ from tests.faults.nemeses.lakes import fill_file_system, mount_tmpfs
 from tests.faults.nemeses.logs import configure_topic
 from tests.faults.runner import ForkedRun
 from tests.integration import republish_cut
+from tests.integration.support import SLUICE
 from tests.resources.kafka.tools import wait_until
 
 pytestmark = pytest.mark.faults

@@ -6,6 +6,7 @@ use the real engine.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,8 @@ from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.open_ports import open_ports
 from sluice.resources.spark import executor
 
+SLUICE = (sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())")
+"""The command, in the environment of the tests."""
 CATCH_UP = Request(RequestKind.CATCH_UP)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -28,11 +27,11 @@ from sluice.resources.local import events
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_s3 import LocalS3
 from sluice.resources.project import Project
+from tests.integration.support import SLUICE
 
 pytestmark = [pytest.mark.soak, pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("default_engine")]
 
 FEEDS, PARTITIONS, RECORDS = 200, 3, 60
-SLUICE = (sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())")
 REPOSITORY = Path(__file__).parents[2]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,13 +22,12 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.resources.local import java, local_kafka
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
-from tests.integration.support import FeedProject, commit_feed, run
+from tests.integration.support import SLUICE, FeedProject, commit_feed, run
 from tests.resources.kafka.tools import produce, wait_until
 
 GET_OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
 TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
-SLUICE = (sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())")
 Sluice = Callable[..., tuple[int, dict[str, Any]]]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,6 +37,7 @@ from sluice.resources.open_ports import open_ports
 from tests.integration.conftest import Lines
 from tests.integration.support import (
     CATCH_UP,
+    SLUICE,
     FeedProject,
     commit_feed,
     consume_topic,
@@ -81,17 +82,14 @@ def test_records_of_every_codec_match_a_plain_consumer(project: FeedProject) -> 
     assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
-SLUICE = "import sys; from sluice.cli.entry import main; sys.exit(main())"
-
-
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", EngineKind)
 def test_run_without_standard_streams_lands(project: FeedProject, engine: EngineKind) -> None:
     produce(project.kafka, project.topic, 300)
     feed = project.write_feed()
-    run_orders = f"'{sys.executable}' -c '{SLUICE}' run orders --no-dagster --engine {engine}"
-    subprocess.run(f"{run_orders} <&- >&- 2>&-", shell=True, cwd=project.root, check=True)
+    command = shlex.join([*SLUICE, "run", "orders", "--no-dagster", "--engine", engine])
+    subprocess.run(f"{command} <&- >&- 2>&-", shell=True, cwd=project.root, check=True)
     assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 

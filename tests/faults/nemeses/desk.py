@@ -20,8 +20,9 @@ from sluice.assets.instance.instance import open_instance, prepare_home
 from sluice.assets.instance.internals import LOCATION
 from sluice.resources.project import Project
 from tests.faults.arena import read_json_lines
-from tests.faults.field import REPOSITORY, SLUICE, Running
+from tests.faults.field import REPOSITORY, Running
 from tests.faults.nemeses.engines import Process, Processes
+from tests.integration.support import SLUICE
 from tests.resources.kafka.tools import free_port, wait_until
 
 _LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {

@@ -17,7 +17,8 @@ from kafka.admin import ConfigResource, NewPartitions
 from kafka.errors import KafkaError
 
 from tests.checker.producers import Noting
-from tests.faults.field import REPOSITORY, SLUICE, Field, Running
+from tests.faults.field import REPOSITORY, Field, Running
+from tests.integration.support import SLUICE
 from tests.resources.kafka.proxy import FETCH
 from tests.resources.kafka.tools import wait_until
 
