@@ -114,7 +114,7 @@ def test_tick_makes_at_most_two_s3_and_no_kafka_requests_per_feed(tmp_path: Path
             session = RunSession(project)
             for tick in (FleetScheduler(session, windows, SHARED), quiet := FleetScheduler(session, windows, SHARED)):
                 kafka, s3 = servers.requests
-                assert tick.list_requests(instance) == []
+                assert tick.list_requests(instance) == {}
                 assert tick.news == []
                 assert tick.checked == FEEDS
                 now = servers.requests
