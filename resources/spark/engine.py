@@ -329,9 +329,9 @@ class SparkEngine:
 def begin(settings: SparkSettings, needed: Callable[[], bool] = lambda: True) -> None:
     """Start a local Spark and its workers in the background if `needed`, which is called there.
 
-    Its JVM starts at once and ends if nothing needs it; the pool of its workers loads if it is needed. Errors are left
-    to the first use of Spark; a remote Spark starts only when it is needed. A Spark that this process started with
-    other settings, for a run that is over, ends first.
+    Its JVM starts at once and ends if nothing needs it; the pool of its workers loads if it is needed. After an error,
+    logged for `--debug`, the first use of Spark starts it. A remote Spark starts only then. A Spark that this process
+    started with other settings, for a run that is over, ends first.
     """
     if is_local(settings):
         if _begun and _begun[-1] != settings:
@@ -340,7 +340,7 @@ def begin(settings: SparkSettings, needed: Callable[[], bool] = lambda: True) ->
         fork_pool()
 
         def start() -> None:
-            with suppress(Exception):
+            try:
                 with _lock:  # a thread that starts Spark may have begun a JVM already
                     if _running() is None and jvm.fits(settings.conf):
                         jvm.begin()
@@ -350,6 +350,8 @@ def begin(settings: SparkSettings, needed: Callable[[], bool] = lambda: True) ->
                     _start_workers(spark, spark.applicationId)
                 else:
                     jvm.end()
+            except Exception:  # noqa: BLE001 - the first use reports it
+                _log.debug("Spark did not start in the background", exc_info=True)
 
         threading.Thread(target=start, name="sluice-spark", daemon=True).start()
 
@@ -633,16 +635,15 @@ def _context(settings: SparkSettings, output: BinaryIO) -> SparkContext:
 class _NumpyConverter:
     """PySpark's converter of numpy's values to Java's, asked about these only.
 
-    PySpark asks it about each argument, and its first answer imports pandas and gRPC where they are installed.
+    PySpark asks it about each argument, and its first answer imports pandas and gRPC where they are installed. Here the
+    names of classes decide: while another thread imports numpy, it has no attributes.
     """
 
     def __init__(self, inner: Any) -> None:
         self._inner, self.convert = inner, inner.convert
 
     def can_convert(self, value: object) -> bool:
-        numpy = sys.modules.get("numpy")
-        is_numpy = numpy is not None and isinstance(value, numpy.generic | numpy.ndarray)
-        return is_numpy and bool(self._inner.can_convert(value))
+        return any(c.__module__ == "numpy" for c in type(value).__mro__) and bool(self._inner.can_convert(value))
 
     @classmethod
     def put_in_place(cls) -> None:

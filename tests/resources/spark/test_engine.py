@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
 import stat
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.model.plans import to_json
 from sluice.pipelines.model.receipts import BrokerTraffic, Latency, Outcome, RangeFailure, Receipt, TaskTraffic
 from sluice.pipelines.ports import Job
+from sluice.pipelines.util import logs
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.spark import engine as spark
 from sluice.resources.spark import executor, executors, job_thread
@@ -192,6 +195,28 @@ def test_values_of_numpy_still_reach_java(settings: SparkSettings) -> None:
     spark.context(settings)
     frame = spark.session(settings).range(1).select(lit(np.int64(-3)), lit(np.array([1.5, 2.5])))
     assert [tuple(row) for row in frame.collect()] == [(-3, [1.5, 2.5])]
+
+
+@pytest.mark.spark
+def test_spark_starts_while_another_thread_imports_numpy(
+    settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark.end()
+    monkeypatch.setitem(sys.modules, "numpy", types.ModuleType("numpy"))  # as it is before its first import ends
+    SparkEngine(settings).start()
+    spark.end()
+
+
+@pytest.mark.spark
+def test_failed_start_in_the_background_is_logged(settings: SparkSettings, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> bool:
+        raise ZeroDivisionError("a mistake of ours")
+
+    caplog.set_level(logging.DEBUG, logs.OURS)
+    spark.begin(settings, fail)
+    wait_until(lambda: "Spark did not start in the background" in caplog.text)
+    assert "a mistake of ours" in caplog.text
+    SparkEngine(settings).start()
 
 
 @pytest.mark.spark
