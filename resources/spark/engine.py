@@ -659,8 +659,7 @@ def _jvm_printed() -> str:
 
 def _read_end(descriptor: int) -> bytes:
     """Return the end of a file that a JVM prints to. Read without a seek: the JVM writes at the file's position."""
-    end = os.fstat(descriptor).st_size
-    return os.pread(descriptor, _PRINTED_BYTES, max(0, end - _PRINTED_BYTES))
+    return os.pread(descriptor, _PRINTED_BYTES, max(0, os.fstat(descriptor).st_size - _PRINTED_BYTES))
 
 
 def _session(settings: SparkSettings) -> SparkSession:
