@@ -244,6 +244,9 @@ class RunSession:
 
         Where logs are JSON, its log also goes to the run's stderr, which Dagster stores. The run's lock is held.
         """
+        if self.alone and (inherited := {t: "" for t in (ERROR_TAG, AGAIN_TAG) if context.run.tags.get(t)}):
+            with internals.optional():  # Dagster copies a parent's tags: this run may succeed, or be killed
+                context.instance.add_run_tags(context.run.run_id, inherited)
         try:
             with (
                 logs.log_context(run=context.run.run_id, feed=feed or None, window=_get_window(context)),
@@ -276,15 +279,12 @@ class RunSession:
                 context.instance.add_run_tags(context.run.run_id, {FEED_TAG: feed})
 
     def _tag(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, error: Exception) -> None:
-        """Tag the run with its error, and whether it is transient. Before, a re-executed run has its parent's tags."""
-        if not self.alone:
-            return
-        tags = {ERROR_TAG: type(error).__name__}
-        again = type(error).__name__ if is_transient(error) else ""
-        if again or context.run.tags.get(AGAIN_TAG):
-            tags[AGAIN_TAG] = again
-        with internals.optional():  # else the refusal would stand in the error's place
-            context.instance.add_run_tags(context.run.run_id, tags)
+        """Tag the run with its error, and whether it is transient."""
+        name = type(error).__name__
+        tags = {ERROR_TAG: name} | ({AGAIN_TAG: name} if is_transient(error) else {})
+        if self.alone:
+            with internals.optional():  # else the refusal would stand in the error's place
+                context.instance.add_run_tags(context.run.run_id, tags)
 
 
 def _get_window(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> str | None:

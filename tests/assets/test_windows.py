@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from sluice.assets import execution
 from sluice.assets.checks.feed_checks import BOUNDARIES, NO_GAPS, OFFSETS_COMMITTED, WINDOW_COMPLETE
 from sluice.assets.events import landed_metadata
 from sluice.assets.factory import build
@@ -18,7 +19,7 @@ from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.internals import BACKFILL_TAG, RANGE_TAGS, planned_evaluations, unmaterialized_partitions
 from sluice.assets.operations.event_log_repair import reconcile
 from sluice.assets.runs.run_config import OPEN_WINDOWS_TAG, LandConfig, catch_up_config
-from sluice.assets.runs.run_session import AGAIN_TAG
+from sluice.assets.runs.run_session import AGAIN_TAG, ERROR_TAG
 from sluice.assets.specs.asset_specs import committed_key, landed_key, quarantined_key
 from sluice.assets.steps import land_step
 from sluice.pipelines.errors import (
@@ -253,6 +254,20 @@ def test_window_is_tagged_for_retry_only_if_kafka_is_unreachable(
     run = instance.get_run_by_id(outcome.run_id)
     assert run is not None
     assert run.tags.get(AGAIN_TAG, "") == ("BatchIncomplete" if isinstance(error, KafkaUnavailable) else "")
+
+
+@pytest.mark.parametrize("error", [None, CorruptBatch("its checksum is wrong")])
+def test_reexecuted_run_has_no_error_of_its_parent(
+    error: SluiceError | None, world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster copies a parent's tags, and a retry tag would count a killed run as one that passes by itself."""
+    start = execution.execute_job
+    inherited = {ERROR_TAG: "KafkaUnavailable", AGAIN_TAG: "KafkaUnavailable"}
+    monkeypatch.setattr(execution, "execute_job", lambda *a: start(*a[:-1], a[-1] | inherited))
+    world.engine.failing, world.engine.failure = {P1} if error else set(), error
+    run = instance.get_run_by_id(world.run(in_hour(0)).run_id)
+    assert run is not None
+    assert (run.tags[ERROR_TAG], run.tags[AGAIN_TAG]) == ("BatchIncomplete" if error else "", "")
 
 
 def test_window_is_tagged_for_retry_after_unconfirmed_ledger_write(world: World, instance: dg.DagsterInstance) -> None:
